@@ -1,0 +1,15 @@
+"""bsmeta: language models trained on text together with its metadata.
+
+An entry point run as a script (`python bsmeta/train.py`) has this folder first on `sys.path`, so
+that `bsmeta/evaluate.py` would shadow the `evaluate` library and `bsmeta/config` anything called
+`config`. Every entry point imports this package before anything else, and this is the one place
+that takes the folder off the path again.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.realpath(__file__))
+sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcwd()) != _HERE]
+
+__version__ = "0.1.0"

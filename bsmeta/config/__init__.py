@@ -1,0 +1,1 @@
+"""Configuration: the schema (dataclasses), its checks, and how an entry point composes it."""

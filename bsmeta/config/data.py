@@ -1,0 +1,37 @@
+"""Schema of `data_config`: where documents come from, and how they become batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from bsmeta.config.keys import key
+from bsmeta.config.metadata import MetadataConfig
+
+
+@dataclass(kw_only=True)
+class DataConfig:
+    """Where documents come from, and how they become batches."""
+
+    train_file: Any = key(None, "training shards: a path, a glob, or a list of them")
+    validation_file: str | None = key(
+        None, "the held-out shard; a training shard of this name is always left out"
+    )
+    exclude: list[str] = key([], "further shards that are never trained on (file names or globs)")
+    metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
+
+    per_device_train_batch_size: int = key(
+        8, "sequences in a micro-batch of one process", deepspeed="train_micro_batch_size_per_gpu"
+    )
+    per_device_eval_batch_size: int = key(8, "sequences of max_seq_len in an evaluation batch of one process")
+    packing: str = key(
+        "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
+    )
+    num_streams: int = key(
+        64, "logical streams that the data is cut into; world size x workers must divide it"
+    )
+    window_documents: int = key(1024, "documents that a stream reads, packs and shuffles at a time")
+    num_workers: int = key(0, "loader processes of each rank (0: in the training process)")
+
+    bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
+    max_bad_documents: int = key(1000, "skip: give up after so many")

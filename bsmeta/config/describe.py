@@ -1,0 +1,75 @@
+"""The schema as text: every key with its type, default, meaning and its DeepSpeed twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key of the schema: its dotted name, type and default as text, and its meaning."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+    deepspeed: str | None
+
+
+def keys(schema: type, prefix: str = "") -> Iterator[Key]:
+    """The leaves of the schema, in the order of their declaration."""
+    types = typing.get_type_hints(schema)
+    defaults = schema()
+    for field in dataclasses.fields(schema):
+        kind = types[field.name]
+        if dataclasses.is_dataclass(kind):
+            assert isinstance(kind, type)
+            yield from keys(kind, f"{prefix}{field.name}.")
+        else:
+            yield Key(
+                name=prefix + field.name,
+                type=_type_name(kind),
+                default=_text(getattr(defaults, field.name)),
+                meaning=field.metadata["meaning"],
+                deepspeed=field.metadata["deepspeed"],
+            )
+
+
+def key_names(schema: type) -> list[str]:
+    """Every dotted name of the schema, sections included."""
+    leaves = [one.name for one in keys(schema)]
+    sections = {name.rsplit(".", n)[0] for name in leaves for n in range(1, name.count(".") + 1)}
+    return sorted({*leaves, *sections})
+
+
+def describe(schema: type, program: str, config_name: str) -> str:
+    """The text of `--help`."""
+    lines = [
+        f"usage: {program} [--config-name NAME] [key=value ...]",
+        "",
+        f"NAME is a file of hydra_configs/ (default: {config_name}). Hydra's own options work too",
+        "(--multirun, --cfg job, --info). A key with a DeepSpeed twin owns it: the DeepSpeed JSON",
+        'says "auto" or the same value.',
+        "",
+    ]
+    for one in keys(schema):
+        twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""
+        lines.append(f"{one.name}: {one.type} = {one.default}")
+        lines.append(f"    {one.meaning}{twin}")
+    return "\n".join(lines)
+
+
+def _type_name(kind: Any) -> str:
+    if isinstance(kind, type) and not typing.get_args(kind):
+        return kind.__name__
+    return str(kind).replace("typing.", "")
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)

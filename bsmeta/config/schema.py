@@ -1,0 +1,72 @@
+"""The schema of a training run: every key, its type, default and meaning.
+
+Hydra merges YAML and command line onto these dataclasses (an unknown key or a wrong type is
+refused); `bsmeta.config.compose` turns the result into plain frozen objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.keys import key
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """A training run."""
+
+    task: str = key("causal_lm", "what is trained: a name in bsmeta.tasks.TASKS")
+    data_config: DataConfig = key(DataConfig, "where documents come from")
+
+    model_name: str = key("gpt2", "a folder or Hub name to load; its weights unless model_config_file")
+    model_config_file: str | None = key(
+        None, "JSON of a transformers config: start from random weights of this shape instead"
+    )
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name")
+    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
+
+    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr")
+    weight_decay: float = key(0.01, "AdamW, matrices only", deepspeed="optimizer.params.weight_decay")
+    adam_beta1: float = key(0.9, "AdamW", deepspeed="optimizer.params.betas.0")
+    adam_beta2: float = key(0.999, "AdamW", deepspeed="optimizer.params.betas.1")
+    adam_epsilon: float = key(1e-8, "AdamW", deepspeed="optimizer.params.eps")
+    gradient_clipping: float = key(
+        1.0, "largest norm of the gradient; 0 clips nothing", deepspeed="gradient_clipping"
+    )
+    lr_scheduler_type: str = key(
+        "linear", "after the warm-up: linear | cosine | constant", deepspeed="scheduler.type"
+    )
+    num_warmup_steps: int = key(
+        1000, "updates from 0 to the peak", deepspeed="scheduler.params.warmup_num_steps"
+    )
+    max_train_steps: int = key(
+        100_000, "updates in all", deepspeed="scheduler.params.total_num_steps"
+    )
+    gradient_accumulation_steps: int = key(
+        1, "micro-batches of an update", deepspeed="gradient_accumulation_steps"
+    )
+    mixed_precision: str = key("no", "no | bf16 | fp16", deepspeed="bf16.enabled, fp16.enabled")
+
+    seed: int = key(42, "seed of the weights, the dropout and every choice about the data")
+    out_dir: str = key("runs/default", "run folder (relative to the working folder)")
+    overwrite_out_dir: bool = key(False, "delete an earlier run's folder first")
+    resume_from_checkpoint_dir: str | None = key(
+        None, "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"
+    )
+
+    logging_steps: int = key(1, "a line of metrics.jsonl every so many updates")
+    eval_steps: int = key(1000, "evaluate every so many updates; 0: never")
+    start_with_eval: bool = key(False, "evaluate before the first update, too")
+    eval_documents: int = key(64, "held-out documents used by the evaluations during training")
+    save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end")
+    extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
+    keep_last_checkpoints: int = key(3, "older checkpoints are deleted; 0 keeps all")
+    trackers: list[str] = key(["tensorboard"], "Accelerate's trackers beside metrics.jsonl")
+    log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
+
+    distributed_timeout_s: int = key(1800, "seconds after which a missing rank ends the run")
+    accelerate_config_file: str | None = key(
+        None, "with check_only: the launch file to check against, as if launched with it"
+    )
+    check_only: bool = key(False, "compose, check, print the start-up table, and stop")
