@@ -1,0 +1,48 @@
+# Each target does everything that it needs: on a fresh machine `make demo` and `make test` first make
+# the environment. A stamp keyed by the requirements files makes the next call start at once.
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+STAMP := $(VENV)/.installed-$(shell cat requirements.txt requirements-dev.txt setup.py | cksum | cut -d' ' -f1)
+
+# DeepSpeed compiles one small op: once, inside the environment, with the environment's ninja.
+export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
+export PATH := $(VENV)/bin:$(PATH)
+unexport PYTHONPATH
+
+.PHONY: env demo test test-slow lint format clean
+
+env: $(STAMP)
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 12) else \
+	  "bsmeta needs Python 3.11 or 3.12, and $(PYTHON) is %d.%d: name another, make PYTHON=python3.11 ..." % v)'
+	@command -v c++ >/dev/null || { echo "bsmeta needs a C++ compiler for DeepSpeed (Debian: apt-get install g++)" >&2; exit 1; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
+	$(VENV)/bin/python -m pip install -r requirements-dev.txt
+	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
+	rm -f $(VENV)/.installed-*
+	touch $@
+
+demo: env
+	bash experiments/demo.sh
+
+test: env
+	python -m pytest -m "not slow"
+
+test-slow: env
+	python -m pytest -m slow
+
+lint: env
+	ruff check .
+	ruff format --check .
+	mypy
+
+format: env
+	ruff check --fix .
+	ruff format .
+
+clean:
+	rm -rf runs outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

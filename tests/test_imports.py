@@ -1,0 +1,109 @@
+"""Imports run one way, and each large library has its room: held by reading every import."""
+
+from __future__ import annotations
+
+import ast
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "bsmeta"
+
+# Part of the package -> the parts that it may import. Entry points (files right below bsmeta/) may
+# import every part, and no part imports an entry point.
+ALLOWED = {
+    "config": {"config"},
+    "metadata": {"metadata", "config"},
+    "data": {"data", "metadata", "config"},
+    "training": {"training", "config"},
+    "evaluation": {"evaluation", "data", "metadata", "config"},
+    "tasks": {"tasks", "training", "evaluation", "data", "metadata", "config"},
+}
+
+# Library -> the files or folders (patterns below bsmeta/) that may import it.
+DISTRIBUTED = [f"training/{name}*" for name in ("trainer", "checkpoint", "distributed", "optim")]
+ROOMS = {
+    "accelerate": DISTRIBUTED,
+    "deepspeed": DISTRIBUTED,
+    "hydra": ["*.py", "config/*"],
+    "omegaconf": ["*.py", "config/*"],
+    "tensorboard": ["training/tracking*"],
+    "wandb": ["training/tracking*"],
+    "trackio": ["training/tracking*"],
+    "tensorflow": ["data/*"],
+    "matplotlib": ["evaluation/*"],
+}
+
+# Imported where it is used, never at the top of a module: slow to load, or not needed by every run.
+NEVER_AT_TOP = {"tensorflow", "wandb", "trackio", "matplotlib", "datasets"}
+
+
+def files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def imported(tree: ast.AST) -> list[str]:
+    """Dotted names of the modules imported in `tree` (`from a import b` gives a.b, too)."""
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports within the package are absolute"
+            names.append(node.module or "")
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
+
+
+def part_of(path: Path) -> str | None:
+    """`data` for bsmeta/data/stream.py; None for an entry point and bsmeta/__init__.py."""
+    parts = path.relative_to(PACKAGE).parts
+    return parts[0] if len(parts) > 1 else None
+
+
+def stands_in(path: Path, room: str) -> bool:
+    """Whether `path` is the file, or lies in the folder, that the pattern `room` names."""
+    parts, patterns = path.relative_to(PACKAGE).parts, room.split("/")
+    return len(parts) >= len(patterns) and all(map(fnmatch, parts, patterns))
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    part = part_of(path)
+    names = [name.split(".") for name in imported(ast.parse(path.read_text()))]
+    parts = {name[1] for name in names if name[0] == "bsmeta" and len(name) > 1}
+    if part is not None:
+        assert part in ALLOWED, f"bsmeta/{part}: say in ALLOWED what it may import"
+        assert parts <= ALLOWED[part]
+
+
+@pytest.mark.parametrize("library", sorted(ROOMS))
+def test_each_large_library_has_its_room(library: str) -> None:
+    users = [
+        path
+        for path in files()
+        if library in {name.split(".")[0] for name in imported(ast.parse(path.read_text()))}
+    ]
+    outside = [path for path in users if not any(stands_in(path, room) for room in ROOMS[library])]
+    assert outside == []
+
+
+def test_tasks_do_not_import_each_other() -> None:
+    tasks = {p.name.removesuffix(".py") for p in (PACKAGE / "tasks").glob("*")} - {
+        "__init__",
+        "base",
+    }
+    for path in (PACKAGE / "tasks").rglob("*.py"):
+        own = path.relative_to(PACKAGE / "tasks").parts[0].removesuffix(".py")
+        others = {f"bsmeta.tasks.{name}" for name in tasks - {own}}
+        if own in tasks:
+            assert not others & set(imported(ast.parse(path.read_text()))), path
+
+
+def test_slow_libraries_are_imported_where_they_are_used() -> None:
+    for path in files():
+        body = ast.parse(path.read_text()).body
+        top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        found = {name.split(".")[0] for node in top for name in imported(node)}
+        assert not found & NEVER_AT_TOP, path
