@@ -168,7 +168,8 @@ def _explain(error: Exception, schema: type) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if error.__cause__ is not None:
         lines += [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
-    message = "; ".join(dict.fromkeys(lines))
+    # "+key=value" cannot work either: the schema is closed
+    message = "; ".join(x for x in dict.fromkeys(lines) if not x.startswith("To append"))
     unknown = re.search(r"(?:Key|key) '([\w.]+)'", message)
     if unknown:
         leaf = unknown[1].rsplit(".", 1)[-1]

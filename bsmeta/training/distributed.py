@@ -1,0 +1,125 @@
+"""The processes of a run: how they start, and the few things that they tell each other.
+
+DeepSpeed on a machine without a GPU silently makes N worlds of one process each unless the process
+group is asked for by name; `start` asks for it, and refuses to go on when the number of processes
+that came up is not the number that was launched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.utils import (
+    DeepSpeedPlugin,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    ProjectConfiguration,
+)
+
+from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.schema import TrainConfig
+
+Result = TypeVar("Result")
+
+
+def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
+    """The Accelerator of this process; all processes of the launch must call it.
+
+    Args:
+        config: The run; its precision, accumulation and trackers are handed to Accelerate.
+        deepspeed_config: The DeepSpeed configuration without any `"auto"`, or None for plain
+            (distributed data parallel) training.
+
+    Raises:
+        ConfigurationError: If fewer processes came up than were launched.
+    """
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    plugin = None
+    if deepspeed_config is not None:
+        plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
+    accelerator = Accelerator(
+        mixed_precision=config.mixed_precision,
+        # Given as a plugin, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS would win over ours.
+        gradient_accumulation_plugin=GradientAccumulationPlugin(
+            num_steps=config.gradient_accumulation_steps, sync_with_dataloader=False
+        ),
+        deepspeed_plugin=plugin,
+        log_with=list(config.trackers) or None,
+        project_config=ProjectConfiguration(project_dir=config.out_dir),
+        kwargs_handlers=[
+            InitProcessGroupKwargs(
+                backend=backend, timeout=timedelta(seconds=config.distributed_timeout_s)
+            )
+        ],
+    )
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    if accelerator.num_processes != launched:
+        raise ConfigurationError(
+            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
+            f"{accelerator.num_processes}: each would train on its own. Use one of the files in "
+            "experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+        )
+    return accelerator
+
+
+class Processes:
+    """What the processes of a run tell each other; trivial for a single process."""
+
+    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+
+    @classmethod
+    def of(cls, accelerator: Accelerator) -> Processes:
+        return cls(accelerator.process_index, accelerator.num_processes, accelerator.device)
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def barrier(self) -> None:
+        """Returns when every process has come here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in their order, on every rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value, on every rank."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+    def sum(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks, in place, on every rank."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def on_main(self, action: Callable[[], Result]) -> Result:
+        """Runs `action` on rank 0 alone; its result, or its error, comes to every rank."""
+        outcome: tuple[Any, Exception | None] = (None, None)
+        if self.is_main:
+            try:
+                outcome = (action(), None)
+            except (UserError, OSError, RuntimeError) as error:
+                outcome = (None, error)
+        result, failure = self.broadcast(outcome)
+        if failure is not None:
+            raise failure
+        return result

@@ -1,0 +1,65 @@
+"""The optimizer, and the learning rate as a function of the step.
+
+The schedule is a pure function of the number of the update: it has no state to save, and a resumed
+run cannot disagree with it. It is applied to the optimizer's groups before each update, under
+DeepSpeed as well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms."""
+    decayed, plain = [], []
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            # Under ZeRO-3 a parameter is a flat shard here, and its shape stands in ds_shape.
+            shape = getattr(parameter, "ds_shape", parameter.shape)
+            (decayed if len(shape) > 1 else plain).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": plain, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=torch.cuda.is_available(),
+    )
+
+
+def learning_rate(config: TrainConfig, update: int) -> float:
+    """The learning rate of an update.
+
+    A linear warm-up reaches the peak with update `num_warmup_steps`; then the rate stays
+    (`constant`), falls on a line (`linear`) or along half a cosine (`cosine`) and would be 0 one
+    update after the last.
+
+    Args:
+        config: The run.
+        update: The number of the update, from 1 to `max_train_steps`.
+    """
+    if update <= config.num_warmup_steps:
+        return config.learning_rate * update / config.num_warmup_steps
+    if config.lr_scheduler_type == "constant":
+        return config.learning_rate
+    falling = config.max_train_steps - config.num_warmup_steps
+    progress = (update - 1 - config.num_warmup_steps) / max(1, falling)
+    if config.lr_scheduler_type == "cosine":
+        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    return config.learning_rate * max(0.0, 1.0 - progress)
+
+
+def set_learning_rate(groups: Iterable[dict[str, object]], rate: float) -> None:
+    """Sets the rate of every parameter group."""
+    for group in groups:
+        group["lr"] = rate

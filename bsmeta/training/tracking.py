@@ -1,0 +1,137 @@
+"""Where figures go: `metrics.jsonl` always, Accelerate's trackers if configured, and the screen."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from types import TracebackType
+from typing import Any
+
+from accelerate import Accelerator
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
+
+_PLAIN_INTERVAL_S = 10.0
+
+
+class Tracker:
+    """Takes events from the trainer; on ranks other than 0 it does nothing."""
+
+    def __init__(
+        self, accelerator: Accelerator, run: RunFolder, config: TrainConfig, step: int
+    ) -> None:
+        self._accelerator = accelerator
+        self._main = accelerator.is_main_process
+        self._metrics = LineLog(run.path / METRICS) if self._main else None
+        self._screen = Screen(config.max_train_steps, step) if self._main else None
+        if config.trackers:
+            accelerator.init_trackers("tracking", config=_flat(config))
+
+    def event(self, kind: str, step: int, **values: Any) -> None:
+        """Records one event: a line of `metrics.jsonl`, and its numbers for the trackers."""
+        if self._metrics is None or self._screen is None:
+            return
+        self._metrics.write({"event": kind, "step": step, **values})
+        if self._accelerator.trackers and kind in ("step", "eval"):
+            prefix = "" if kind == "step" else "eval/"
+            numbers = {
+                prefix + name: value
+                for name, value in _leaves(values)
+                if isinstance(value, (int, float))
+            }
+            self._accelerator.log(numbers, step=step)
+        self._screen.show(kind, step, values)
+
+    def close(self) -> None:
+        if self._metrics is not None and self._screen is not None:
+            self._screen.close()
+            self._metrics.close()
+        if self._accelerator.trackers:
+            self._accelerator.end_training()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Screen:
+    """A progress bar on a terminal; elsewhere a plain line every ten seconds and per event."""
+
+    def __init__(self, total: int, step: int) -> None:
+        self._total = total
+        self._bar: Progress | None = None
+        self._last_line = 0.0
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("training"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.description}"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("", total=total, completed=step)
+            self._bar.start()
+
+    def show(self, kind: str, step: int, values: dict[str, Any]) -> None:
+        if kind == "step":
+            text = _step_text(values)
+            if self._bar is not None:
+                self._bar.update(self._task, completed=step, description=text)
+            elif time.monotonic() - self._last_line > _PLAIN_INTERVAL_S or step == self._total:
+                self._last_line = time.monotonic()
+                self._print(f"step {step}/{self._total}  {text}")
+            return
+        numbers = "  ".join(f"{name} {_short(value)}" for name, value in _leaves(values))
+        self._print(f"step {step}/{self._total}  {kind}  {numbers}")
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _step_text(values: dict[str, Any]) -> str:
+    return (
+        f"loss {values['loss']:.4f}  lr {values['learning_rate']:.2e}  "
+        f"{values['tokens_per_s']:,.0f} tokens/s  data wait {values['data_wait_s']:.3f} s"
+    )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """The nested values with names such as `parts/url`."""
+    leaves: list[tuple[str, Any]] = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            leaves += _leaves(value, f"{prefix}{name}/")
+        else:
+            leaves.append((prefix + name, value))
+    return leaves
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as trackers want it: one level, plain values."""
+    return {
+        name: value if isinstance(value, (int, float, str, bool)) else str(value)
+        for name, value in _leaves(dataclasses.asdict(config))
+    }
