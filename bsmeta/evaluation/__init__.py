@@ -1,0 +1,1 @@
+"""Evaluation: what metadata does to a model, in bits per byte over identical text bytes."""

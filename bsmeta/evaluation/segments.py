@@ -1,0 +1,105 @@
+"""Two scored readings of one text to sums over identical bytes.
+
+The same text is tokenized differently with and without metadata (a tag splits a word, a space
+moves), and each reading leaves some tokens unscored (the first of a window, those that share
+characters with metadata). The character positions at which *both* readings have a token boundary
+cut the text into segments; a segment counts when both readings score every token in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+BYTES, TOKENS, NATS_WITHOUT, NATS_WITH = range(4)
+"""Columns of the sums: text bytes, tokens of the reading without metadata, and the nats of each."""
+
+
+@dataclass(slots=True)
+class Reading:
+    """The tokens of one text under one arm, in any order; every character at most once.
+
+    Attributes:
+        starts: int32 [n], first character of each token in the original text.
+        ends: int32 [n], character after its last (greater than `starts`).
+        nats: float64 [n], -ln p of each token; NaN where it is not scored.
+    """
+
+    starts: np.ndarray
+    ends: np.ndarray
+    nats: np.ndarray
+
+
+def utf8_lengths(text: str) -> np.ndarray:
+    """Bytes of each character in UTF-8: int64 [len(text)]."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+    wide = (points > 0x7F).astype(np.int64)
+    return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
+
+
+def paired_sums(
+    without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
+) -> np.ndarray:
+    """Sum both readings over the segments that count, by position in the document.
+
+    Args:
+        without: The reading without metadata.
+        with_metadata: The reading to compare it with.
+        text: The original text.
+        edges: int [bins], byte positions at which the position bins begin; the first is 0.
+
+    Returns:
+        float64 [bins, 4]: BYTES, TOKENS, NATS_WITHOUT, NATS_WITH of each bin; a segment belongs
+        to the bin in which it begins.
+    """
+    sums = np.zeros((len(edges), 4))
+    if not text:
+        return sums
+    lengths = utf8_lengths(text)
+    segment = _segment_of_characters(without, with_metadata, len(text))
+    count = int(segment[-1]) + 1
+    bad = np.bincount(segment, _unscored(without, len(text)), minlength=count)
+    bad += np.bincount(segment, _unscored(with_metadata, len(text)), minlength=count)
+    first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
+    position = (np.cumsum(lengths) - lengths)[first]
+    bins = np.searchsorted(edges, position, side="right") - 1
+    good = bad == 0
+    columns = {
+        BYTES: np.bincount(segment, lengths, minlength=count),
+        TOKENS: np.bincount(segment[without.starts], minlength=count).astype(np.float64),
+        NATS_WITHOUT: _nats_of_segments(without, segment, count),
+        NATS_WITH: _nats_of_segments(with_metadata, segment, count),
+    }
+    for column, values in columns.items():
+        sums[:, column] = np.bincount(bins[good], values[good], minlength=len(edges))
+    return sums
+
+
+def _segment_of_characters(first: Reading, second: Reading, size: int) -> np.ndarray:
+    """Number of the segment that each character belongs to: int64 [size], from 0."""
+    crossing = np.zeros(size + 2, dtype=np.int64)
+    for reading in (first, second):  # tokens that reach across each position
+        crossing += np.bincount(reading.starts + 1, minlength=size + 2)
+        crossing -= np.bincount(reading.ends, minlength=size + 2)
+    is_boundary = np.cumsum(crossing)[:size] == 0
+    return np.cumsum(is_boundary) - 1
+
+
+def _unscored(reading: Reading, size: int) -> np.ndarray:
+    """1.0 for each character that is in no token or in a token without a score: [size]."""
+    covered = _coverage(reading.starts, reading.ends, size)
+    missing = np.isnan(reading.nats)
+    unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
+    return ((covered == 0) | (unscored > 0)).astype(np.float64)
+
+
+def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
+    """How many of the spans hold each character: int64 [size]."""
+    steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
+    return np.cumsum(steps)[:size]
+
+
+def _nats_of_segments(reading: Reading, segment: np.ndarray, count: int) -> np.ndarray:
+    nats = np.nan_to_num(reading.nats, nan=0.0)
+    return np.bincount(segment[reading.starts], nats, minlength=count)

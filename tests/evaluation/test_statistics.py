@@ -1,0 +1,67 @@
+"""Figures of a comparison: exact sums, intervals that mean what they say."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from bsmeta.evaluation.statistics import bootstrap, figures_of, sign_test
+
+LN2 = math.log(2)
+
+
+def test_figures_are_weighted_by_bytes() -> None:
+    sums = np.array(
+        [
+            [10.0, 2.0, 20 * LN2, 10 * LN2],  # 2 bits a byte, then 1
+            [30.0, 8.0, 30 * LN2, 30 * LN2],  # 1 bit a byte, both times
+            [0.0, 0.0, 0.0, 0.0],  # nothing to compare
+        ]
+    )
+    figures = figures_of(sums, resamples=100, seed=1)
+    assert figures is not None
+    assert figures.documents == 2
+    assert figures.bytes == 40
+    assert figures.tokens == 10
+    assert figures.bits_per_byte_without == pytest.approx(50 / 40)
+    assert figures.bits_per_byte_with == pytest.approx(40 / 40)
+    assert figures.difference == pytest.approx(-10 / 40)
+    assert figures.mean_document_difference == pytest.approx(-0.5)
+    assert figures.perplexity_without == pytest.approx(2 ** (50 / 10))
+    assert figures.perplexity_with == pytest.approx(2 ** (40 / 10))
+    assert (figures.documents_better, figures.documents_worse) == (1, 0)
+
+
+def test_nothing_to_compare_gives_no_figures() -> None:
+    assert figures_of(np.zeros((3, 4)), resamples=10, seed=0) is None
+
+
+def test_sign_test_is_the_exact_binomial() -> None:
+    assert sign_test(0, 0) == 1.0
+    assert sign_test(5, 5) == 1.0
+    assert sign_test(10, 0) == pytest.approx(2 / 2**10)
+    assert sign_test(1, 7) == pytest.approx(2 * (1 + 8) / 2**8)
+    assert sign_test(0, 40_000) == 0.0
+
+
+def test_bootstrap_is_reproducible_and_covers_the_mean() -> None:
+    generator = np.random.default_rng(0)
+    bits = generator.normal(-3.0, 4.0, size=400)
+    sizes = np.full(400, 2.0)
+    ratio, mean = bootstrap(bits, sizes, resamples=10_000, seed=7)
+    again, _ = bootstrap(bits, sizes, resamples=10_000, seed=7)
+    assert ratio == again
+    # of a mean: the normal interval, mean ± 1.96 standard errors
+    centre, error = bits.mean() / 2, bits.std() / 2 / math.sqrt(400)
+    assert ratio.low == pytest.approx(centre - 1.96 * error, abs=0.2 * error)
+    assert ratio.high == pytest.approx(centre + 1.96 * error, abs=0.2 * error)
+    assert (mean.low, mean.high) == pytest.approx((ratio.low, ratio.high))
+
+
+def test_bootstrap_draws_in_parts_when_documents_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits, sizes = np.arange(50.0), np.arange(1.0, 51.0)
+    whole = bootstrap(bits, sizes, resamples=64, seed=3)
+    monkeypatch.setattr("bsmeta.evaluation.statistics.DRAWS_AT_ONCE", 50 * 10)
+    assert bootstrap(bits, sizes, resamples=64, seed=3) == whole
