@@ -52,15 +52,19 @@ def run_entry_point(
         print(describe(schema, os.path.basename(sys.argv[0]), config_name))
         sys.exit(0)
     logging.basicConfig(
-        level=logging.INFO if _rank() == 0 else logging.WARNING,
+        level=logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    logging.getLogger("bsmeta").setLevel(logging.INFO if _rank() == 0 else logging.WARNING)
     register(schema)
     codes: list[int] = []
 
     def task(composed: DictConfig) -> None:
-        codes.append(main(to_plain(composed, schema)) or 0)
+        try:
+            codes.append(main(to_plain(composed, schema)) or 0)
+        except BaseException as error:  # here, or Hydra prints its own report first
+            codes.append(report(error, schema))
 
     sys.argv[1:] = [*sys.argv[1:], *_quiet_hydra(sys.argv[1:])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
@@ -68,7 +72,7 @@ def run_entry_point(
         hydra.main(
             version_base="1.3", config_path=str(REPOSITORY / "hydra_configs"), config_name=config_name
         )(task)()
-    except BaseException as error:
+    except (HydraException, OmegaConfBaseException) as error:
         sys.exit(report(error, schema))
     sys.exit(max(codes, default=0))
 

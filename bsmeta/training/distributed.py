@@ -17,6 +17,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import (
     DeepSpeedPlugin,
+    DistributedType,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     ProjectConfiguration,
@@ -39,11 +40,13 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     Raises:
         ConfigurationError: If fewer processes came up than were launched.
     """
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
     accelerator = Accelerator(
+        # Without this, Accelerate forms a group of N processes on a machine without a GPU and
+        # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
+        cpu=plugin is None and not torch.accelerator.is_available(),
         mixed_precision=config.mixed_precision,
         # Given as a plugin, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS would win over ours.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
@@ -52,20 +55,23 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
         deepspeed_plugin=plugin,
         log_with=list(config.trackers) or None,
         project_config=ProjectConfiguration(project_dir=config.out_dir),
-        kwargs_handlers=[
-            InitProcessGroupKwargs(
-                backend=backend, timeout=timedelta(seconds=config.distributed_timeout_s)
-            )
-        ],
+        kwargs_handlers=_process_group(config) if "WORLD_SIZE" in os.environ else [],
     )
     launched = int(os.environ.get("WORLD_SIZE", "1"))
-    if accelerator.num_processes != launched:
+    together = launched == 1 or accelerator.distributed_type != DistributedType.NO
+    if accelerator.num_processes != launched or not together:
         raise ConfigurationError(
             f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
-            f"{accelerator.num_processes}: each would train on its own. Use one of the files in "
-            "experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on its "
+            "own. Use one of the files in experiments/accelerate/, and unset ACCELERATE_USE_CPU."
         )
     return accelerator
+
+
+def _process_group(config: TrainConfig) -> list[InitProcessGroupKwargs]:
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    timeout = timedelta(seconds=config.distributed_timeout_s)
+    return [InitProcessGroupKwargs(backend=backend, timeout=timeout)]
 
 
 class Processes:

@@ -42,17 +42,17 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
         outcome = trainer.train(saved)
         if outcome is Outcome.PREEMPTED:
             _status(processes, folder, "preempted", trainer.progress.step, EXIT_PREEMPTED)
+            accelerator.end_training()
             return EXIT_PREEMPTED
         trainer.export(folder.path / "model")
         _status(processes, folder, "done", trainer.progress.step, 0)
+        accelerator.end_training()
         return 0
     except Exception as error:
         code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
         step = trainer.progress.step if trainer else 0
         _status(processes, folder, "failed", step, code, str(error))
         raise
-    finally:
-        accelerator.end_training()
 
 
 def _status(

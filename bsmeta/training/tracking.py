@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+import types
 from types import TracebackType
 from typing import Any
 
@@ -29,6 +30,7 @@ class Tracker:
         self._metrics = LineLog(run.path / METRICS) if self._main else None
         self._screen = Screen(config.max_train_steps, step) if self._main else None
         if config.trackers:
+            _keep_tensorflow_out()
             accelerator.init_trackers("tracking", config=_flat(config))
 
     def event(self, kind: str, step: int, **values: Any) -> None:
@@ -50,8 +52,8 @@ class Tracker:
         if self._metrics is not None and self._screen is not None:
             self._screen.close()
             self._metrics.close()
-        if self._accelerator.trackers:
-            self._accelerator.end_training()
+        for tracker in self._accelerator.trackers:
+            tracker.finish()
 
     def __enter__(self) -> Tracker:
         return self
@@ -105,6 +107,12 @@ class Screen:
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
+
+
+def _keep_tensorflow_out() -> None:
+    """Tensorboard loads TensorFlow if it is installed (0.5 GB, seconds), unless it finds this."""
+    name = "tensorboard.compat.notf"
+    sys.modules.setdefault(name, types.ModuleType(name))
 
 
 def _step_text(values: dict[str, Any]) -> str:

@@ -1,0 +1,102 @@
+"""The smallest task: a line with dropout, fitted to numbers that follow from their index."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import EvaluationContext, Loss
+
+
+@dataclass
+class ToyBatch:
+    tensors: dict[str, torch.Tensor]
+    weight: float
+    tokens: int
+    documents: list[str]
+    states: dict[int, dict[str, Any]]
+    counts: dict[str, float] = field(default_factory=dict)
+
+
+class ToyStream:
+    """Sample g of the run goes to rank g mod world size; its weight is g mod 3."""
+
+    fingerprint = {"kind": "toy"}
+
+    def __init__(self, config: TrainConfig, rank: int, size: int, start: int) -> None:
+        self.size = config.data_config.per_device_train_batch_size
+        self.rank, self.world_size, self.start = rank, size, start
+
+    def __iter__(self) -> Iterator[ToyBatch]:
+        index = self.start
+        while True:
+            mine = [index + i * self.world_size + self.rank for i in range(self.size)]
+            index += self.size * self.world_size
+            x = torch.tensor([[g % 7 / 7, g % 5 / 5] for g in mine])
+            weight = torch.tensor([float(g % 3) for g in mine])
+            yield ToyBatch(
+                {"x": x, "y": x.sum(1, keepdim=True) * 2, "weight": weight},
+                float(weight.sum()),
+                self.size,
+                [f"toy:{g}" for g in mine],
+                {self.rank: {"next": index}},
+            )
+
+
+class ToyTask:
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> ToyStream:
+        start = next(iter(state["streams"].values()))["next"] if state else 0
+        return ToyStream(self.config, rank, world_size, start)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        squares = (model(batch["x"]) - batch["y"]).float().square().squeeze(1) * batch["weight"]
+        even = batch["x"][:, 0] > 0.4
+        return Loss(squares.sum(), {"large": ((squares * even).sum(), (batch["weight"] * even).sum())})
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
+        with torch.no_grad():
+            return {"at_one": float(model(torch.ones(1, 2, device=context.device)))}
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        folder.mkdir(parents=True)
+        save_file(weights, folder / "model.safetensors")
+
+
+def main(config: TrainConfig) -> int:
+    import os
+
+    from bsmeta.training.run import run
+
+    stage = os.environ.get("TOY_ZERO_STAGE")
+    deepspeed = None
+    if stage:
+        deepspeed = {
+            "zero_optimization": {"stage": int(stage), "stage3_gather_16bit_weights_on_model_save": True},
+            "train_micro_batch_size_per_gpu": config.data_config.per_device_train_batch_size,
+            "gradient_accumulation_steps": config.gradient_accumulation_steps,
+            "gradient_clipping": config.gradient_clipping,
+            "bf16": {"enabled": config.mixed_precision == "bf16"},
+            "steps_per_print": 10**9,
+        }
+    return run(config, ToyTask(config), deepspeed)
+
+
+if __name__ == "__main__":
+    sys.path.pop(0)
+    from bsmeta.config.compose import run_entry_point
+
+    run_entry_point(main, TrainConfig, "train_config")
