@@ -1,0 +1,217 @@
+"""Insertion: the order of local strings at one position, and the text with them in it.
+
+Between `processors` (what a local record inserts) and `rendering`. A record inserts an opening
+string at the start of its span and a closing string at its end. Where several meet at one
+position, the order is that of the BigScience `metadata` repository:
+
+1. closing strings of spans with content, 2. empty spans and every string of the types that
+carry relative positions, 3. opening strings of spans with content. Types come in the order of
+`metadata_list` in closing strings and in the reverse order in opening ones, so that the first
+type is the innermost. Within a type with relative positions these decide alone; within any
+other, a span that ends earlier lies further in.
+
+Equal relative positions, which that code cannot render, go by nesting: closing, empty, opening;
+the outer of two spans opens first and closes last, and of two equal spans the earlier record is
+the outer one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bsmeta.metadata.records import BadDocument, Record
+
+Int64 = NDArray[np.int64]
+Strings = NDArray[np.object_]
+
+_MAX_KINDS = 256
+_ZONES = 4
+_CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalTags:
+    """What the local records of one type insert, one row a record, in the order of the data.
+
+    Attributes:
+        kind: 1 + the type's index in `metadata_list`.
+        spans: int64 [n, 2], characters of the text.
+        relative: int64 [n, 2], relative start and end positions, if every record has them.
+        openings: What goes to the starts; may be empty.
+        closings: What goes to the ends; may be empty.
+    """
+
+    kind: int
+    spans: Int64
+    relative: Int64 | None
+    openings: Sequence[str]
+    closings: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Insertions:
+    """Strings to insert, in order.
+
+    Attributes:
+        positions: int64 [m], characters of the text before each string; never falling.
+        kinds: uint8 [m], the type of each.
+        strings: object [m], none of them empty.
+    """
+
+    positions: Int64
+    kinds: NDArray[np.uint8]
+    strings: Strings
+
+
+def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
+    """The character spans of local records.
+
+    Returns:
+        int64 [n, 2].
+
+    Raises:
+        BadDocument: `missing_position`, `negative_position`, `end_before_start` or
+            `position_beyond_text`.
+    """
+    try:
+        starts = np.array([record.char_start_idx for record in records], np.int64)
+        ends = np.array([record.char_end_idx for record in records], np.int64)
+    except (TypeError, OverflowError):  # None, or too large for an array
+        raise _bad_span(key, records, text_length) from None
+    if starts.min() < 0 or ends.max() > text_length or (ends < starts).any():
+        raise _bad_span(key, records, text_length)
+    return np.stack((starts, ends), axis=1)
+
+
+def _bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
+    """Name the first record whose span is not one of the text."""
+    for row, record in enumerate(records):
+        start, end = record.char_start_idx, record.char_end_idx
+        if start is None or end is None:
+            reason = "missing_position"
+        elif min(start, end) < 0:
+            reason = "negative_position"
+        elif end < start:
+            reason = "end_before_start"
+        elif end > text_length:
+            reason = "position_beyond_text"
+        else:
+            continue
+        found = f"{key} record {row} spans {start}..{end} in a text of {text_length} characters"
+        return BadDocument(reason, found)
+    raise AssertionError("every span is one of the text")
+
+
+def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
+    """The relative positions of local records: int64 [n, 2], or None if one lacks them.
+
+    Raises:
+        BadDocument: `relative_position_too_large` (it takes more than 64 bits).
+    """
+    starts = [record.relative_start_pos for record in records]
+    ends = [record.relative_end_pos for record in records]
+    if None in starts or None in ends:
+        return None
+    try:
+        return np.array((starts, ends), np.int64).T
+    except OverflowError as error:
+        raise BadDocument("relative_position_too_large", f"{key}: {error}") from error
+
+
+def arrange(tags: Sequence[LocalTags]) -> Insertions:
+    """Put the strings of all types in the order in which they stand in the text."""
+    strings = np.array([s for tag in tags for s in (*tag.openings, *tag.closings)], np.object_)
+    positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
+    kinds = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
+    keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
+    keys[-1] += positions * (_ZONES * 2 * _MAX_KINDS)
+    order = np.lexsort(keys)
+    order = order[strings[order] != ""]
+    return Insertions(positions[order], kinds[order], strings[order])
+
+
+def _sort_keys(tag: LocalTags) -> Int64:
+    """Sort keys of a type's openings, then closings: int64 [4, 2n], the last row is the first.
+
+    The rows: order of the records; nesting; relative position; zone and type (to which the
+    position is added).
+    """
+    count = len(tag.spans)
+    starts, ends = tag.spans.T
+    with_content = starts < ends
+    rows = np.arange(count)
+    keys = np.zeros((4, 2, count), np.int64)
+    if tag.relative is None:
+        zones = np.where(
+            with_content, [[_OPENING], [_CLOSING]], [[_EMPTY_OPENING], [_EMPTY_CLOSING]]
+        )
+        keys[0] = -rows, rows
+        keys[1, 0] = -ends
+    else:
+        zones = np.full((2, count), _EMPTY_OPENING)
+        keys[0] = np.where(with_content, (rows, -rows), [[0], [1]])
+        keys[1] = _nesting(starts, ends, with_content, rows)
+        keys[2] = tag.relative.T
+    first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
+    keys[3] = zones * (2 * _MAX_KINDS) + np.where(first_is_inner, tag.kind, _MAX_KINDS - tag.kind)
+    return keys.reshape(4, -1)
+
+
+def _nesting(starts: Int64, ends: Int64, with_content: NDArray[np.bool_], rows: Int64) -> Int64:
+    """How tags at one place and relative position nest: closing, then empty, then opening."""
+    far = np.int64(1) << 40  # beyond every position and every number of records
+    closings = np.where(with_content, -far - starts, rows)
+    openings = np.where(with_content, far - ends, rows)
+    return np.stack((openings, closings))
+
+
+def wrap_runs(
+    insertions: Insertions, before: Mapping[int, str], after: Mapping[int, str]
+) -> Insertions:
+    """Put a type's special tokens around each run of its strings.
+
+    Args:
+        insertions: The strings in order.
+        before: By kind, what goes before a run of that kind.
+        after: By kind, what goes after it.
+    """
+    positions, kinds = insertions.positions, insertions.kinds
+    if not len(kinds) or not (before or after):
+        return insertions
+    new_run = np.ones(len(kinds) + 1, np.bool_)
+    new_run[1:-1] = (np.diff(positions) != 0) | (np.diff(kinds) != 0)
+    firsts = np.flatnonzero(new_run[:-1])
+    lasts = np.flatnonzero(new_run[1:])
+    firsts = firsts[np.isin(kinds[firsts], list(before))]
+    lasts = lasts[np.isin(kinds[lasts], list(after))]
+    wrappers = [after[kind] for kind in kinds[lasts].tolist()]
+    wrappers += [before[kind] for kind in kinds[firsts].tolist()]
+    # Where a run begins right after another, the end of that one comes first.
+    places = np.concatenate((lasts + 1, firsts))
+    neighbours = np.concatenate((lasts, firsts))
+    order = np.insert(np.arange(len(kinds)), places, neighbours)
+    strings = np.insert(insertions.strings, places, np.array(wrappers, np.object_))
+    return Insertions(positions[order], kinds[order], strings)
+
+
+def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
+    """The text with the strings in it.
+
+    Returns:
+        The new text, and int32 [m, 2], the span of each string in it.
+    """
+    parts = []
+    previous = 0
+    strings = insertions.strings.tolist()
+    for position, string in zip(insertions.positions.tolist(), strings, strict=True):
+        parts.append(text[previous:position])
+        parts.append(string)
+        previous = position
+    parts.append(text[previous:])
+    lengths = np.fromiter(map(len, strings), np.int64, len(strings))
+    ends = insertions.positions + np.cumsum(lengths)
+    return "".join(parts), np.stack((ends - lengths, ends), axis=1).astype(np.int32)

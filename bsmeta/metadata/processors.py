@@ -1,0 +1,230 @@
+"""Types: how the records of each metadata key read.
+
+A type is one class: what a global record puts in the prefix, and what a local record puts at
+the start and the end of its span. `PROCESSORS` has the types that read otherwise than the
+default, `key: value` and `[key: value]…[/key: value]`. The strings are those of the BigScience
+`metadata` repository, which trained models expect.
+"""
+
+from __future__ import annotations
+
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.records import BadDocument, Record
+from bsmeta.metadata.values import Bucketing, readable_url, year_and_month
+
+
+class MetadataType:
+    """A metadata type, read by the default form.
+
+    Args:
+        key: The metadata key.
+        config: How its records read.
+    """
+
+    label: str | None = None
+    """What stands before a global record's value; None: the key."""
+    template_fields: tuple[str, ...] = ("key", "value")
+    """What `metadata_templates` may name."""
+    prefix_only = False
+    """Whether `metadata_position` leaves the type's global strings in the prefix."""
+    always_present = False
+    """Whether a document has the type without having a record of it."""
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        self.key = key
+        self._separator = config.metadata_key_value_sep
+        self._template = config.metadata_templates.get(key)
+        self._bucketing = Bucketing(key, config)
+
+    def global_text(self, record: Record) -> str | None:
+        """How a global record reads; None leaves it out.
+
+        Raises:
+            BadDocument: If the value cannot be what the type says it is.
+        """
+        value = self._value(record)
+        if value is None:
+            return None
+        if self._template is not None:
+            return self._template.format_map({"key": self.key, "value": value})
+        return f"{self.label or self.key}{self._separator}{value}"
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        """What a local record inserts at the start and the end of its span; None drops it.
+
+        Args:
+            record: The record.
+            length: Characters in its span.
+        """
+        text = f"{self.key}{self._separator}{self._bucketing(record.value)}"
+        return f"[{text}]", f"[/{text}]"
+
+    def _value(self, record: Record) -> str | None:
+        return self._bucketing(record.value)
+
+
+class Timestamp(MetadataType):
+    """`Year: 2018 | Month: December`."""
+
+    template_fields = ("key", "value", "year", "month")
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        super().__init__(key, config)
+        self._record_separator = config.metadata_sep
+
+    def global_text(self, record: Record) -> str | None:
+        year, month = year_and_month(str(record.value))
+        if self._template is not None:
+            fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
+            return self._template.format_map(fields)
+        parts = [f"Year{self._separator}{year}"]
+        if month is not None:
+            parts.append(f"Month{self._separator}{month}")
+        return self._record_separator.join(parts)
+
+
+class Url(MetadataType):
+    """`url: foo.bar/Year 2021/`: the address, or a part of it, without %-escapes."""
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        super().__init__(key, config)
+        self._granularity = config.url_granularity
+
+    def _value(self, record: Record) -> str | None:
+        return readable_url(str(record.value), self._granularity)
+
+
+class Title(MetadataType):
+    """`Title: …`."""
+
+    label = "Title"
+
+
+class WebsiteDescription(MetadataType):
+    """`Website Description: …`."""
+
+    label = "Website Description"
+
+
+class Datasource(MetadataType):
+    """`Datasource: example.de > forum > 21 new project`."""
+
+    label = "Datasource"
+
+
+class Length(MetadataType):
+    """`Text Length: 123` for the text; `[length: 12]…[/length: 12]` for a sentence."""
+
+    label = "Text Length"
+
+
+class Entity(MetadataType):
+    """`Biden [[Joe Biden]] studied at …`."""
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        return "", f" [[{str(record.value).replace('_', ' ')}]]"
+
+
+class EntityParagraph(MetadataType):
+    """` |Joe Biden|` at the start or the end of the paragraph that mentions the entity."""
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        super().__init__(key, config)
+        self._at_start = config.entity_setting == "beg"
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        text = f" |{str(record.value).replace('_', ' ')}|"
+        return (text, "") if self._at_start else ("", text)
+
+
+class Html(MetadataType):
+    """`<b class:level1 id:4>…</b>`, with the tags and attributes that the configuration keeps."""
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        super().__init__(key, config)
+        rules = config.html_parser_config
+        every = rules.all_tags_rules
+        kept = every.attributes_to_keep
+        self._attributes = None if kept is None else frozenset(kept)
+        self._dropped_lengths = (every.txt_min_chr_len, every.txt_max_chr_len)
+        self._exceptions = frozenset(every.tags_exceptions_to_txt_max_min_chr_len)
+        self._dropped_tags = {
+            tag: (shortest, longest)
+            for tag, shortest, longest in zip(
+                rules.tags_to_remove_alone_tag_name,
+                rules.tags_to_remove_alone_txt_min_chr_len,
+                rules.tags_to_remove_alone_txt_max_chr_len,
+                strict=True,
+            )
+        }
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        tag = record.value
+        shortest, longest = self._dropped_lengths
+        if shortest <= length <= longest and tag not in self._exceptions:
+            return None
+        if tag in self._dropped_tags:
+            shortest, longest = self._dropped_tags[tag]
+            if shortest <= length <= longest:
+                return None
+        attributes = record.html_attrs
+        if attributes is None or not attributes.attrs:
+            return f"<{tag}>", f"</{tag}>"
+        names, values = attributes.attrs, attributes.values
+        if len(names) != len(values):
+            found = f"{len(names)} html attributes but {len(values)} values in <{tag}>"
+            raise BadDocument("html_attributes_mismatch", found)
+        kept = self._attributes
+        text = "".join(
+            [
+                f" {name}:{value or ''}"
+                for name, value in zip(names, values, strict=True)
+                if kept is None or name in kept
+            ]
+        )
+        return f"<{tag}{text}>", f"</{tag}>"
+
+
+class BasicStartLocal(MetadataType):
+    """The value itself, at the start of its span."""
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        return str(record.value), ""
+
+
+class MetaTokens(MetadataType):
+    """Learnable tokens that say nothing but that metadata is given (they have no records).
+
+    Source: "Beyond URLs" (2025), which trains five of them.
+    """
+
+    prefix_only = True
+    always_present = True
+
+    def __init__(self, key: str, config: MetadataConfig) -> None:
+        super().__init__(key, config)
+        self.tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
+
+    def global_text(self, record: Record) -> str | None:
+        return "".join(self.tokens)
+
+
+PROCESSORS: dict[str, type[MetadataType]] = {
+    "timestamp": Timestamp,
+    "url": Url,
+    "title": Title,
+    "website_description": WebsiteDescription,
+    "datasource": Datasource,
+    "length": Length,
+    "entity": Entity,
+    "entity_paragraph": EntityParagraph,
+    "html": Html,
+    "basic_start_local": BasicStartLocal,
+    "meta_tokens": MetaTokens,
+}
+"""The types that do not read by the default form, by key."""
+
+
+def make_types(config: MetadataConfig) -> dict[str, MetadataType]:
+    """The types of `metadata_list`, in its order."""
+    return {key: PROCESSORS.get(key, MetadataType)(key, config) for key in config.metadata_list}

@@ -1,0 +1,230 @@
+"""Records: a line of a shard becomes a `Document` with its metadata.
+
+First step of the flow (line -> document -> chosen types -> rendered text). Decoding is typed:
+the metadata columns that the configuration names are the only ones that are decoded, and the
+long ones among them (one record for each html tag) only when they are rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal, cast
+
+import msgspec
+
+from bsmeta.config.metadata import MetadataConfig
+
+COLUMN_KEYS = {
+    "website_desc": "website_description",
+    "generation_datasource": "datasource",
+    "generation_length_text": "length",
+    "generation_length_sentence": "length",
+}
+"""Columns (without `metadata_`) whose records have another key than the column's name."""
+
+LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
+"""Columns with many records: kept as bytes until the document is rendered with them."""
+
+_EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
+
+
+class BadDocument(ValueError):
+    """A document that cannot be used.
+
+    Attributes:
+        reason: A short slug to count by, such as `not_json` or `position_beyond_text`.
+        detail: What was found, and where.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(f"{reason}: {detail}")
+        self.reason = reason
+        self.detail = detail
+
+
+class HtmlAttributes(msgspec.Struct, gc=False):
+    """The attributes of an html tag: names and, at the same places, values."""
+
+    attrs: list[str]
+    values: list[str | None]
+
+
+class Record(msgspec.Struct, gc=False):
+    """One metadata record: global (about the document) or local (about a span of its text)."""
+
+    value: str | int | float
+    key: str | None = None
+    type: Literal["global", "local"] | None = None
+    char_start_idx: int | None = None
+    char_end_idx: int | None = None
+    relative_start_pos: int | None = None
+    relative_end_pos: int | None = None
+    html_attrs: HtmlAttributes | None = None
+
+    def is_local(self) -> bool:
+        """Whether the record is about a span; told by the span where `type` is missing."""
+        if self.type is None:
+            return self.char_start_idx is not None
+        return self.type == "local"
+
+
+_RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
+
+
+class Document:
+    """A document: its text, its address, and its metadata records by key.
+
+    Attributes:
+        text: The plain text; may be empty.
+        url: The `url` column (not the metadata record), if there is one.
+    """
+
+    __slots__ = ("_records", "_undecoded", "text", "url")
+
+    def __init__(
+        self,
+        text: str,
+        url: str | None,
+        records: dict[str, list[Record]],
+        undecoded: dict[str, msgspec.Raw] | None = None,
+    ) -> None:
+        self.text = text
+        self.url = url
+        self._records = records
+        self._undecoded = undecoded or {}
+
+    def has(self, key: str) -> bool:
+        """Whether the document has a record of this metadata key."""
+        return key in self._records or key in self._undecoded
+
+    def records(self, key: str) -> list[Record]:
+        """The records of a key, in the order of the data.
+
+        Raises:
+            BadDocument: If a column that was left undecoded does not hold valid records.
+        """
+        raw = self._undecoded.pop(key, None)
+        if raw is not None:
+            _group(self._records, key, _decode_column(key, raw))
+        return self._records.get(key, [])
+
+
+def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
+    try:
+        return _RECORD_LIST.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise _bad_document(error, f"metadata_{column}: ") from error
+
+
+def _group(groups: dict[str, list[Record]], key: str, records: Iterable[Record] | None) -> None:
+    """Add records to the groups by their key; one without a key takes that of its column."""
+    for record in records or ():
+        groups.setdefault(record.key or key, []).append(record)
+
+
+def _is_empty(raw: msgspec.Raw) -> bool:
+    """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
+    found = memoryview(raw)
+    if len(found) > _EMPTY_LIST_BYTES:
+        return False
+    return bytes(found).translate(None, b" \t\r\n") in (b"", b"[]", b"null")
+
+
+def _bad_document(error: Exception, where: str = "") -> BadDocument:
+    """Name what is wrong from the decoder's error."""
+    detail = f"{where}{error}"
+    if not isinstance(error, msgspec.ValidationError):
+        return BadDocument("not_json", detail)
+    if "`$.text`" in detail:
+        return BadDocument("text_not_string", detail)
+    if " - at `$" not in detail:
+        return BadDocument("not_an_object", detail)
+    return BadDocument("wrong_type", detail)
+
+
+class DocumentDecoder:
+    """Turns the lines of a shard into documents.
+
+    Both forms of the data are read: one column a type (`metadata_html`, ...), or `text` with one
+    list `metadata`, which comes first where a line has both. A record without a `key` takes
+    that of its column.
+
+    Args:
+        config: `metadata_list` and `metadata_column_list` say which columns are decoded.
+    """
+
+    def __init__(self, config: MetadataConfig) -> None:
+        columns = _columns(config)
+        eager = [name for name in columns if name not in LAZY_COLUMNS]
+        self._eager = [(_field(name), COLUMN_KEYS.get(name, name)) for name in eager]
+        self._lazy = [(_field(name), name) for name in columns if name in LAZY_COLUMNS]
+        self._decoder = msgspec.json.Decoder(_line_type(columns))
+
+    def decode(self, line: bytes) -> Document:
+        """Decode one line.
+
+        Args:
+            line: A JSON object in UTF-8.
+
+        Raises:
+            BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
+                `wrong_type`. Columns of `LAZY_COLUMNS` are only checked for their syntax here;
+                rendering may still refuse their records.
+        """
+        try:
+            row = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _bad_document(error) from error
+        if isinstance(row.text, msgspec.UnsetType):
+            raise BadDocument("missing_text", "the object has no `text`")
+        records: dict[str, list[Record]] = {}
+        undecoded: dict[str, msgspec.Raw] = {}
+        if row.metadata is not None:
+            _group(records, "", row.metadata)
+        else:
+            for field, key in self._eager:
+                _group(records, key, getattr(row, field))
+            for field, key in self._lazy:
+                raw = getattr(row, field)
+                if not _is_empty(raw):
+                    undecoded[key] = raw
+        return Document(row.text, row.url, records, undecoded)
+
+
+def _columns(config: MetadataConfig) -> list[str]:
+    """Names (without `metadata_`) of the columns to decode, in the order of `metadata_list`."""
+    columns = []
+    for key in config.metadata_list:
+        columns += [name for name, column_key in COLUMN_KEYS.items() if column_key == key]
+        columns.append(key)
+    wanted = config.metadata_column_list
+    if wanted is None:
+        return columns
+    extra = [name for name in wanted if name not in columns]
+    return [name for name in columns if name in wanted] + extra
+
+
+def _field(column: str) -> str:
+    """A field name for any column name (a column's name need not be an identifier)."""
+    return "column_" + column.encode().hex()
+
+
+class _Line(msgspec.Struct, gc=False):
+    """What every line has; `_line_type` adds the wanted columns, all others are skipped."""
+
+    text: str | msgspec.UnsetType = msgspec.UNSET
+    url: str | None = None
+    metadata: list[Record] | None = None
+
+
+def _line_type(columns: list[str]) -> type[_Line]:
+    """The type of a line with these columns."""
+    fields: list[tuple[str, Any, Any]] = []
+    for name in columns:
+        if name in LAZY_COLUMNS:
+            fields.append((_field(name), msgspec.Raw, msgspec.Raw()))
+        else:
+            fields.append((_field(name), list[Record] | None, None))
+    names = {_field(name): f"metadata_{name}" for name in columns}
+    line = msgspec.defstruct("Line", fields, bases=(_Line,), rename=names, gc=False)
+    return cast("type[_Line]", line)

@@ -1,0 +1,241 @@
+"""Rendering: a document and the chosen types become the strings that a model reads.
+
+Third step of the flow. Global records make the prefix (or, appended, the suffix), local records
+are inserted into the text. The model reads `prefix + lead + body + suffix`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import MetadataConfig, metadata_problems
+from bsmeta.metadata.insertion import (
+    LocalTags,
+    arrange,
+    insert,
+    record_relatives,
+    record_spans,
+    wrap_runs,
+)
+from bsmeta.metadata.processors import MetaTokens, make_types
+from bsmeta.metadata.records import Document, Record
+
+Spans = NDArray[np.int32]
+Kinds = NDArray[np.uint8]
+
+
+def _no_spans() -> Spans:
+    return np.zeros((0, 2), np.int32)
+
+
+def _no_kinds() -> Kinds:
+    return np.zeros(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rendered:
+    """A document as a model reads it: `prefix + lead + body + suffix`.
+
+    Spans are int32 [m, 2], characters of the string they are about, sorted and disjoint. Kinds
+    are uint8 [m]: 1 + the index of the type in `metadata_list`.
+
+    Attributes:
+        text: The document's text, without any metadata.
+        prefix: Global records and announcements; "" when there are none. Tokenized by itself.
+        prefix_spans: Its records, each with the separator after it: they cover all of it.
+        prefix_kinds: Their kinds.
+        lead: What joins prefix and body; "" without a prefix. Tokenized with the body, belongs
+            to no character of the text.
+        body: The text with local records inserted.
+        spans: The inserted strings in `body`, one row each.
+        span_kinds: Their kinds.
+        suffix: Appended global records with what sets them off; "" when there are none.
+            Tokenized by itself; comes before the end-of-text token.
+        suffix_spans: Its records, each with the separator before it: they cover all of it.
+        suffix_kinds: Their kinds.
+        types: The keys that were rendered, in the order of `metadata_list`.
+    """
+
+    text: str
+    prefix: str = ""
+    prefix_spans: Spans = field(default_factory=_no_spans)
+    prefix_kinds: Kinds = field(default_factory=_no_kinds)
+    lead: str = ""
+    body: str = ""
+    spans: Spans = field(default_factory=_no_spans)
+    span_kinds: Kinds = field(default_factory=_no_kinds)
+    suffix: str = ""
+    suffix_spans: Spans = field(default_factory=_no_spans)
+    suffix_kinds: Kinds = field(default_factory=_no_kinds)
+    types: tuple[str, ...] = ()
+
+    def without_metadata(self) -> Rendered:
+        """The same text with nothing of the metadata left.
+
+        The lead stays, so that the first token is that of the text with metadata.
+        """
+        return Rendered(self.text, lead=self.lead, body=self.text)
+
+
+class Renderer:
+    """Renders documents.
+
+    Args:
+        config: What metadata reads like.
+
+    Raises:
+        ConfigurationError: Lists all that is wrong with the configuration.
+    """
+
+    def __init__(self, config: MetadataConfig) -> None:
+        problems = metadata_problems(config)
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        self._config = config
+        self._types = make_types(config)
+        self._kinds = {key: kind for kind, key in enumerate(config.metadata_list, start=1)}
+        self._prepends = config.metadata_position != "append"
+        self._appends = config.metadata_position != "prepend"
+        self._announcements = config.local_metadata_special_tokens or {}
+        self._before = self._by_kind(config.local_metadata_special_token_start)
+        self._after = self._by_kind(config.local_metadata_special_token_end)
+
+    def _by_kind(self, strings: Mapping[str, str] | None) -> dict[int, str]:
+        return {
+            self._kinds[key]: string
+            for key, string in (strings or {}).items()
+            if string and key in self._kinds
+        }
+
+    def render(self, document: Document, types: Sequence[str]) -> Rendered:
+        """Render a document with the given types.
+
+        Args:
+            document: The document.
+            types: Keys to use; `()` renders the text alone. Those that the document lacks, or
+                that are not in `metadata_list`, are passed over.
+
+        Raises:
+            BadDocument: A record cannot be rendered; the reason says why.
+        """
+        if not types:
+            return Rendered(document.text, body=document.text)
+        before: list[tuple[int, str]] = []
+        behind: list[tuple[int, str]] = []
+        tags: list[LocalTags] = []
+        for key, kind in self._kinds.items():
+            if key not in types:
+                continue
+            records = document.records(key)
+            local = [record for record in records if record.is_local()]
+            for text in self._global_texts(key, records):
+                if self._prepends or self._types[key].prefix_only:
+                    before.append((kind, text))
+                if self._appends and not self._types[key].prefix_only:
+                    behind.append((kind, text))
+            if local:
+                tags.append(self._local_tags(key, local, document.text))
+                if self._config.add_local_metadata_special_tokens_in_prefix:
+                    before.append((kind, self._announcements.get(key, key)))
+        return self._assemble(document.text, before, behind, tags)
+
+    def special_tokens(self) -> list[str]:
+        """Strings to add to a tokenizer as special tokens, without repetition.
+
+        The wrappers of local types where `local_metadata_special_token_state` asks for it, and
+        the meta tokens where `metadata_list` has them.
+        """
+        tokens: list[str] = []
+        if self._config.local_metadata_special_token_state:
+            starts = self._config.local_metadata_special_token_start or {}
+            ends = self._config.local_metadata_special_token_end or {}
+            for key in {**starts, **ends}:
+                tokens += [starts.get(key, ""), ends.get(key, "")]
+        for metadata_type in self._types.values():
+            if isinstance(metadata_type, MetaTokens):
+                tokens += metadata_type.tokens
+        return [token for token in dict.fromkeys(tokens) if token]
+
+    def _global_texts(self, key: str, records: Sequence[Record]) -> list[str]:
+        metadata_type = self._types[key]
+        if metadata_type.always_present:
+            records = [Record(value="")]
+        texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
+        return [text for text in texts if text is not None]
+
+    def _local_tags(self, key: str, records: list[Record], text: str) -> LocalTags:
+        """What the local records of a type insert; those that the type drops are left out."""
+        spans = record_spans(key, records, len(text))
+        relative = record_relatives(key, records)
+        local_text = self._types[key].local_text
+        lengths = (spans[:, 1] - spans[:, 0]).tolist()
+        inserted = list(map(local_text, records, lengths))
+        if None in inserted:
+            kept = [row for row, strings in enumerate(inserted) if strings is not None]
+            spans = spans[kept]
+            relative = None if relative is None else relative[kept]
+        pairs = [strings for strings in inserted if strings is not None]
+        openings = [opening for opening, _ in pairs]
+        closings = [closing for _, closing in pairs]
+        return LocalTags(self._kinds[key], spans, relative, openings, closings)
+
+    def _assemble(
+        self,
+        text: str,
+        before: list[tuple[int, str]],
+        behind: list[tuple[int, str]],
+        tags: list[LocalTags],
+    ) -> Rendered:
+        config = self._config
+        prefix, prefix_spans, prefix_kinds = self._prefix(before)
+        suffix, suffix_spans, suffix_kinds = self._suffix(behind)
+        body, spans, span_kinds = text, _no_spans(), _no_kinds()
+        if tags:
+            insertions = wrap_runs(arrange(tags), self._before, self._after)
+            body, spans = insert(text, insertions)
+            span_kinds = insertions.kinds
+        used = np.concatenate((prefix_kinds, suffix_kinds, span_kinds))
+        keys = list(self._kinds)
+        return Rendered(
+            text=text,
+            prefix=prefix,
+            prefix_spans=prefix_spans,
+            prefix_kinds=prefix_kinds,
+            lead=config.metadata_text_sep if prefix else "",
+            body=body,
+            spans=spans,
+            span_kinds=span_kinds,
+            suffix=suffix,
+            suffix_spans=suffix_spans,
+            suffix_kinds=suffix_kinds,
+            types=tuple(keys[kind - 1] for kind in np.unique(used).tolist()),
+        )
+
+    def _prefix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
+        if not records:
+            return "", _no_spans(), _no_kinds()
+        config = self._config
+        separators = [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep]
+        strings = [text + sep for (_, text), sep in zip(records, separators, strict=True)]
+        strings[0] = config.metadata_prefix_start_seq + strings[0]
+        return _joined(strings, records)
+
+    def _suffix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
+        if not records:
+            return "", _no_spans(), _no_kinds()
+        config = self._config
+        separators = [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1)
+        strings = [sep + text for (_, text), sep in zip(records, separators, strict=True)]
+        return _joined(strings, records)
+
+
+def _joined(strings: list[str], records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
+    """The strings in one, the span of each, and the kind of the record that each belongs to."""
+    bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+    kinds = np.array([kind for kind, _ in records], np.uint8)
+    return "".join(strings), np.stack((bounds[:-1], bounds[1:]), axis=1), kinds
