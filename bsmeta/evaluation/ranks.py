@@ -6,7 +6,8 @@ runs alike in one process, under any launcher, and inside a training run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,17 +53,23 @@ def current_ranks() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), gather)
 
 
-def start_ranks(local_rank: int, world_size: int) -> tuple[Ranks, torch.device]:
-    """Join the processes of a launcher (torchrun, `accelerate launch`) and choose the device.
+@contextmanager
+def start_ranks(local_rank: int, world_size: int) -> Iterator[tuple[Ranks, torch.device]]:
+    """Join the processes of a launcher (torchrun, `accelerate launch`), and leave them at the end.
 
     Args:
         local_rank: Number of this process on its machine, as the launcher gives it.
         world_size: Number of processes; with 1 no process group is made.
+
+    Yields:
+        The ranks, and the device of this one.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
-    if world_size > 1 and not dist.is_initialized():
+    if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    return current_ranks(), device
+    yield current_ranks(), device
+    if world_size > 1:  # not after an error: the others would wait for us
+        dist.destroy_process_group()

@@ -44,26 +44,27 @@ class Window:
     own: int
 
 
-def causal_lm_of(model: nn.Module) -> nn.Module:
-    """The transformers model inside what a launcher wrapped around it (DDP, DeepSpeed engine).
+def output_embedding_of(model: nn.Module) -> nn.Module:
+    """The layer that makes logits, whatever a launcher wrapped around the model.
 
     Raises:
         ConfigurationError: It is not a language model (it has no output embedding).
     """
     inner = model
-    while isinstance(getattr(inner, "module", None), nn.Module):
-        inner = inner.module
-    if getattr(inner, "get_output_embeddings", lambda: None)() is None:
+    while isinstance(module := getattr(inner, "module", None), nn.Module):
+        inner = module  # DDP and the DeepSpeed engine keep the model there
+    find = getattr(inner, "get_output_embeddings", None)
+    head = find() if callable(find) else None
+    if not isinstance(head, nn.Module):
         raise ConfigurationError(
             f"{type(inner).__name__} has no output embedding: only causal language models can be "
             "evaluated in bits per byte. Give a checkpoint of the causal_lm task."
         )
-    return inner
+    return head
 
 
-def max_batch_tokens(model: nn.Module, rows: int, max_seq_len: int) -> int:
+def max_batch_tokens(vocabulary: int, rows: int, max_seq_len: int) -> int:
     """Tokens of the largest batch: `rows` full sequences, less where the vocabulary is large."""
-    vocabulary = causal_lm_of(model).get_output_embeddings().weight.shape[0]
     return max(min(rows * max_seq_len, LOGITS_PER_BATCH // max(vocabulary, 1)), max_seq_len)
 
 
@@ -123,7 +124,7 @@ def _logits_at(model: nn.Module, ids: torch.Tensor, kept: np.ndarray) -> torch.T
     def pick(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         return (inputs[0].flatten(0, -2)[rows].unsqueeze(0), *inputs[1:])
 
-    handle = causal_lm_of(model).get_output_embeddings().register_forward_pre_hook(pick)
+    handle = output_embedding_of(model).register_forward_pre_hook(pick)
     try:
         logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
     finally:

@@ -1,7 +1,8 @@
 """Sums per document to figures: bits per byte, their difference, how sure it is.
 
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
-documents are drawn with replacement, so that what varies is which pages were held out.
+documents are drawn with replacement, so that what varies is which pages were held out. All
+comparisons use the same draws.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
-DRAWS_AT_ONCE = 1 << 22
+DRAWS_AT_ONCE = 1 << 21
 """Document indices that are drawn at one time."""
 
 
@@ -67,18 +68,33 @@ class Figures:
         return asdict(self)
 
 
-def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> Figures | None:
-    """Figures from sums of shape [documents, 4] (columns of `bsmeta.evaluation.segments`).
+def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> list[Figures | None]:
+    """Figures of several comparisons over one set of documents.
 
-    Returns None where no document has a byte to compare.
+    Args:
+        sums: float64 [comparisons, documents, 4]: columns of `bsmeta.evaluation.segments`; a
+            document without bytes does not take part in a comparison.
+        resamples: How often the documents are drawn; the same draws serve all comparisons.
+        seed: Same seed, same intervals.
+
+    Returns:
+        One for each comparison; None where no document has a byte to compare.
     """
-    sums = sums[sums[:, BYTES] > 0]
-    if not len(sums):
-        return None
+    takes_part = sums[:, :, BYTES] > 0
+    bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
+    own = np.divide(bits, sums[:, :, BYTES], out=np.zeros_like(bits), where=takes_part)
+    weighted = bootstrap(bits, sums[:, :, BYTES], resamples=resamples, seed=seed)
+    plain = bootstrap(own, takes_part.astype(np.float64), resamples=resamples, seed=seed)
+    return [
+        _figures(sums[i][takes_part[i]], weighted[i], plain[i]) if takes_part[i].any() else None
+        for i in range(len(sums))
+    ]
+
+
+def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
+    """Figures of the documents that take part: sums [documents, 4]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
-    own = bits / sums[:, BYTES]
-    weighted, plain = bootstrap(bits, sums[:, BYTES], resamples=resamples, seed=seed)
     better, worse = int((bits < 0).sum()), int((bits > 0).sum())
     return Figures(
         documents=len(sums),
@@ -91,7 +107,7 @@ def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> Figures | None
         difference=float(bits.sum() / total[BYTES]),
         difference_low=weighted.low,
         difference_high=weighted.high,
-        mean_document_difference=float(own.mean()),
+        mean_document_difference=float((bits / sums[:, BYTES]).mean()),
         mean_document_difference_low=plain.low,
         mean_document_difference_high=plain.high,
         documents_better=better,
@@ -101,28 +117,34 @@ def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> Figures | None
 
 
 def bootstrap(
-    bits: np.ndarray, sizes: np.ndarray, *, resamples: int, seed: int
-) -> tuple[Interval, Interval]:
-    """95% intervals of sum(bits) / sum(sizes) and of mean(bits / sizes) over documents.
+    values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
+) -> list[Interval]:
+    """95% intervals of sum(values) / sum(weights), documents drawn with replacement.
+
+    A resample in which no document of a comparison was drawn says nothing about it and is left
+    out there.
 
     Args:
-        bits: float64 [n], the difference of each document in bits.
-        sizes: float64 [n], its bytes (all above 0).
-        resamples: How often n documents are drawn from the n.
-        seed: Same seed, same interval.
+        values: float64 [comparisons, documents].
+        weights: float64 [comparisons, documents], 0 where a document does not take part.
+        resamples: How often all n documents are drawn from the n.
+        seed: Seed of the draws.
+
+    Returns:
+        One interval for each comparison (of zeros where no document takes part).
     """
     generator = np.random.default_rng(seed)
-    count = len(bits)
-    table = np.stack([bits, sizes, bits / sizes], axis=1)
-    at_once = max(DRAWS_AT_ONCE // count, 1)
-    ratios, means = [], []
+    count = values.shape[1]
+    ratios = []
+    at_once = max(DRAWS_AT_ONCE // max(count, 1), 1)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
-        drawn = generator.integers(0, count, size=(rows, count), dtype=np.int32)
-        resampled = [column[drawn].sum(axis=1) for column in table.T]
-        ratios.append(resampled[0] / resampled[1])
-        means.append(resampled[2] / count)
-    return _central(np.concatenate(ratios)), _central(np.concatenate(means))
+        drawn = generator.integers(0, count, size=(rows, count))
+        drawn += np.arange(rows)[:, None] * count
+        times = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
+        top, bottom = times @ values.T, times @ weights.T
+        ratios.append(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
+    return [_central(column) for column in np.concatenate(ratios).T]
 
 
 def sign_test(better: int, worse: int) -> float:
@@ -138,6 +160,9 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def _central(values: np.ndarray) -> Interval:
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return Interval(0.0, 0.0)
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))
 

@@ -80,12 +80,12 @@ def test_evaluation_mode_restores_training(model: GPT2LMHeadModel) -> None:
     model.eval()
 
 
-def test_logits_bound_the_batch(model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert scoring.max_batch_tokens(model, 8, 64) == 512
+def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scoring.max_batch_tokens(61, 8, 64) == 512
     monkeypatch.setattr(scoring, "LOGITS_PER_BATCH", 61 * 128)
-    assert scoring.max_batch_tokens(model, 8, 64) == 128
+    assert scoring.max_batch_tokens(61, 8, 64) == 128
 
 
 def test_a_model_without_output_embedding_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="Linear has no output embedding"):
-        scoring.causal_lm_of(nn.Linear(2, 2))
+        scoring.output_embedding_of(nn.Linear(2, 2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -65,7 +66,7 @@ def test_an_empty_text_has_no_bytes() -> None:
 def tokenizations(draw: st.DrawFn, size: int) -> Reading:
     inner = draw(st.sets(st.integers(1, max(size - 1, 1)), max_size=size))
     marks = sorted({0, size} | {mark for mark in inner if mark < size})
-    spans = list(zip(marks[:-1], marks[1:], strict=True))
+    spans = list(itertools.pairwise(marks))
     nats = draw(
         st.lists(st.sampled_from([NAN, 0.5, 1.0, 3.0]), min_size=len(spans), max_size=len(spans))
     )
@@ -79,7 +80,7 @@ def test_agrees_with_a_search_for_each_segment(data: st.DataObject, text: str) -
     edges = np.array([0, 3, 9])
     expected = np.zeros((3, 4))
     common = sorted(({0, *first.ends.tolist()}) & ({0, *second.ends.tolist()}))
-    for start, end in zip(common[:-1], common[1:], strict=True):
+    for start, end in itertools.pairwise(common):
         inside = [
             [n for s, n in zip(r.starts, r.nats, strict=True) if start <= s < end]
             for r in (first, second)
