@@ -1,0 +1,86 @@
+"""Schema of an evaluation: which model, which held-out documents, which comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from bsmeta.config.compose import load_resolved
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.keys import key
+from bsmeta.config.schema import TrainConfig
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig:
+    """An evaluation of a trained model on held-out documents."""
+
+    checkpoint: str = key(
+        "runs/demo",
+        "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
+        "from_pretrained loads, or a Hub model as hf://owner/name",
+    )
+    training_config: str | None = key(
+        None, "config.yaml of the run; null: found beside the model (defaults for a Hub model)"
+    )
+    overrides: dict[str, Any] = key(
+        {}, "keys of that configuration to change: +overrides.data_config.bad_documents=skip"
+    )
+    out_dir: str | None = key(None, "where the report goes; null: evaluation/ in the run folder")
+
+    validation_file: str | None = key(None, "held-out shard; null: that of the training run")
+    max_documents: int | None = key(None, "use only the first so many documents")
+    deduplicate: bool = key(True, "use only the first of the documents with one text")
+    metadata_list: list[str] | None = key(
+        None, "types to evaluate; null: those of the training run"
+    )
+    comparisons: list[str] = key(
+        ["all", "each"],
+        "all: every type together; each: every type alone",
+    )
+    windows: str = key(
+        "all_pieces",
+        "first_piece: the first max_seq_len tokens; all_pieces: the pieces that training uses; "
+        "sliding: overlapping windows, so that all text has context",
+    )
+    position_edges: list[int] = key(
+        [0, 256, 1024, 4096, 16384], "bytes of text at which the bins of the position curve begin"
+    )
+
+    per_device_eval_batch_size: int | None = key(
+        None, "full sequences in a batch of one process; null: that of the training run"
+    )
+    precision: str = key(
+        "auto", "float32 | bfloat16 | auto: bfloat16 on a GPU if the run was trained in bf16"
+    )
+    bootstrap_resamples: int = key(10_000, "resamples of the documents behind each interval")
+    seed: int = key(42, "seed of the resamples")
+
+
+def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
+    """The configuration of the training run, with some keys changed.
+
+    Args:
+        path: The run's `config.yaml`; None takes the defaults of the schema.
+        overrides: Nested keys and their values.
+
+    Raises:
+        ConfigurationError: The file is missing or does not fit, or an override has no such key.
+    """
+    config = TrainConfig() if path is None else load_resolved(path, TrainConfig)
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
+        changed = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigurationError(
+            f"overrides={dict(overrides)}: {reason}; expected keys of the training configuration "
+            "(python bsmeta/train.py --help lists them)"
+        ) from error
+    assert isinstance(changed, TrainConfig)
+    return changed

@@ -1,0 +1,145 @@
+"""Where a model is, what it was trained with, and the model itself."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.evaluation import EvaluateConfig, training_config
+from bsmeta.config.schema import TrainConfig
+
+HUB = "hf://"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A checkpoint that was found.
+
+    Attributes:
+        name: As the user named it.
+        model: What `from_pretrained` loads: a folder, or a Hub name.
+        config: `config.yaml` of the run, if there is one.
+        run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
+    """
+
+    name: str
+    model: str
+    config: Path | None
+    run_folder: Path | None
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether the model is a repository of the Hub rather than a folder."""
+        return self.name.startswith(HUB)
+
+
+def locate(checkpoint: str) -> Location:
+    """Find the model of a run folder, a checkpoint folder, a model folder, or on the Hub.
+
+    Raises:
+        DataError: There is none.
+    """
+    if checkpoint.startswith(HUB):
+        return Location(checkpoint, checkpoint.removeprefix(HUB), None, None)
+    folder = Path(checkpoint)
+    if not folder.is_dir():
+        raise DataError(
+            f"checkpoint={checkpoint}: there is no such folder (from {Path.cwd()}). Expected a run "
+            "folder, a checkpoint-{step}step folder, or a folder that from_pretrained loads; "
+            f"a model of the Hub is named {HUB}owner/name"
+        )
+    model = _model_folder(folder)
+    if model is None:
+        raise DataError(
+            f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
+            "a checkpoint-{step}step folder (a run has its first at save_steps)"
+        )
+    near = [model, *model.resolve().parents[:2]]
+    config = next((one / "config.yaml" for one in near if (one / "config.yaml").is_file()), None)
+    above = [folder.resolve(), *folder.resolve().parents[:2]]
+    run_folder = next((one for one in above if (one / "metrics.jsonl").is_file()), None)
+    return Location(checkpoint, str(model), config, run_folder)
+
+
+def _model_folder(folder: Path) -> Path | None:
+    for candidate in (folder, folder / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    steps = []
+    for entry in folder.iterdir():
+        if (match := _CHECKPOINT.fullmatch(entry.name)) and (entry / "model/config.json").is_file():
+            steps.append((int(match[1]), entry))
+    return max(steps)[1] / "model" if steps else None
+
+
+def resolve_config(config: EvaluateConfig, location: Location) -> TrainConfig:
+    """The training run's configuration with what the evaluation changes in it.
+
+    Raises:
+        ConfigurationError: The configuration cannot be read, or an override does not fit it.
+    """
+    path = Path(config.training_config) if config.training_config else location.config
+    train = training_config(path, config.overrides)
+    data, metadata = train.data_config, train.data_config.metadata_config
+    if config.metadata_list is not None:  # its columns may not be among those of the run
+        metadata = replace(
+            metadata, metadata_list=list(config.metadata_list), metadata_column_list=None
+        )
+    if config.validation_file is not None:
+        data = replace(data, validation_file=config.validation_file)
+    if config.per_device_eval_batch_size is not None:
+        data = replace(data, per_device_eval_batch_size=config.per_device_eval_batch_size)
+    return replace(train, data_config=replace(data, metadata_config=metadata))
+
+
+def load_model(
+    location: Location, train: TrainConfig, precision: str, device: torch.device
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """The model, on its device and in evaluation mode, and its tokenizer.
+
+    Raises:
+        ConfigurationError: The precision is unknown, or model and tokenizer do not fit each other
+            or the sequence length.
+        DataError: The model or the tokenizer cannot be loaded.
+    """
+    dtype = _dtype(precision, train.mixed_precision, device)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(location.model)
+        model = AutoModelForCausalLM.from_pretrained(location.model, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"checkpoint={location.name}: {location.model} cannot be loaded: {error}"
+        ) from error
+    _check_fit(model, tokenizer, train.data_config.metadata_config.max_seq_len)
+    return model.to(device).eval(), tokenizer
+
+
+def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype:
+    if precision == "auto":
+        use_bfloat16 = device.type == "cuda" and trained_in == "bf16"
+        return torch.bfloat16 if use_bfloat16 else torch.float32
+    if precision not in ("float32", "bfloat16"):
+        raise ConfigurationError(f"precision={precision}: expected auto, float32 or bfloat16")
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if len(tokenizer) > rows:
+        raise ConfigurationError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
+            "it is not the tokenizer that the model was trained with"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and max_seq_len > longest:
+        raise ConfigurationError(
+            f"data_config.metadata_config.max_seq_len={max_seq_len}, but the model has only "
+            f"{longest} positions; +overrides.data_config.metadata_config.max_seq_len={longest}"
+        )

@@ -1,0 +1,132 @@
+"""The held-out shard: which of its documents count, and each of them again when it is scored.
+
+One pass over the file decides (bad lines, empty texts, texts seen before, the maximum) and keeps a
+few numbers for each document; the lines themselves wait in a temporary file, so that memory does
+not grow with the set. What this pass lets through can be rendered, so that all ranks agree on the
+documents and none stops later.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections import Counter
+from collections.abc import Iterator
+
+import xxhash
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.bad_documents import reason_of
+from bsmeta.data.lines import LineReader
+from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+
+LINES_AT_ONCE = 256
+
+
+class HeldOutDocuments:
+    """The documents of one shard, by index.
+
+    Args:
+        config: Names the file, the metadata to decode, and what happens to bad documents.
+        max_documents: Keep only the first so many (None: all).
+        deduplicate: Keep only the first document of each text.
+
+    Attributes:
+        path: The file.
+        numbers: Line (from 0) of each document in the file.
+        sizes: Characters of each text.
+        left_out: How many documents were left out, by reason.
+
+    Raises:
+        ConfigurationError: No validation file is set.
+        DataError: It does not exist, cannot be read, or holds no document to score.
+    """
+
+    def __init__(self, config: DataConfig, *, max_documents: int | None, deduplicate: bool) -> None:
+        self.path = _checked_path(config.validation_file)
+        self.numbers = array("q")
+        self.sizes = array("q")
+        self.left_out: Counter[str] = Counter()
+        self._strict = config.bad_documents == "strict"
+        self._decoder = DocumentDecoder(config.metadata_config)
+        self._renderer = Renderer(config.metadata_config)
+        self._types = tuple(config.metadata_config.metadata_list)
+        self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as we are)
+        self._offsets = array("q", [0])
+        self._seen: set[int] | None = set() if deduplicate else None
+        for number, line in enumerate(self._read()):
+            if max_documents is not None and len(self) >= max_documents:
+                break
+            self._consider(number, line)
+        if not len(self):
+            raise DataError(
+                f"{self.path}: no document to evaluate (left out: {dict(self.left_out)}); "
+                "expected at least one JSON object a line with a non-empty `text`"
+            )
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Document:
+        start, stop = self._offsets[index], self._offsets[index + 1]
+        self._lines.seek(start)
+        return self._decoder.decode(self._lines.read(stop - start))
+
+    def name(self, index: int) -> str:
+        """`<shard file name>:<document number>`, as training names documents."""
+        return f"{os.path.basename(self.path)}:{self.numbers[index]}"
+
+    def _read(self) -> Iterator[bytes]:
+        reader = LineReader(self.path)
+        while lines := reader.read(reader.line, LINES_AT_ONCE):
+            yield from lines
+        if reader.damage:
+            self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
+        reader.close()
+
+    def _consider(self, number: int, line: bytes) -> None:
+        try:
+            document = self._decoder.decode(line)
+            self._renderer.render(document, self._types)
+        except BadDocument as error:
+            self._refuse(number, reason_of(line, error))
+            return
+        if not document.text:
+            self.left_out["empty_text"] += 1
+            return
+        digest = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+        if self._seen is not None:
+            if digest in self._seen:
+                self.left_out["duplicate_text"] += 1
+                return
+            self._seen.add(digest)
+        self.numbers.append(number)
+        self.sizes.append(len(document.text))
+        self._lines.write(line)
+        self._offsets.append(self._offsets[-1] + len(line))
+
+    def _refuse(self, number: int, error: BadDocument) -> None:
+        """Count a bad document, or stop at it where the configuration says `strict`."""
+        if self._strict:
+            raise DataError(
+                f"{self.path}, line {number + 1}: {error}; "
+                "mend it, or set data_config.bad_documents=skip"
+            ) from error
+        self.left_out[error.reason] += 1
+
+
+def _checked_path(path: str | None) -> str:
+    if not path:
+        raise ConfigurationError(
+            "data_config.validation_file is not set; expected the path of a held-out "
+            ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
+        )
+    if not os.path.isfile(path):
+        raise DataError(
+            f"validation_file={path} does not exist (from {os.getcwd()}); "
+            "expected the path of a held-out .jsonl.gz shard"
+        )
+    return path

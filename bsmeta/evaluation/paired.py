@@ -1,0 +1,204 @@
+"""The paired evaluation: every document under every arm, scored together, summed over equal bytes.
+
+    documents -> blocks (plan) -> this rank's blocks -> render, encode, windows -> batches -> model
+    -> log-probabilities -> readings -> paired sums -> gathered from all ranks
+
+A block is made, scored and forgotten, so memory does not grow with the set. All ranks call the
+model equally often (collective forward passes would hang otherwise): a rank with less to do makes
+dummy calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.evaluation.arms import Arm, Comparison
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.plan import own_blocks, plan_batches, plan_blocks
+from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.scoring import (
+    Window,
+    dummy_forward,
+    evaluation_mode,
+    log_probabilities,
+    max_batch_tokens,
+)
+from bsmeta.evaluation.segments import Reading, paired_sums
+from bsmeta.evaluation.windows import WINDOWS, reading_of
+from bsmeta.metadata.rendering import Rendered, Renderer
+
+Progress = Callable[[float], None]
+
+
+@dataclass(slots=True)
+class Block:
+    """Some documents, ready to be scored.
+
+    Attributes:
+        documents: Index and text of each.
+        shown: For each document and arm: the rendering (index into `windows`) and its types; a
+            rendering that several arms share is there once.
+        windows: The windows of each rendering.
+        batches: Windows as (rendering, number of the window), a batch at a time.
+    """
+
+    documents: list[tuple[int, str]] = field(default_factory=list)
+    shown: list[dict[Arm, tuple[int, tuple[str, ...]]]] = field(default_factory=list)
+    windows: list[list[Window]] = field(default_factory=list)
+    batches: list[list[tuple[int, int]]] = field(default_factory=list)
+
+
+class PairedEvaluation:
+    """Compares arms over held-out documents.
+
+    Args:
+        config: How documents are rendered, encoded and cut.
+        tokenizer: The model's tokenizer.
+        documents: The held-out documents.
+        comparisons: What to compare.
+        windows: Window policy: a name in `bsmeta.evaluation.windows.WINDOWS`.
+        position_edges: Bytes at which the bins of the position curve begin; the first is 0.
+        ranks: The processes that share the work.
+
+    Raises:
+        ConfigurationError: The window policy is unknown, or the edges do not rise from 0.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        documents: HeldOutDocuments,
+        comparisons: Sequence[Comparison],
+        *,
+        windows: str = "all_pieces",
+        position_edges: Sequence[int] = (0,),
+        ranks: Ranks | None = None,
+    ) -> None:
+        if windows not in WINDOWS:
+            raise ConfigurationError(f"windows={windows}: expected one of {list(WINDOWS)}")
+        if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
+            raise ConfigurationError(
+                f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"
+            )
+        # all arms are made here: what training leaves out at random must not be left out again
+        metadata = replace(config.metadata_config, without_metadata_same_context=False)
+        self._config = replace(config, metadata_config=metadata)
+        self._documents = documents
+        self._comparisons = list(comparisons)
+        self._arms = list(dict.fromkeys(arm for one in comparisons for arm in (one.base, one.test)))
+        self._windows = WINDOWS[windows]
+        self._edges = np.asarray(position_edges)
+        self._ranks = ranks or Ranks()
+        self._renderer = Renderer(metadata)
+        self._encoder = DocumentEncoder(tokenizer, self._config)
+        self._max_tokens = max_batch_tokens(
+            len(tokenizer), config.per_device_eval_batch_size, metadata.max_seq_len
+        )
+        costs = self._costs(limited=windows == "first_piece")
+        self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.world_size)
+
+    def blocks(self) -> Iterator[Block]:
+        """This rank's blocks, made one at a time (a list of them may be scored repeatedly)."""
+        return map(self._make_block, self._plan)
+
+    def run(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        *,
+        blocks: Sequence[Block] | None = None,
+        progress: Progress = lambda share: None,
+    ) -> dict[str, np.ndarray]:
+        """Score this rank's share and exchange the sums; every rank must call it.
+
+        Args:
+            model: A causal language model, wrapped by a launcher or not.
+            device: Where its inputs go.
+            blocks: Blocks made before (`list(evaluation.blocks())`); by default they are made now.
+            progress: Told the share of the work that is done, from 0 to 1.
+
+        Returns:
+            For each comparison by name, on every rank: float64 [documents, bins, 4], the sums of
+            `paired_sums`; zero where a document does not take part.
+        """
+        own: list[tuple[int, int, np.ndarray]] = []
+        rounds = len(self._plan)
+        with evaluation_mode(model):
+            for number, block in enumerate(self.blocks() if blocks is None else blocks):
+                own += self._compare(block, self._score(model, block, device))
+                progress((number + 1) / rounds)
+        shape = (len(self._comparisons), len(self._documents), len(self._edges), 4)
+        sums = np.zeros(shape)
+        for part in self._ranks.gather(own):
+            for comparison, document, values in part:
+                sums[comparison, document] = values
+        return {one.name: sums[i] for i, one in enumerate(self._comparisons)}
+
+    def _costs(self, *, limited: bool) -> list[int]:
+        """Characters to score of each document (four are about a token)."""
+        most = 4 * self._config.metadata_config.max_seq_len
+        return [min(size, most) if limited else size for size in self._documents.sizes]
+
+    def _make_block(self, indices: list[int]) -> Block:
+        block = Block()
+        renderings: list[Rendered] = []
+        for index in indices:
+            self._show(index, block, renderings)
+        for encoded in self._encoder.encode(renderings) if renderings else []:
+            block.windows.append(self._windows(encoded, self._config))
+        flat = [(r, w) for r, windows in enumerate(block.windows) for w in range(len(windows))]
+        flat = [(r, w) for r, w in flat if block.windows[r][w].scored.any()]
+        lengths = [len(block.windows[r][w].ids) for r, w in flat]
+        batches = plan_batches(lengths, self._max_tokens)
+        block.batches = [[flat[i] for i in batch] for batch in batches]
+        return block
+
+    def _show(self, index: int, block: Block, renderings: list[Rendered]) -> None:
+        """Render one document under every arm."""
+        document = self._documents[index]
+        known: dict[tuple[str, ...], int] = {}
+        shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
+        for arm in self._arms:
+            rendered = self._renderer.render(document, arm.types)
+            key = (rendered.prefix, rendered.lead, rendered.body)
+            if key not in known:
+                known[key] = len(renderings)
+                renderings.append(rendered)
+            shown[arm] = (known[key], rendered.types)
+        block.documents.append((index, document.text))
+        block.shown.append(shown)
+
+    def _score(self, model: nn.Module, block: Block, device: torch.device) -> list[Reading]:
+        """Readings of the block's renderings, in their order."""
+        scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
+        for batch in block.batches:
+            windows = [block.windows[r][w] for r, w in batch]
+            for (r, w), values in zip(
+                batch, log_probabilities(model, windows, device), strict=True
+            ):
+                scores[r][w] = values
+        most = max(self._ranks.gather(len(block.batches)))
+        for _ in range(most - len(block.batches)):
+            dummy_forward(model, device)
+        return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
+
+    def _compare(
+        self, block: Block, readings: list[Reading]
+    ) -> Iterator[tuple[int, int, np.ndarray]]:
+        """(comparison, document, sums) wherever the two arms show a document differently."""
+        for (index, text), shown in zip(block.documents, block.shown, strict=True):
+            for number, one in enumerate(self._comparisons):
+                (base, base_types), (test, test_types) = shown[one.base], shown[one.test]
+                if one.base == one.test or base_types != test_types:
+                    sums = paired_sums(readings[base], readings[test], text, self._edges)
+                    yield number, index, sums

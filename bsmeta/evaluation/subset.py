@@ -1,0 +1,69 @@
+"""The evaluation during training: a fixed subset, both arms, prepared once and scored often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.paired import PairedEvaluation
+from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.statistics import figures_of
+
+RESAMPLES = 10_000
+
+
+class SubsetEvaluation:
+    """The first `max_documents` held-out documents with all their metadata, and without.
+
+    Every rank makes one, and all ranks call `run` together.
+
+    Args:
+        config: Names the held-out file and how it is rendered.
+        tokenizer: The model's tokenizer.
+        max_documents: Documents of the subset.
+        seed: Seed of the bootstrap.
+        ranks: The processes that share the work.
+
+    Raises:
+        ConfigurationError, DataError: See `HeldOutDocuments`.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_documents: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        documents = HeldOutDocuments(config, max_documents=max_documents, deduplicate=True)
+        comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
+        self._evaluation = PairedEvaluation(
+            config, tokenizer, documents, [text_alone(), *comparisons], ranks=ranks
+        )
+        self._blocks = list(self._evaluation.blocks())
+        self._seed = seed
+
+    def run(self, model: nn.Module, device: torch.device) -> dict[str, Any]:
+        """The figures of `Figures`, flat, the same on every rank.
+
+        `text_bits_per_byte` is that of all documents without metadata; where no document has
+        metadata, it is the only figure beside `documents` and `bytes`.
+        """
+        sums = self._evaluation.run(model, device, blocks=self._blocks)
+        stacked = np.stack([sums[name].sum(axis=1) for name in ("text", "all")])
+        text, both = figures_of(stacked, resamples=RESAMPLES, seed=self._seed)
+        if text is None:
+            return {"documents": 0, "bytes": 0}
+        alone = {"text_bits_per_byte": text.bits_per_byte_without}
+        if both is None:
+            return {**alone, "documents": text.documents, "bytes": text.bytes}
+        return {**alone, **both.as_dict()}

@@ -1,0 +1,94 @@
+"""An encoded document to the windows in which the model sees it.
+
+`first_piece` and `all_pieces` are the pieces that training uses. `sliding` gives every token at
+least half a sequence of its own text as context, where there is so much: each window shows the
+last half of the one before it again and scores only what is new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from bsmeta.config.data import DataConfig
+from bsmeta.data.encoding import EncodedDocument
+from bsmeta.data.pieces import Piece, cut
+from bsmeta.evaluation.scoring import Window
+from bsmeta.evaluation.segments import Reading
+
+Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
+
+
+def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The document's beginning, one sequence long."""
+    return [_from_piece(piece) for piece in cut(document, config)[:1]]
+
+
+def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in pieces, as it is trained on."""
+    return [_from_piece(piece) for piece in cut(document, config)]
+
+
+def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in overlapping windows, each behind the prefix."""
+    prefix, size = len(document.prefix_ids), len(document.ids)
+    room = config.metadata_config.max_seq_len - prefix
+    is_text = (document.kinds == 0) & (document.text_ends > document.text_starts)
+    first_text = int(np.argmax(is_text)) if is_text.any() else 0
+    windows = []
+    for start in range(0, max(size - room // 2, 1), room - room // 2):
+        stop = min(start + room, size)
+        new = start if start == 0 else start + room // 2
+        scored = is_text[start:stop].copy()
+        scored[: new - start] = False
+        if start == 0 and len(scored):  # nothing predicts it without metadata
+            scored[first_text : first_text + 1] = False
+        windows.append(
+            Window(
+                ids=np.concatenate((document.prefix_ids, document.ids[start:stop])),
+                starts=_padded(prefix, document.text_starts[start:stop]),
+                ends=_padded(prefix, document.text_ends[start:stop]),
+                scored=np.concatenate((np.zeros(prefix, bool), scored)),
+                own=prefix + new - start,
+            )
+        )
+    return windows
+
+
+WINDOWS: dict[str, Windows] = {
+    "first_piece": first_piece,
+    "all_pieces": all_pieces,
+    "sliding": sliding,
+}
+
+
+def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
+    """The text tokens of a document with their nats.
+
+    Args:
+        windows: All windows of the document under one arm.
+        scores: For each window the log-probabilities of its scored tokens, float64.
+    """
+    starts, ends, nats = [], [], []
+    for window, log_probabilities in zip(windows, scores, strict=True):
+        values = np.full(len(window.ids), np.nan)
+        values[window.scored] = -log_probabilities
+        holds_text = window.ends > window.starts
+        holds_text[: window.own] = False
+        starts.append(window.starts[holds_text])
+        ends.append(window.ends[holds_text])
+        nats.append(values[holds_text])
+    if not windows:
+        return Reading(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0))
+    return Reading(np.concatenate(starts), np.concatenate(ends), np.concatenate(nats))
+
+
+def _from_piece(piece: Piece) -> Window:
+    starts, ends = piece.text_starts, piece.text_ends
+    scored = piece.loss_mask & (piece.kinds == 0) & (ends > starts)
+    return Window(piece.ids, starts, ends, scored, piece.prefix_length)
+
+
+def _padded(front: int, values: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(front, values.dtype), values))
