@@ -1,0 +1,87 @@
+"""What is wrong with a document that cannot be used, in words to count by.
+
+The metadata package says why an object cannot be used; here are the reasons that lie in the file
+and the line, and the policy: stop at the first (strict), or skip and count.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.shards import Shard
+from bsmeta.metadata.records import BadDocument
+
+POLICIES = ("strict", "skip")
+
+REASONS = (
+    "blank_line",
+    "byte_order_mark",
+    "damaged_file",
+    "empty_text",
+    "end_before_start",
+    "html_attributes_mismatch",
+    "missing_position",
+    "missing_text",
+    "negative_position",
+    "not_a_number",
+    "not_a_timestamp",
+    "not_an_object",
+    "not_json",
+    "not_utf8",
+    "position_beyond_text",
+    "relative_position_too_large",
+    "text_not_string",
+    "wrong_type",
+)
+
+
+def count_names() -> list[str]:
+    """Names under which skipped documents are counted; always the same."""
+    return [f"bad_documents/{reason}" for reason in REASONS]
+
+
+class Rejecter:
+    """Applies `bad_documents` to the documents of one window.
+
+    Attributes:
+        counts: Number of documents skipped, by the names of `count_names`.
+    """
+
+    def __init__(self, config: DataConfig, shard: Shard) -> None:
+        if config.bad_documents not in POLICIES:
+            raise ConfigurationError(
+                f"data_config.bad_documents={config.bad_documents}: expected one of {POLICIES}"
+            )
+        self._strict = config.bad_documents == "strict"
+        self._shard = shard
+        self.counts: Counter[str] = Counter()
+
+    def reject(self, line: int, error: BadDocument) -> None:
+        """Skips the document of a line (counted from 0).
+
+        Raises:
+            DataError: In strict mode, naming file, line and reason.
+        """
+        if self._strict:
+            raise DataError(
+                f"{self._shard.path}, line {line + 1}: {error.reason}: {error.detail} "
+                "(data_config.bad_documents=skip counts such documents and goes on)"
+            )
+        self.counts[f"bad_documents/{error.reason}"] += 1
+
+
+def reason_of(line: bytes, error: BadDocument) -> BadDocument:
+    """A better reason, where the line itself shows why it is no JSON."""
+    if error.reason != "not_json":
+        return error
+    if not line.strip():
+        return BadDocument("blank_line", "expected a JSON object")
+    if line.startswith(b"\xef\xbb\xbf"):
+        return BadDocument("byte_order_mark", "the line begins with a UTF-8 byte order mark")
+    try:
+        line.decode()
+    except UnicodeDecodeError as problem:
+        return BadDocument("not_utf8", str(problem))
+    return error

@@ -1,0 +1,168 @@
+"""Rendered documents into token ids, with what each token is: text or metadata, and where.
+
+Middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are encoded apart from
+the body, so that the prefix can be repeated on each piece and the body reads the same behind any.
+Evaluation and `explain` use the same encoder, which is why it also says which characters of the
+original text a token stands for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.tokens import HfTokenizer, Tokens
+from bsmeta.metadata.masks import inside_span, loss_tables, text_positions, token_kinds
+from bsmeta.metadata.rendering import Rendered
+
+
+@dataclass(slots=True)
+class EncodedDocument:
+    """A document of p prefix tokens and n further ones: body, suffix, EOS.
+
+    Attributes:
+        prefix_ids: int32[p], no longer than allowed; p = 0 without a prefix.
+        prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`.
+        prefix_targets: bool[p], whether the token's type is trained on.
+        ids: int32[n]: the body (with what joins it to the prefix), the suffix, EOS.
+        kinds: uint8[n], 0 for text and EOS, otherwise as in `prefix_kinds`.
+        targets: bool[n], as in `prefix_targets`; text and EOS always are.
+        run: int32[n], the same number for tokens between which no piece may end (they share an
+            inserted string), -1 for text.
+        text_starts: int32[n], first character of the original text that the token stands for.
+        text_ends: int32[n], end of those characters; equal to the start where there are none
+            (metadata, EOS, what joins prefix and body).
+    """
+
+    prefix_ids: np.ndarray
+    prefix_kinds: np.ndarray
+    prefix_targets: np.ndarray
+    ids: np.ndarray
+    kinds: np.ndarray
+    targets: np.ndarray
+    run: np.ndarray
+    text_starts: np.ndarray
+    text_ends: np.ndarray
+
+
+class DocumentEncoder:
+    """Encodes rendered documents, a batch at a time.
+
+    Raises:
+        ConfigurationError: If the tokenizer has no EOS token, or a piece would have no room for
+            text beside its prefix.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"tokenizer_name: {tokenizer.name_or_path} has no eos_token; every document ends "
+                "in one, so name it in its tokenizer_config.json"
+            )
+        self._tokenizer = HfTokenizer(tokenizer)
+        self._eos = np.array([tokenizer.eos_token_id], np.int32)
+        metadata = config.metadata_config
+        self._outside_targets, self._body_targets = loss_tables(metadata)
+        (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
+        self._separator = separator.ids
+        self._most = metadata.prefix_max_tokens or metadata.max_seq_len // 2
+        if not len(self._separator) < self._most <= metadata.max_seq_len - 2:
+            raise ConfigurationError(
+                f"data_config.metadata_config: a prefix of up to {self._most} tokens "
+                "(prefix_max_tokens, or half of max_seq_len) must hold more than "
+                f"metadata_prefix_sep ({len(self._separator)} tokens) and leave two tokens of "
+                f"max_seq_len={metadata.max_seq_len} for the text"
+            )
+
+    def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
+        """The documents' tokens, in one call of the tokenizer."""
+        texts = [one.lead + one.body for one in rendered]
+        texts += [one.prefix for one in rendered if one.prefix]
+        texts += [one.suffix for one in rendered if one.suffix]
+        tokens = iter(self._tokenizer.encode(texts))
+        bodies = [next(tokens) for _ in rendered]
+        prefixes = [self._prefix(one, next(tokens)) if one.prefix else None for one in rendered]
+        suffixes = [self._suffix(one, next(tokens)) if one.suffix else None for one in rendered]
+        return [
+            self._document(*parts)
+            for parts in zip(rendered, bodies, prefixes, suffixes, strict=True)
+        ]
+
+    def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and kinds of the prefix; one that is too long keeps the separator that closes it."""
+        kinds = token_kinds(
+            tokens.starts, tokens.ends, rendered.prefix_spans, rendered.prefix_kinds
+        )
+        if len(kinds) <= self._most:
+            return tokens.ids, kinds
+        kept = self._most - len(self._separator)
+        ids = np.concatenate((tokens.ids[:kept], self._separator))
+        return ids, np.pad(kinds[:kept], (0, len(self._separator)), mode="edge")
+
+    def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+        kinds = token_kinds(
+            tokens.starts, tokens.ends, rendered.suffix_spans, rendered.suffix_kinds
+        )
+        return tokens.ids[: self._most], kinds[: self._most]
+
+    def _document(
+        self,
+        rendered: Rendered,
+        body: Tokens,
+        prefix: tuple[np.ndarray, np.ndarray] | None,
+        suffix: tuple[np.ndarray, np.ndarray] | None,
+    ) -> EncodedDocument:
+        prefix_ids, prefix_kinds = prefix or NOTHING
+        suffix_ids, suffix_kinds = suffix or NOTHING
+        spans, lead = rendered.spans, len(rendered.lead)
+        starts, ends = np.maximum(body.starts - lead, 0), np.maximum(body.ends - lead, 0)
+        kinds = token_kinds(starts, ends, spans, rendered.span_kinds)
+        run = runs(starts, kinds, spans)
+        # Behind the body: the suffix, which is a run of its own, and EOS, which is none.
+        behind = len(suffix_ids) + 1
+        nowhere = np.full(behind, len(rendered.text), np.int32)
+        suffix_run = np.full(behind, len(kinds), np.int32)
+        suffix_run[-1] = -1
+        return EncodedDocument(
+            prefix_ids=prefix_ids,
+            prefix_kinds=prefix_kinds,
+            prefix_targets=self._outside_targets[prefix_kinds],
+            ids=np.concatenate((body.ids, suffix_ids, self._eos)),
+            kinds=np.concatenate((kinds, suffix_kinds, EOS_KIND)),
+            targets=np.concatenate(
+                (
+                    self._body_targets[kinds],
+                    self._outside_targets[suffix_kinds],
+                    self._body_targets[EOS_KIND],
+                )
+            ),
+            run=np.concatenate((run, suffix_run)),
+            text_starts=np.concatenate((text_positions(starts, spans), nowhere)),
+            text_ends=np.concatenate((text_positions(ends, spans), nowhere)),
+        )
+
+
+NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))
+EOS_KIND = np.zeros(1, np.uint8)
+
+
+def runs(starts: np.ndarray, kinds: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Numbers the runs of tokens between which an inserted string would be cut.
+
+    A token may hold the end of one string and the start of the next: then both are one run.
+
+    Args:
+        starts: int32[n], first character of each token.
+        kinds: uint8[n], 0 for text.
+        spans: int32[m, 2], the inserted strings.
+
+    Returns:
+        int32[n]: the run of each metadata token, -1 for text.
+    """
+    begins = (kinds > 0) & ~inside_span(starts, spans)
+    return np.where(kinds > 0, np.cumsum(begins, dtype=np.int32) - 1, np.int32(-1))

@@ -1,0 +1,53 @@
+"""Pieces into sequences: best fit over the pieces of a window.
+
+Packing sees only lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
+Language Modeling") fills sequences almost wholly and never splits a piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Packs pieces into as few sequences as best-fit decreasing finds.
+
+    Each piece, the longest first, goes where it leaves the least room; a new sequence is opened
+    only when it fits nowhere. The sequences that have `room` tokens left stand in `by_room[room]`,
+    and bit `room` of `rooms` says whether there is one, so that the best is found at once.
+
+    Args:
+        lengths: Lengths in tokens, each from 1 to `capacity`.
+        capacity: Tokens of a sequence.
+
+    Returns:
+        For each sequence the indices of its pieces.
+    """
+    sequences: list[list[int]] = []
+    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    rooms = 0
+    for piece in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
+        length = lengths[piece]
+        fitting = rooms >> length
+        if fitting:
+            room = length + (fitting & -fitting).bit_length() - 1
+            sequence = by_room[room].pop()
+            if not by_room[room]:
+                rooms ^= 1 << room
+            sequences[sequence].append(piece)
+        else:
+            room = capacity
+            sequence = len(sequences)
+            sequences.append([piece])
+        left = room - length
+        if left:
+            by_room[left].append(sequence)
+            rooms |= 1 << left
+    return sequences
+
+
+def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """One piece a sequence, whatever room it leaves (`packing: pad`)."""
+    return [[piece] for piece in range(len(lengths))]

@@ -1,0 +1,129 @@
+"""Encoded documents into pieces that fit a sequence, each with its prefix.
+
+A document longer than `max_seq_len` is cut where no inserted string (a tag, an entity) is cut in
+two. The same pieces are trained on, scored by the evaluation, and shown by `explain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsmeta.config.data import DataConfig
+from bsmeta.data.encoding import EncodedDocument
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Tokens `start` to `stop` of a document (prefix not counted), behind its prefix if `prefixed`.
+
+    Arrays are made when asked for; all have the length `len(piece)`.
+    """
+
+    document: EncodedDocument
+    start: int
+    stop: int
+    prefixed: bool
+
+    def __len__(self) -> int:
+        return self.prefix_length + self.stop - self.start
+
+    @property
+    def prefix_length(self) -> int:
+        """Tokens of the prefix in this piece."""
+        return len(self.document.prefix_ids) if self.prefixed else 0
+
+    @property
+    def ids(self) -> np.ndarray:
+        """Token ids (int32)."""
+        return self._behind(self.document.prefix_ids, self.document.ids)
+
+    @property
+    def kinds(self) -> np.ndarray:
+        """0 for text and EOS, 1 + i for metadata of type metadata_list[i] (uint8)."""
+        return self._behind(self.document.prefix_kinds, self.document.kinds)
+
+    @property
+    def text_starts(self) -> np.ndarray:
+        """First character of the original text in each token (int32); see `EncodedDocument`."""
+        return self._behind(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
+
+    @property
+    def text_ends(self) -> np.ndarray:
+        """End of the original text's characters in each token (int32)."""
+        return self._behind(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
+
+    @property
+    def loss_mask(self) -> np.ndarray:
+        """Which tokens are targets (bool): all that the configuration trains on, but two.
+
+        Not a piece's first token, which nothing predicts; nor the first token of text behind a
+        prefix: without metadata that token comes first and is no target, so neither is it with
+        metadata.
+        """
+        mask = self._behind(self.document.prefix_targets, self.document.targets).copy()
+        mask[0] = False
+        if self.prefix_length:
+            text = self.document.kinds[self.start : self.stop] == 0
+            if text.any():
+                mask[self.prefix_length + np.argmax(text)] = False
+        return mask
+
+    def _behind(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
+        part = rest[self.start : self.stop]
+        return np.concatenate((prefix, part)) if self.prefixed else part
+
+
+def cut(encoded: EncodedDocument, config: DataConfig) -> list[Piece]:
+    """The pieces of a document, in order; together they hold each of its tokens once.
+
+    No piece is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
+    inserted string, unless that string alone is longer than a piece.
+    """
+    metadata = config.metadata_config
+    end, prefix = len(encoded.ids), len(encoded.prefix_ids)
+    pieces: list[Piece] = []
+    start = 0
+    while start < end - 1:  # EOS alone is nothing to learn from
+        prefixed = prefix > 0 and (not pieces or metadata.prefix_on == "every_piece")
+        room = metadata.max_seq_len - (prefix if prefixed else 0)
+        stop = end if end - start <= room else boundary(encoded.run, start, start + room)
+        if stop == end - 1:
+            stop = boundary(encoded.run, start, stop - 1)
+        pieces.append(Piece(encoded, start, stop, prefixed))
+        start = stop
+    return pieces
+
+
+def boundary(run: np.ndarray, start: int, stop: int) -> int:
+    """The last place after `start` and up to `stop` that is not inside an inserted string.
+
+    Args:
+        run: For each token the inserted string that it belongs to, -1 for text.
+        start: Where the piece begins.
+        stop: Where it would end if nothing forbade it.
+
+    Returns:
+        `stop` itself where one string reaches from `start` beyond `stop`.
+    """
+    if run[stop] < 0 or run[stop - 1] != run[stop]:
+        return stop
+    outside = np.flatnonzero(run[start:stop] != run[stop])
+    return start + int(outside[-1]) + 1 if len(outside) else stop
+
+
+def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece]) -> list[Piece]:
+    """Cuts a document without its metadata where `pieces` of it with metadata are cut.
+
+    Each piece then has the same text as its counterpart, up to the token that the cut falls in.
+    """
+    ends = [piece.document.text_starts[piece.stop] for piece in pieces[:-1]]
+    stops = [*np.searchsorted(plain.text_starts, ends), len(plain.ids)]
+    starts = [0, *stops[:-1]]
+    return [
+        Piece(plain, int(start), int(stop), False)
+        for start, stop in zip(starts, stops, strict=True)
+        if stop > start and start < len(plain.ids) - 1
+    ]

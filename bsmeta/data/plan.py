@@ -1,0 +1,171 @@
+"""Which stream reads what, and in which order: arithmetic on integers, no file is opened.
+
+The data is cut into S logical streams whatever the number of processes. A stream owns the same
+shares of shards in every epoch and walks them in an order drawn for that epoch. Where a stream
+stands is a `Position`: a few integers, from which it can be made anew anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.seeds import derive, permutation
+from bsmeta.data.shards import Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The windows of a shard that one stream owns: `offset`, `offset + stride`, and so on."""
+
+    shard: Shard
+    offset: int
+    stride: int
+
+    def first_document(self, window: int, window_documents: int) -> int:
+        """The number in its shard of the first document of the share's `window`-th window."""
+        return (self.offset + window * self.stride) * window_documents
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a stream stands: all that it needs to go on.
+
+    Attributes:
+        epoch: Passes of this stream over its shares that are complete.
+        share: Place in this epoch's order of shares.
+        window: Place of the open window in that share.
+        sequence: Sequences of that window that were given out.
+        emitted: Sequences that the stream gave out since the beginning of the run.
+        bad: Documents of this epoch that were skipped in the windows before the open one.
+    """
+
+    epoch: int = 0
+    share: int = 0
+    window: int = 0
+    sequence: int = 0
+    emitted: int = 0
+    bad: int = 0
+
+    def is_epoch_start(self) -> bool:
+        """Whether nothing of the epoch was given out yet."""
+        return self.share == self.window == self.sequence == 0
+
+    def state(self) -> dict[str, int]:
+        """The position as it is saved."""
+        return asdict(self)
+
+    @classmethod
+    def from_state(cls, state: dict[str, Any]) -> Position:
+        """Reads a saved position.
+
+        Raises:
+            ConfigurationError: If it does not consist of exactly these integers, none negative.
+        """
+        expected = {field.name for field in fields(cls)}
+        whole = all(type(value) is int and value >= 0 for value in state.values())
+        if set(state) != expected or not whole:
+            raise ConfigurationError(
+                f"the saved position of a stream is {state}; expected the keys {sorted(expected)} "
+                "with whole numbers; the checkpoint is of another version, or damaged"
+            )
+        return cls(**state)
+
+
+def shares_of(stream: int, shards: Sequence[Shard], num_streams: int) -> list[Share]:
+    """What a stream owns: whole shards, or windows in turn where shards are fewer than streams."""
+    if len(shards) >= num_streams:
+        return [Share(shard, 0, 1) for shard in shards[stream::num_streams]]
+    number = stream % len(shards)
+    sharing = len(range(number, num_streams, len(shards)))
+    return [Share(shards[number], stream // len(shards), sharing)]
+
+
+def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
+    """The order in which a stream walks its shares in one epoch."""
+    order = permutation(len(shares), derive(seed, "shares", epoch, stream))
+    return [shares[index] for index in order]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How the sequences of a run are dealt out: to streams, ranks and loader processes.
+
+    Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
+    g mod S. Rank r takes the g = r (mod world size), in order; of those, its loader processes take
+    one each in turn. So every stream has exactly one reader, whatever the numbers are.
+    """
+
+    num_streams: int
+    rank: int
+    world_size: int
+    workers: int
+
+    def streams(self) -> range:
+        """The streams of this rank."""
+        return range(self.rank, self.num_streams, self.world_size)
+
+    def sequences(self, done: int, worker: int) -> range:
+        """Numbers g of one loader process's sequences when the run has had `done` sequences."""
+        first = done + (self.rank - done) % self.world_size
+        endless = 1 << 62
+        return range(first + worker * self.world_size, endless, self.world_size * self.workers)
+
+
+def division(
+    num_streams: int,
+    *,
+    rank: int,
+    world_size: int,
+    num_workers: int,
+    global_batch_size: int,
+    micro_batch_size: int,
+) -> Division:
+    """The division of a run.
+
+    Raises:
+        ConfigurationError: Listing every number that does not divide what it must divide.
+    """
+    workers = max(num_workers, 1)
+    problems = []
+    if num_streams < 1 or num_streams % (world_size * workers):
+        problems.append(
+            f"data_config.num_streams={num_streams} is not a multiple of the processes times their "
+            f"loader workers: {world_size} x {workers} (data_config.num_workers) = "
+            f"{world_size * workers}; change num_streams (on a resumed run: num_workers)"
+        )
+    if global_batch_size < 1 or global_batch_size % world_size:
+        problems.append(
+            f"the global batch of {global_batch_size} sequences is not a multiple of the "
+            f"{world_size} processes"
+        )
+    elif micro_batch_size < 1 or (global_batch_size // world_size) % micro_batch_size:
+        problems.append(
+            f"a process's part of the global batch, {global_batch_size} / {world_size} = "
+            f"{global_batch_size // world_size} sequences, is not a multiple of "
+            f"data_config.per_device_train_batch_size={micro_batch_size}"
+        )
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    return Division(num_streams, rank, world_size, workers)
+
+
+def sequences_done(positions: dict[int, Position], num_streams: int) -> int:
+    """How many sequences a run has had, from the positions of all its streams.
+
+    Raises:
+        ConfigurationError: If the streams do not stand where a run of whole steps leaves them.
+    """
+    emitted = [
+        positions[stream].emitted if stream in positions else 0 for stream in range(num_streams)
+    ]
+    done = sum(emitted)
+    expected = [len(range(stream, done, num_streams)) for stream in range(num_streams)]
+    if emitted != expected or set(positions) - set(range(num_streams)):
+        raise ConfigurationError(
+            f"the saved data state is incomplete: its streams gave out {emitted} sequences, which "
+            "no run of whole steps does; it was not merged over all processes, or is damaged"
+        )
+    return done

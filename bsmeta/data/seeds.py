@@ -1,0 +1,32 @@
+"""Seeds of every random choice about the data: a hash of what the choice is about.
+
+No generator is shared and none is global, so a choice depends neither on the order in which
+documents are read nor on which process reads them.
+"""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import xxhash
+
+
+def derive(*parts: int | str) -> int:
+    """A 64-bit seed (xxh3) from the parts that name a choice, such as (seed, epoch, shard, 7)."""
+    return xxhash.xxh3_64_intdigest("\0".join(map(str, parts)).encode())
+
+
+def document_generator(seed: int, epoch: int, shard: str, document: int) -> random.Random:
+    """The generator of all choices about one document in one epoch."""
+    return random.Random(derive(seed, epoch, shard, document))
+
+
+def permutation(length: int, seed: int) -> np.ndarray:
+    """A permutation (int64[length]) that depends on nothing but the arguments.
+
+    It sorts raw 64-bit words of PCG64, whose stream NumPy promises to keep, which it does not for
+    `Generator.permutation`.
+    """
+    words = np.random.PCG64(seed).random_raw(length)
+    return np.argsort(words, kind="stable")

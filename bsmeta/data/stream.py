@@ -1,0 +1,187 @@
+"""The training stream of one rank: micro-batches, from the beginning or from a saved state.
+
+Last stage, and what a task hands to the trainer. The trainer gathers the states of the batches that
+it trained on over all ranks and saves them with the fingerprint; given back here, in a run of any
+world size and number of loader processes, they continue the very same sequence of global batches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.bad_documents import POLICIES
+from bsmeta.data.lines import has_line
+from bsmeta.data.loader import MicroBatch, micro_batches
+from bsmeta.data.packed import PACKINGS, PackedSequence
+from bsmeta.data.plan import Position, division, sequences_done, shares_of
+from bsmeta.data.shards import list_shards, shards_fingerprint
+from bsmeta.data.streams import LogicalStream
+from bsmeta.data.windows import WindowMaker
+
+
+class TrainStream:
+    """This rank's micro-batches in the order of the run; endless.
+
+    Args:
+        config: Where documents come from, and how they become batches.
+        tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
+        seed: Seed of the run.
+        rank: This process.
+        world_size: Number of processes.
+        global_batch_size: Sequences in a step of all processes.
+        state: `{"fingerprint": ..., "streams": {number: position}}` as saved by a run; None begins.
+
+    Attributes:
+        fingerprint: What decides which sequences the stream gives.
+
+    Raises:
+        ConfigurationError: If numbers do not divide each other, a key has no known value, or the
+            state is of other data.
+        DataError: If shards are missing, or a stream would have none.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        seed: int,
+        rank: int,
+        world_size: int,
+        global_batch_size: int,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        check_values(config)
+        self._config = config
+        self._seed = seed
+        self._division = division(
+            config.num_streams,
+            rank=rank,
+            world_size=world_size,
+            num_workers=config.num_workers,
+            global_batch_size=global_batch_size,
+            micro_batch_size=config.per_device_train_batch_size,
+        )
+        self._shards = list_shards(config)
+        self._check_streams_have_documents()
+        self._pad = tokenizer.pad_token_id
+        if self._pad is None:
+            self._pad = tokenizer.eos_token_id
+        self._maker = WindowMaker(config, tokenizer, seed)
+        self.fingerprint = self._fingerprint(tokenizer)
+        self._positions: dict[int, Position] = {}
+        if state is not None:
+            check_fingerprint(state["fingerprint"], self.fingerprint)
+            self._positions = {
+                int(stream): Position.from_state(saved)
+                for stream, saved in state["streams"].items()
+            }
+        self._done = sequences_done(self._positions, config.num_streams)
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        """The micro-batches from the state on.
+
+        Raises:
+            DataError: If documents cannot be read or used.
+        """
+        return micro_batches(
+            self._sequences, self._config.per_device_train_batch_size, self._config.num_workers
+        )
+
+    def _sequences(self, worker: int) -> Iterator[PackedSequence]:
+        """The sequences of one loader process; a stream is opened when its turn first comes."""
+        opened: dict[int, Iterator[PackedSequence]] = {}
+        for number in self._division.sequences(self._done, worker):
+            stream = number % self._config.num_streams
+            if stream not in opened:
+                opened[stream] = self._open(stream)
+            yield next(opened[stream])
+
+    def _open(self, stream: int) -> Iterator[PackedSequence]:
+        shares = shares_of(stream, self._shards, self._config.num_streams)
+        logical = LogicalStream(
+            stream, shares, self._maker, self._config, seed=self._seed, pad=self._pad
+        )
+        return logical.sequences(self._positions.get(stream, Position()))
+
+    def _check_streams_have_documents(self) -> None:
+        """Where streams share a shard, its last one must have a window of it."""
+        config, shards = self._config, self._shards
+        for stream in range(max(config.num_streams - len(shards), 0), config.num_streams):
+            for share in shares_of(stream, shards, config.num_streams):
+                first = share.first_document(0, config.window_documents)
+                if first and not has_line(share.shard.path, first):
+                    raise ConfigurationError(
+                        f"data_config.num_streams={config.num_streams} is too many for "
+                        f"{len(shards)} shards: {share.stride} streams share {share.shard.name} in "
+                        f"windows of data_config.window_documents={config.window_documents}, but "
+                        f"it has no document {first} with which the last one's first window would "
+                        "begin; lower num_streams or window_documents, or add shards"
+                    )
+
+    def _fingerprint(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        config = self._config
+        return {
+            "seed": self._seed,
+            "num_streams": config.num_streams,
+            "window_documents": config.window_documents,
+            "packing": config.packing,
+            "bad_documents": config.bad_documents,
+            "metadata_config": dataclasses.asdict(config.metadata_config),
+            "tokenizer": tokenizer_fingerprint(tokenizer),
+            "shards": shards_fingerprint(self._shards),
+        }
+
+
+def check_values(config: DataConfig) -> None:
+    """Refuses values that no data can make right.
+
+    Raises:
+        ConfigurationError: Listing all of them.
+    """
+    problems = []
+    for name, choices in (("packing", tuple(PACKINGS)), ("bad_documents", POLICIES)):
+        if getattr(config, name) not in choices:
+            found = getattr(config, name)
+            problems.append(f"data_config.{name}={found}: expected one of {', '.join(choices)}")
+    for name, least in (("window_documents", 1), ("num_workers", 0), ("max_bad_documents", 0)):
+        if getattr(config, name) < least:
+            problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash (xxh3, hexadecimal) of a fast tokenizer."""
+    return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+
+
+def check_fingerprint(saved: dict[str, Any], current: dict[str, Any]) -> None:
+    """Refuses to continue a run on other data.
+
+    Raises:
+        ConfigurationError: Naming each difference.
+    """
+    differences = list(differing("", saved, current))
+    if differences:
+        raise ConfigurationError(
+            "the checkpoint was trained on other data, so its run cannot be continued exactly:\n"
+            + "\n".join(differences)
+        )
+
+
+def differing(name: str, saved: Any, current: Any) -> Iterator[str]:
+    """Lines that name the leaves in which two nested dicts differ."""
+    if isinstance(saved, dict) and isinstance(current, dict):
+        for part in sorted({*saved, *current}):
+            below = f"{name}.{part}" if name else str(part)
+            yield from differing(below, saved.get(part, "absent"), current.get(part, "absent"))
+    elif saved != current:
+        yield f"  {name}: {saved} in the checkpoint, {current} now"

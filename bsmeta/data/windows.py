@@ -1,0 +1,131 @@
+"""A window: some documents of a shard, from lines to packed sequences.
+
+Where the stream's time goes: `streams` says which window, this module decodes its lines, chooses
+and renders metadata, encodes, cuts and packs. All of it follows from (seed, epoch, shard, document
+numbers) alone, so a window can be made again at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.bad_documents import Rejecter, reason_of
+from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.packed import PackedWindow, PieceTable
+from bsmeta.data.pieces import Piece, cut, cut_alike
+from bsmeta.data.seeds import derive, document_generator
+from bsmeta.data.shards import Shard
+from bsmeta.metadata.records import BadDocument, DocumentDecoder
+from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.metadata.sampling import choose_types
+
+MOST_TYPES = 31  # bits of a signed 32-bit integer
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Lines of a shard that are made into sequences together.
+
+    Attributes:
+        epoch: The epoch of the stream that reads them.
+        shard: Where they come from.
+        first: Number of the first document in its shard.
+        lines: One document each.
+        damage: Why the shard cannot be read beyond them; empty if it can.
+    """
+
+    epoch: int
+    shard: Shard
+    first: int
+    lines: list[bytes]
+    damage: str = ""
+
+
+class WindowMaker:
+    """Makes windows into sequences.
+
+    Raises:
+        ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
+    """
+
+    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+        self._config = config
+        self._seed = seed
+        self._metadata = config.metadata_config
+        if len(self._metadata.metadata_list) > MOST_TYPES:
+            raise ConfigurationError(
+                f"data_config.metadata_config.metadata_list has {len(self._metadata.metadata_list)}"
+                f" types; at most {MOST_TYPES} can be told apart in a batch"
+            )
+        self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
+        self._decoder = DocumentDecoder(self._metadata)
+        self._renderer = Renderer(self._metadata)
+        self._encoder = DocumentEncoder(tokenizer, config)
+
+    def make(self, window: Window) -> tuple[PackedWindow, Counter[str]]:
+        """The sequences of a window, and how many of its documents were skipped, by reason.
+
+        Raises:
+            DataError: If a document is bad or the shard damaged, and `bad_documents` is strict.
+        """
+        rejecter = Rejecter(self._config, window.shard)
+        numbers, rendered = [], []
+        for number, one in self._render(window, rejecter):
+            numbers.append(number)
+            rendered.append(one)
+        if window.damage:
+            line = window.first + len(window.lines)
+            rejecter.reject(line, BadDocument("damaged_file", window.damage))
+        cuts = self._cut(rendered)
+        owner = np.repeat(np.arange(len(cuts)), [len(pieces) for pieces in cuts])
+        bits = np.array([self._type_bits(one) for one in rendered], np.int32)
+        table = PieceTable(
+            document=np.array(numbers, np.int64)[owner],
+            types=bits[owner],
+            opens=np.diff(owner, prepend=-1) > 0,
+        )
+        packed = PackedWindow(
+            [piece for pieces in cuts for piece in pieces],
+            table,
+            shard=window.shard.name,
+            keys=self._metadata.metadata_list,
+            packing=self._config.packing,
+            capacity=self._metadata.max_seq_len,
+            seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),
+        )
+        return packed, rejecter.counts
+
+    def _render(self, window: Window, rejecter: Rejecter) -> Iterator[tuple[int, Rendered]]:
+        """The good documents, each with its number in the shard."""
+        for number, line in enumerate(window.lines, start=window.first):
+            generator = document_generator(self._seed, window.epoch, window.shard.name, number)
+            try:
+                document = self._decoder.decode(line)
+                if not document.text:
+                    raise BadDocument("empty_text", "there is nothing to train on")
+                types = choose_types(document, self._metadata, generator)
+                rendered = self._renderer.render(document, types)
+            except BadDocument as error:
+                rejecter.reject(number, reason_of(line, error))
+            else:
+                yield number, rendered
+
+    def _type_bits(self, rendered: Rendered) -> int:
+        if self._metadata.without_metadata_same_context:
+            return 0
+        return sum(self._bits[key] for key in rendered.types)
+
+    def _cut(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
+        """The pieces of each document."""
+        cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
+        if not self._metadata.without_metadata_same_context:
+            return cuts
+        plain = self._encoder.encode([one.without_metadata() for one in rendered])
+        return [cut_alike(*pair) for pair in zip(plain, cuts, strict=True)]
