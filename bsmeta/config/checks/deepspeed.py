@@ -1,0 +1,97 @@
+"""The DeepSpeed JSON against Hydra, and the configuration with every "auto" filled in.
+
+What DeepSpeed does with a missing key is read off DeepSpeed 0.19.8. The trainer makes the optimizer
+and the schedule itself: blocks for them must say the same as Hydra, and are then left out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bsmeta.config.checks.optimizer import optimizer_problems
+from bsmeta.config.checks.problems import Problem
+from bsmeta.config.checks.shared import Shared, compare, override_of
+from bsmeta.config.checks.zero import auto_left, zero_problems
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import TrainConfig
+
+MICRO_BATCH = "data_config.per_device_train_batch_size"
+
+
+def deepspeed_problems(
+    document: Mapping[str, Any], config: TrainConfig, launch: Launch
+) -> Iterator[Problem]:
+    """Yields every place where the JSON disagrees with Hydra or the launch, or says too little."""
+    file = str(launch.deepspeed_config_file)
+    values = shared_values(config, launch)
+    for shared in values:
+        yield from compare(document, shared, file)
+    yield from optimizer_problems(document, config, file)
+    yield from zero_problems(document, launch, file)
+    # The blocks of optimizer and scheduler are compared above, and left out of what is filled in.
+    rest = {key: value for key, value in document.items() if key not in ("optimizer", "scheduler")}
+    yield from auto_left(rest, {shared.key for shared in values}, file)
+
+
+def shared_values(config: TrainConfig, launch: Launch) -> list[Shared]:
+    """The keys of the JSON that Hydra owns, with their values in this launch."""
+    micro = config.data_config.per_device_train_batch_size
+    accumulation, processes = config.gradient_accumulation_steps, launch.num_processes
+    total = micro * accumulation * processes
+    return [
+        Shared(
+            key="train_micro_batch_size_per_gpu",
+            owner=f"{MICRO_BATCH} of Hydra",
+            value=micro,
+            default="train_batch_size / accumulation / processes",
+            override=override_of(MICRO_BATCH),
+        ),
+        Shared(
+            key="gradient_accumulation_steps",
+            owner="gradient_accumulation_steps of Hydra",
+            value=accumulation,
+            default="1",
+            override=override_of("gradient_accumulation_steps"),
+        ),
+        Shared(
+            key="train_batch_size",
+            owner=f"{micro} ({MICRO_BATCH}) x {accumulation} (gradient_accumulation_steps) x "
+            f"{processes} (processes) = {total}",
+            value=total,
+        ),
+        Shared(
+            key="gradient_clipping",
+            owner="gradient_clipping of Hydra",
+            value=float(config.gradient_clipping),
+            default="1.0",
+            override=override_of("gradient_clipping"),
+        ),
+        *(_precision(name, config) for name in ("bf16", "fp16")),
+    ]
+
+
+def _precision(name: str, config: TrainConfig) -> Shared:
+    on = config.mixed_precision == name
+    return Shared(
+        key=f"{name}.enabled",
+        owner=f"mixed_precision={config.mixed_precision} of Hydra",
+        value=on,
+        default="false" if on else None,
+        override=lambda found: f"mixed_precision={name if found else 'no'}",
+    )
+
+
+def fill(document: Mapping[str, Any], config: TrainConfig, launch: Launch) -> dict[str, Any]:
+    """The JSON as DeepSpeed gets it: Hydra's values written in, optimizer and scheduler left out.
+
+    Only the bucket sizes that follow from the model's hidden size may still say `"auto"`.
+    """
+    filled = copy.deepcopy(dict(document))
+    filled.pop("optimizer", None)
+    filled.pop("scheduler", None)
+    for shared in shared_values(config, launch):
+        block, _, name = shared.key.rpartition(".")
+        (filled.setdefault(block, {}) if block else filled)[name] = shared.value
+    return filled

@@ -1,0 +1,81 @@
+"""The DeepSpeed JSON itself: readable, no key twice, none that DeepSpeed silently ignores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.checks.problems import Problem, nearest
+
+# The top level as of DeepSpeed 0.19.8, without what would train something else than configured
+# (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.
+TOP_LEVEL = {
+    "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+    "gradient_clipping", "bf16", "fp16", "zero_optimization", "optimizer", "scheduler",
+    "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type",
+    "data_types", "prescale_gradients", "gradient_predivide_factor", "activation_checkpointing",
+    "aio", "checkpoint", "comms_logger", "csv_monitor", "dump_state", "flops_profiler",
+    "memory_breakdown", "steps_per_print", "tensorboard", "wall_clock_breakdown", "wandb",
+}  # fmt: skip
+
+# DeepSpeed refuses unknown ones here, but only once the model is loaded.
+ZERO = {
+    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
+    "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size",
+    "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param",
+    "offload_optimizer", "sub_group_size", "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters", "stage3_max_reuse_distance",
+    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
+    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
+    "ignore_unused_parameters", "round_robin_gradients", "zero_hpz_partition_size",
+    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
+    "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
+    "log_trace_cache_warnings", "leaf_module",
+}  # fmt: skip
+
+WHOLE = "(the file)"
+
+
+def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
+    """The object in a DeepSpeed JSON, and what is wrong with the file itself.
+
+    A missing file is left to the check of the launch, which names it.
+    """
+    if not path.is_file():
+        return None, []
+    file = str(path)
+    twice: list[str] = []
+    try:
+        document = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice)
+        )
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return None, [Problem(WHOLE, file, str(error), "JSON", "mend it at that place")]
+    if not isinstance(document, dict):
+        found = type(document).__name__
+        return None, [Problem(WHOLE, file, found, "an object", "begin the file with {")]
+    problems = [
+        Problem(key, file, "two values", "one (the last wins silently)", "delete one of them")
+        for key in twice
+    ]
+    return document, [*problems, *_unknown(document, file)]
+
+
+def _object(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twice += sorted({name for name in names if names.count(name) > 1})
+    return dict(pairs)
+
+
+def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
+    zero = document.get("zero_optimization")
+    below = zero if isinstance(zero, dict) else {}
+    for prefix, names, known in (("", document, TOP_LEVEL), ("zero_optimization.", below, ZERO)):
+        for name in names:
+            if name not in known:
+                expected = f"a key that this trainer runs DeepSpeed with{nearest(name, known)}"
+                fix = "correct the name, or delete it"
+                yield Problem(prefix + name, file, "an unknown key", expected, fix)

@@ -1,0 +1,134 @@
+"""Optimizer and scheduler blocks of the DeepSpeed JSON: they must say what the trainer does.
+
+The trainer makes AdamW and the schedule from Hydra's values. The blocks are therefore not needed,
+but configurations that have them (for other trainers, or for the reader) must not lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bsmeta.config.checks.problems import Problem, nearest, show
+from bsmeta.config.checks.shared import Shared, compare, look_up, override_of
+from bsmeta.config.schema import TrainConfig
+
+# lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
+SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
+OPTIMIZERS = ("AdamW", "Adam")
+SCHEDULE = "the trainer's schedule, which begins and ends at 0 and warms up on a line"
+
+
+def optimizer_problems(
+    document: Mapping[str, Any], config: TrainConfig, file: str
+) -> Iterator[Problem]:
+    """Yields where declared blocks differ from Hydra, or leave out what DeepSpeed would fill in."""
+    if "optimizer" in document:
+        kind = look_up(document, "optimizer.type")
+        if kind not in OPTIMIZERS:
+            expected = f"AdamW, the trainer's optimizer{nearest(kind, OPTIMIZERS)}"
+            fix = 'write "type": "AdamW", or delete the optimizer block'
+            yield Problem("optimizer.type", file, show(kind), expected, fix)
+        known = [*_optimizer(config), *_variants()]
+        yield from _parameters(document, "optimizer", known, file)
+    if "scheduler" in document:
+        yield from _scheduler_problems(document, config, file)
+
+
+def _scheduler_problems(
+    document: Mapping[str, Any], config: TrainConfig, file: str
+) -> Iterator[Problem]:
+    kind = look_up(document, "scheduler.type")
+    wanted = SCHEDULERS.get(config.lr_scheduler_type)
+    if wanted is None:  # reported as a value of Hydra
+        return
+    if kind == wanted:
+        yield from _parameters(document, "scheduler", _scheduler(config, wanted), file)
+        return
+    expected = f"{wanted} (lr_scheduler_type={config.lr_scheduler_type} of Hydra)"
+    fix = f'write "type": "{wanted}", or delete the scheduler block'
+    for hydra, name in SCHEDULERS.items():
+        if name == kind:
+            fix += f", or pass lr_scheduler_type={hydra}"
+    yield Problem("scheduler.type", file, show(kind), expected + nearest(kind, [wanted]), fix)
+
+
+def _parameters(
+    document: Mapping[str, Any], block: str, known: list[Shared], file: str
+) -> Iterator[Problem]:
+    for shared in known:
+        yield from compare(document, shared, file)
+    parameters = look_up(document, f"{block}.params")
+    names = {shared.key for shared in known}
+    for name in parameters if isinstance(parameters, Mapping) else ():
+        key = f"{block}.params.{name}"
+        if key not in names:
+            close = nearest(name, [known_name.rpartition(".")[2] for known_name in names])
+            expected = f"a parameter that the trainer has{close}"
+            yield Problem(key, file, show(parameters[name]), expected, "delete it")
+
+
+def _optimizer(config: TrainConfig) -> list[Shared]:
+    def shared(name: str, owner: str, value: Any, default: str) -> Shared:
+        key = f"optimizer.params.{name}"
+        override = None if name == "betas" else override_of(owner)
+        return Shared(
+            key=key, owner=f"{owner} of Hydra", value=value, default=default, override=override
+        )
+
+    betas = [config.adam_beta1, config.adam_beta2]
+    return [
+        shared("lr", "learning_rate", config.learning_rate, "0.001"),
+        shared("betas", "adam_beta1, adam_beta2", betas, "[0.9, 0.999]"),
+        shared("eps", "adam_epsilon", config.adam_epsilon, "1e-08"),
+        shared("weight_decay", "weight_decay", config.weight_decay, "0"),
+    ]
+
+
+def _variants() -> list[Shared]:
+    """Switches of DeepSpeed's Adam that have no Hydra key: the trainer's AdamW has one setting."""
+    return [
+        Shared(key=f"optimizer.params.{name}", owner="AdamW", value=value)
+        for name, value in (
+            ("torch_adam", True),
+            ("adam_w_mode", True),
+            ("bias_correction", True),
+            ("amsgrad", False),
+        )
+    ]
+
+
+def _scheduler(config: TrainConfig, kind: str) -> list[Shared]:
+    def shared(name: str, owner: str, value: Any, default: str, override: bool = True) -> Shared:
+        return Shared(
+            key=f"scheduler.params.{name}",
+            owner=f"{owner} of Hydra" if override else owner,
+            value=value,
+            default=default,
+            override=override_of(owner) if override else None,
+        )
+
+    known = [
+        shared("warmup_num_steps", "num_warmup_steps", config.num_warmup_steps, "1000"),
+        shared("warmup_type", SCHEDULE, "linear", '"log"', override=False),
+    ]
+    if kind == "WarmupCosineLR":
+        known += [
+            Shared(key="scheduler.params.warmup_min_ratio", owner=SCHEDULE, value=0.0),
+            shared("cos_min_ratio", SCHEDULE, 0.0, "0.0001", override=False),
+        ]
+    else:
+        known += [
+            Shared(key="scheduler.params.warmup_min_lr", owner=SCHEDULE, value=0.0),
+            shared("warmup_max_lr", "learning_rate", config.learning_rate, "0.001"),
+        ]
+    if kind != "WarmupLR":  # without it DeepSpeed fails by itself
+        known.append(
+            Shared(
+                key="scheduler.params.total_num_steps",
+                owner="max_train_steps of Hydra",
+                value=config.max_train_steps,
+                override=override_of("max_train_steps"),
+            )
+        )
+    return known

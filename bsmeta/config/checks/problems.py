@@ -1,0 +1,75 @@
+"""One disagreement, and the one error that lists all of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bsmeta.config.errors import ConfigurationError
+
+HYDRA = "Hydra configuration"
+MISSING = object()  # what `show` calls "no such key"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, as a user needs to know it."""
+
+    key: str
+    file: str
+    found: str
+    expected: str
+    fix: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.key} in {self.file}: found {self.found}, expected {self.expected}.\n"
+            f"   Fix: {self.fix}"
+        )
+
+
+def refuse(problems: Sequence[Problem | str]) -> None:
+    """Raises one error that lists every problem, numbered.
+
+    Raises:
+        ConfigurationError: If there is any.
+    """
+    if problems:
+        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+        listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
+        raise ConfigurationError(f"{count} in the configuration\n{listed}")
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """` (did you mean X?)` for the known name that looks most like `name`, or nothing."""
+    close = difflib.get_close_matches(str(name), list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def closest(name: object, known: Sequence[str]) -> str:
+    """The known name that looks most like `name`; the first one where none does."""
+    return (difflib.get_close_matches(str(name), known, n=1) or known)[0]
+
+
+def show(value: object) -> str:
+    """A value as a user would write it in YAML or JSON, with its type where that is the point."""
+    if value is MISSING:
+        return "no such key"
+    if isinstance(value, str):
+        return (
+            f'"{value}"'
+            if value in ("", "auto") or not _looks_typed(value)
+            else f'"{value}" (text)'
+        )
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "null" if value is None else str(value)
+
+
+def _looks_typed(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return text.lower() in ("true", "false", "null", "none")
+    return True

@@ -1,0 +1,119 @@
+"""The launch against the configuration: processes, devices, precision, traps of accelerate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
+from bsmeta.config.launch import REPOSITORY, Launch
+from bsmeta.config.schema import TrainConfig
+
+LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
+
+
+def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields what cannot be right about how the processes are started."""
+    yield from _launcher(config, launch)
+    yield from _devices(config, launch)
+    yield from _precision(config, launch)
+    yield from _accumulation(config, launch)
+    yield from _streams(config, launch)
+    if launch.deepspeed:
+        yield from _deepspeed(launch)
+
+
+def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    """The ways in which accelerate silently starts one process, or one that trains otherwise."""
+    if launch.distributed_type not in LAUNCHERS:
+        expected = f"one of {', '.join(LAUNCHERS)}{nearest(launch.distributed_type, LAUNCHERS)}"
+        if launch.distributed_type == "MULTI_CPU":
+            expected += "; MULTI_CPU starts a single process without MPI"
+        fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
+        yield Problem("distributed_type", launch.source, launch.distributed_type, expected, fix)
+    if launch.distributed_type == "NO" and launch.num_processes > 1:
+        expected = "1, because distributed_type: NO starts a single process"
+        fix = "distributed_type: MULTI_GPU (also on a CPU) or DEEPSPEED"
+        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+    if launch.use_cpu and (launch.num_processes > 1 or launch.deepspeed):
+        expected = "false: it turns DeepSpeed off and starts a single process"
+        fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
+        yield Problem("use_cpu", launch.source, show(True), expected, fix)
+    if config.accelerate_config_file is not None and not config.check_only:
+        yield Problem(
+            key="accelerate_config_file",
+            file=HYDRA,
+            found=config.accelerate_config_file,
+            expected="null, unless check_only=true: the launch is what started this process",
+            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
+        )
+
+
+def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    if launch.gpus == 0 and config.mixed_precision == "fp16":
+        yield Problem(
+            key="mixed_precision",
+            file=HYDRA,
+            found='"fp16"',
+            expected='"no" or "bf16": there is no GPU, and fp16 does not train on a CPU',
+            fix="mixed_precision=bf16 or mixed_precision=no",
+        )
+    if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
+        expected = f"at most {launch.gpus}, the GPUs of this machine"
+        fix = f"accelerate launch --num_processes {launch.gpus} …"
+        yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
+
+
+def _precision(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    stated = launch.mixed_precision
+    if stated is not None and stated != config.mixed_precision:
+        expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
+        fix = f"leave mixed_precision out of {launch.source}, or pass mixed_precision={stated}"
+        if isinstance(stated, bool):
+            expected += " (YAML reads no without quotes as false)"
+            fix = f"leave mixed_precision out of {launch.source}"
+        yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
+
+
+def _accumulation(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    stated, wanted = launch.gradient_accumulation_steps, config.gradient_accumulation_steps
+    if stated is not None and (stated != wanted or not isinstance(stated, int)):
+        expected = f"nothing, or {wanted} as gradient_accumulation_steps of Hydra says"
+        fix = (
+            f"leave gradient_accumulation_steps out of {launch.source}, or pass "
+            f"gradient_accumulation_steps={stated}"
+        )
+        yield Problem("gradient_accumulation_steps", launch.source, show(stated), expected, fix)
+
+
+def _streams(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+    """Every loader worker of every process owns the same number of streams."""
+    streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
+    readers = launch.num_processes * workers
+    if streams >= 1 and streams % readers:
+        sum_ = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
+        yield Problem(
+            key="data_config.num_streams",
+            file=HYDRA,
+            found=str(streams),
+            expected=f"a multiple of {sum_} = {readers}",
+            fix=f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
+            "run, which must keep num_streams) other numbers of processes or workers",
+        )
+
+
+def _deepspeed(launch: Launch) -> Iterator[Problem]:
+    key = "deepspeed_config.deepspeed_config_file"
+    if launch.deepspeed_config_file is None:
+        expected = "the DeepSpeed JSON; the settings must stand in one place"
+        fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
+        yield Problem(key, launch.source, show(None), expected, fix)
+    elif not launch.deepspeed_config_file.is_file():
+        known = sorted(path.name for path in (REPOSITORY / "deepspeed_configs").glob("*.json"))
+        expected = f"a file{nearest(launch.deepspeed_config_file.name, known)}, relative to the "
+        expected += "working folder or to the repository"
+        fix = f"one of deepspeed_configs/{{{','.join(known)}}}, or a path of your own"
+        yield Problem(key, launch.source, str(launch.deepspeed_config_file), expected, fix)
+    for name in launch.misplaced:
+        expected = "nothing: beside a DeepSpeed JSON, accelerate refuses it"
+        fix = f"delete {name} there; Hydra owns the value, the JSON says it or auto"
+        yield Problem(f"deepspeed_config.{name}", launch.source, "a value", expected, fix)

@@ -1,0 +1,102 @@
+"""Values of the configuration that are wrong whatever the launch and DeepSpeed say."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Iterator
+from functools import reduce
+from typing import Any
+
+from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
+from bsmeta.config.schema import TrainConfig
+
+CHOICES = {
+    "lr_scheduler_type": ("linear", "cosine", "constant"),
+    "mixed_precision": ("no", "bf16", "fp16"),
+    "data_config.packing": ("best_fit", "pad"),
+    "data_config.bad_documents": ("strict", "skip"),
+}
+
+AT_LEAST = {
+    "data_config.per_device_train_batch_size": 1,
+    "data_config.per_device_eval_batch_size": 1,
+    "data_config.num_streams": 1,
+    "data_config.window_documents": 1,
+    "data_config.num_workers": 0,
+    "data_config.max_bad_documents": 0,
+    "data_config.metadata_config.max_seq_len": 2,
+    "weight_decay": 0,
+    "adam_beta1": 0,
+    "adam_beta2": 0,
+    "gradient_clipping": 0,
+    "num_warmup_steps": 0,
+    "max_train_steps": 1,
+    "gradient_accumulation_steps": 1,
+    "seed": 0,
+    "logging_steps": 1,
+    "eval_steps": 0,
+    "eval_documents": 1,
+    "save_steps": 0,
+    "keep_last_checkpoints": 0,
+    "distributed_timeout_s": 1,
+}
+
+ABOVE_ZERO = ("learning_rate", "adam_epsilon")
+
+# Accelerate's names, which are also those of the modules that must be installed.
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+def value_problems(config: TrainConfig) -> Iterator[Problem]:
+    """Yields what is wrong with single values, and with values of this configuration together."""
+    for key, choices in CHOICES.items():
+        found = value_of(config, key)
+        if found not in choices:
+            expected = f"one of {', '.join(choices)}{nearest(found, choices)}"
+            yield _refused(config, key, expected, f"{key}={closest(found, choices)}")
+    for key, least in AT_LEAST.items():
+        if not value_of(config, key) >= least:
+            yield _refused(config, key, f"{least} or more", f"{key}={max(least, 1)}, for example")
+    for key in ABOVE_ZERO:
+        if not 0 < value_of(config, key) < math.inf:
+            yield _refused(config, key, "a number above 0", f"{key}=1e-4, for example")
+    for key in ("adam_beta1", "adam_beta2"):
+        if value_of(config, key) >= 1:
+            yield _refused(config, key, "a number below 1", f"{key}=0.9, for example")
+    if config.data_config.train_file is None:
+        fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files)"
+        yield _refused(config, "data_config.train_file", "the training shards", fix)
+    yield from _steps(config)
+    yield from _trackers(config)
+
+
+def value_of(config: TrainConfig, key: str) -> Any:
+    """The value of a dotted key."""
+    return reduce(getattr, key.split("."), config)
+
+
+def _steps(config: TrainConfig) -> Iterator[Problem]:
+    last = config.max_train_steps
+    if config.num_warmup_steps > last >= 1:
+        expected = f"at most max_train_steps={last}: the peak would never be reached"
+        fix = f"num_warmup_steps={max(1, last // 20)}, or a larger max_train_steps"
+        yield _refused(config, "num_warmup_steps", expected, fix)
+    if any(not 1 <= step <= last for step in config.extra_steps_to_eval_save_at):
+        expected = f"steps from 1 to max_train_steps={last}"
+        fix = "leave the others out, or raise max_train_steps"
+        yield _refused(config, "extra_steps_to_eval_save_at", expected, fix)
+
+
+def _trackers(config: TrainConfig) -> Iterator[Problem]:
+    for name in config.trackers:
+        if name not in TRACKERS:
+            expected = f"some of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}"
+            yield Problem("trackers", HYDRA, show(name), expected, "trackers=[tensorboard]")
+        elif importlib.util.find_spec(name) is None:
+            fix = f"pip install {name}, or leave it out of trackers"
+            yield Problem("trackers", HYDRA, show(name), "an installed library", fix)
+
+
+def _refused(config: TrainConfig, key: str, expected: str, fix: str) -> Problem:
+    return Problem(key, HYDRA, show(value_of(config, key)), expected, fix)

@@ -1,0 +1,88 @@
+"""`zero_optimization` of the DeepSpeed JSON: the one block that Hydra does not own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bsmeta.config.checks.problems import MISSING, Problem, show
+from bsmeta.config.checks.shared import AUTO, look_up
+from bsmeta.config.launch import Launch
+
+# "auto" here is filled in from the model's hidden size once the model is there.
+HIDDEN_SIZE_KEYS = (
+    "zero_optimization.reduce_bucket_size",
+    "zero_optimization.stage3_prefetch_bucket_size",
+    "zero_optimization.stage3_param_persistence_threshold",
+)
+STAGE = "zero_optimization.stage"
+GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
+
+
+def zero_problems(document: Mapping[str, Any], launch: Launch, file: str) -> Iterator[Problem]:
+    """Yields what is wrong with the ZeRO stage, what it saves, and what it offloads."""
+    if not isinstance(document.get("zero_optimization"), Mapping):
+        found = show(look_up(document, "zero_optimization"))
+        fix = 'write "zero_optimization": {"stage": 2}'
+        yield Problem("zero_optimization", file, found, 'an object with at least "stage"', fix)
+        return
+    stage = look_up(document, STAGE)
+    if type(stage) is not int or not 0 <= stage <= 3:
+        default = " (DeepSpeed would silently take 0)" if stage is MISSING else ""
+        expected = f"0, 1, 2 or 3{default}"
+        yield Problem(STAGE, file, show(stage), expected, 'write "stage": 2, for example')
+        return
+    if stage == 3 and look_up(document, GATHER) is not True:
+        expected = "true: without it, a ZeRO-3 model cannot be saved in from_pretrained form"
+        fix = f'write "{GATHER.rpartition(".")[2]}": true'
+        yield Problem(GATHER, file, show(look_up(document, GATHER)), expected, fix)
+    if stage != 3 and launch.zero3_init:
+        expected = f"false, because {file} has stage {stage}"
+        fix = "zero3_init_flag: false, or a DeepSpeed JSON of stage 3"
+        key = "deepspeed_config.zero3_init_flag"
+        yield Problem(key=key, file=launch.source, found="true", expected=expected, fix=fix)
+    for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
+        yield from _offload(document, f"zero_optimization.{name}", least, stage, launch, file)
+
+
+def _offload(
+    document: Mapping[str, Any], key: str, least: int, stage: int, launch: Launch, file: str
+) -> Iterator[Problem]:
+    block = look_up(document, key)
+    if block is MISSING or block is None:
+        return
+    device = look_up(document, f"{key}.device")
+    if device not in ("none", "cpu", "nvme"):
+        expected = '"none", "cpu" or "nvme"'
+        yield Problem(f"{key}.device", file, show(device), expected, f"correct it, or delete {key}")
+        return
+    if device == "none":
+        return
+    if stage < least:
+        expected = f"no offload, which needs stage {least} or more (the stage is {stage})"
+        yield Problem(key, file, show(block), expected, f'delete it, or write "stage": {least}')
+    if launch.gpus == 0:
+        expected = "no offload: there is no GPU to move anything off"
+        yield Problem(
+            key, file, show(block), expected, "delete it, or use deepspeed_configs/cpu.json"
+        )
+    if device == "nvme" and not isinstance(look_up(document, f"{key}.nvme_path"), str):
+        found = look_up(document, f"{key}.nvme_path")
+        fix = 'write "nvme_path": "/a/local/disk"'
+        yield Problem(f"{key}.nvme_path", file, show(found), "a folder on an NVMe disk", fix)
+
+
+def auto_left(document: Mapping[str, Any], known: set[str], file: str) -> Iterator[Problem]:
+    """Yields every `"auto"` for which there is nothing to fill in."""
+    for key in _autos(document, ""):
+        if key not in known and key not in HIDDEN_SIZE_KEYS:
+            expected = 'a value; nothing says what "auto" would be here'
+            yield Problem(key, file, show(AUTO), expected, "write the value, or delete the key")
+
+
+def _autos(node: Any, prefix: str) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield from _autos(value, f"{prefix}.{name}" if prefix else name)
+    elif node == AUTO:
+        yield prefix

@@ -1,0 +1,173 @@
+"""How this process was started, as far as it must agree with the configuration.
+
+`accelerate launch` tells its workers by environment variables; `check_only` may ask for a launch
+file instead, to check it before anything is started. Nothing is judged here but what cannot be read
+at all: `bsmeta.config.checks` compares the result with the configuration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bsmeta.config.errors import ConfigurationError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENVIRONMENT = "the environment"
+# The values that `accelerate launch` writes for true are "true" and "True".
+_TRUE = {"1", "true", "yes", "on"}
+# Fields of accelerate's `deepspeed_config` that are not values of the DeepSpeed JSON.
+_LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfile"} | {
+    f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """What the launch says; None stands for "not stated"."""
+
+    source: str  # `the environment`, or the launch file that was read
+    num_processes: int  # world size
+    local_processes: int | None = None  # of this machine
+    gpus: int | None = None  # GPUs that this machine's processes may use
+    distributed_type: str = "NO"  # in accelerate's words
+    use_cpu: bool = False  # accelerate's switch, under which it starts one process only
+    deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
+    zero3_init: bool | None = None
+    mixed_precision: Any = None
+    gradient_accumulation_steps: Any = None
+    # Fields of accelerate's `deepspeed_config` that belong into the DeepSpeed JSON: accelerate
+    # refuses them beside a JSON.
+    misplaced: tuple[str, ...] = ()
+
+    @property
+    def deepspeed(self) -> bool:
+        return self.distributed_type == "DEEPSPEED"
+
+
+def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None = None) -> Launch:
+    """The launch of this process, or the one that a launch file would make.
+
+    Args:
+        environ: The environment variables of this process.
+        accelerate_config_file: A launch file (relative to the working folder, or to the
+            repository) to read instead of the environment.
+
+    Raises:
+        ConfigurationError: If a variable or the file cannot be read.
+    """
+    if accelerate_config_file is not None:
+        return _from_file(find_file(accelerate_config_file))
+    return _from_environment(environ)
+
+
+def find_file(name: str) -> Path:
+    """A file relative to the working folder, else to the repository, else the former (missing)."""
+    path = Path(name).expanduser()
+    in_repository = REPOSITORY / path
+    return in_repository if not path.exists() and in_repository.exists() else path
+
+
+def _from_environment(environ: Mapping[str, str]) -> Launch:
+    def flag(name: str) -> bool:
+        return environ.get(name, "").lower() in _TRUE
+
+    fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
+    processes = _integer(environ, "WORLD_SIZE", 1)
+    if flag("ACCELERATE_USE_DEEPSPEED"):
+        kind = "DEEPSPEED"
+    elif flag("ACCELERATE_USE_FSDP"):
+        kind = "FSDP"
+    elif flag("ACCELERATE_USE_MEGATRON_LM"):
+        kind = "MEGATRON_LM"
+    else:
+        kind = "MULTI_GPU" if processes > 1 else "NO"
+    precision = environ.get("ACCELERATE_MIXED_PRECISION")
+    if precision == "no" and "mixed_precision" not in fields:
+        precision = None  # what accelerate exports where nothing is stated
+    zero3 = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
+    json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
+    return Launch(
+        source=ENVIRONMENT,
+        num_processes=processes,
+        local_processes=_integer(environ, "LOCAL_WORLD_SIZE", 1),
+        gpus=_visible_gpus(),
+        distributed_type=kind,
+        use_cpu=flag("ACCELERATE_USE_CPU"),
+        deepspeed_config_file=find_file(json_file) if json_file else None,
+        zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
+        mixed_precision=precision,
+        gradient_accumulation_steps=_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+        misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
+    )
+
+
+def _from_file(path: Path) -> Launch:
+    if not path.is_file():
+        raise ConfigurationError(
+            f"accelerate_config_file={path}: there is no such file; expected a launch file such as "
+            "experiments/accelerate/zero2.yaml"
+        )
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{path}: found {type(content).__name__}, expected keys and values"
+        )
+    deepspeed = content.get("deepspeed_config") or {}
+    processes = content.get("num_processes", 1)
+    if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
+        raise ConfigurationError(
+            f"num_processes in {path}: found {processes!r}, expected the number of processes"
+        )
+    hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
+    json_file = deepspeed.get("deepspeed_config_file")
+    kind = str(content.get("distributed_type", "NO")).upper()
+    fields = [*deepspeed]
+    if kind == "DEEPSPEED" and content.get("mixed_precision") is not None:
+        fields.append("mixed_precision")  # as accelerate launch does
+    return Launch(
+        source=str(path),
+        num_processes=processes,
+        gpus=0 if hidden else None,
+        distributed_type=kind,
+        use_cpu=content.get("use_cpu") is True,
+        deepspeed_config_file=find_file(str(json_file)) if json_file else None,
+        zero3_init=deepspeed.get("zero3_init_flag"),
+        mixed_precision=content.get("mixed_precision"),
+        gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
+        misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
+    )
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < 1:
+        raise ConfigurationError(
+            f"{name} in the environment: found {text!r}, expected a positive number; start the "
+            "training with accelerate launch or torchrun, which set it, or unset it"
+        )
+    return int(text)
+
+
+def _number(environ: Mapping[str, str], name: str) -> Any:
+    """An exported number as a number, to be compared with the configuration's; other text as is."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return text
+
+
+def _visible_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
