@@ -6,11 +6,14 @@ nothing of JSON: what a line means is decided in `windows`.
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import zlib
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any, BinaryIO
+
+BLOCK = 1 << 20
+COMPRESSED_BLOCK = 1 << 18
 
 
 def fastest(name: str, standard: ModuleType) -> Any:
@@ -21,16 +24,46 @@ def fastest(name: str, standard: ModuleType) -> Any:
         return standard
 
 
-BLOCK = 1 << 20
-GZIP = fastest("igzip", gzip)
-DAMAGE = (EOFError, OSError, zlib.error, fastest("isal_zlib", zlib).error)
+ZLIB = fastest("isal_zlib", zlib)
+GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
 
 
-def open_shard(path: str) -> BinaryIO:
-    """The decompressed bytes of a shard."""
+class DamagedFileError(Exception):
+    """A compressed file is cut, damaged, or of another format."""
+
+
+def inflate(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a gzip file of one or several members, in blocks of at most `BLOCK` bytes.
+
+    Raises:
+        DamagedFileError: When everything before the damage was given out.
+    """
+    data = file.read(COMPRESSED_BLOCK)
+    while data:
+        member = ZLIB.decompressobj(wbits=GZIP_MEMBER)
+        while not member.eof:
+            if not data:
+                raise DamagedFileError("the file ends in the middle of its data")
+            try:
+                block = member.decompress(data, BLOCK)
+            except ZLIB.error as error:
+                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+            if block:
+                yield block
+            data = member.unconsumed_tail
+            if not data and not member.eof:
+                data = file.read(COMPRESSED_BLOCK)
+        # Behind a member: another one, or zeros that fill up a block of a tape.
+        data = member.unused_data.lstrip(b"\0")
+        while not data and (more := file.read(COMPRESSED_BLOCK)):
+            data = more.lstrip(b"\0")
+
+
+def blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
+    """The content of a shard in blocks; see `inflate`."""
     if path.endswith(".gz"):
-        return GZIP.open(path, "rb")
-    return open(path, "rb")
+        return inflate(file)
+    return iter(lambda: file.read(BLOCK), b"")
 
 
 class LineReader:
@@ -49,10 +82,10 @@ class LineReader:
     def _open(self) -> None:
         self.line = 0
         self.damage = ""
-        self._file = open_shard(self.path)
+        self._file = open(self.path, "rb")  # noqa: SIM115 (closed by `close`)
+        self._blocks = blocks(self.path, self._file)
         self._lines: list[bytes] = []  # complete lines that were read, the next one last
-        self._rest = b""  # the beginning of a line whose end was not read yet
-        self._ended = False
+        self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
@@ -72,25 +105,28 @@ class LineReader:
 
     def _next(self) -> bytes | None:
         while not self._lines:
-            if self._ended:
+            if not self._fill():
                 return None
-            self._fill()
         self.line += 1
         return self._lines.pop()
 
-    def _fill(self) -> None:
+    def _fill(self) -> bool:
+        """Reads a block; false at the end."""
         try:
-            block = self._file.read(BLOCK)
-        except DAMAGE as error:
-            self.damage = f"{type(error).__name__}: {error}"
-            self._ended = True
-            return
-        if block:
-            *complete, self._rest = (self._rest + block).split(b"\n")
-        else:
-            self._ended = True
-            complete = [self._rest] if self._rest else []
-        self._lines = complete[::-1]
+            block = next(self._blocks, None)
+        except (DamagedFileError, OSError) as error:
+            self.damage, self._rest = str(error), []
+            return False
+        if block is None:
+            last, self._rest = b"".join(self._rest), []
+            self._lines = [last] if last else []
+            return bool(last)
+        head, *lines = block.split(b"\n")
+        self._rest.append(head)
+        if lines:
+            *complete, rest = [b"".join(self._rest), *lines]
+            self._lines, self._rest = complete[::-1], [rest]
+        return True
 
 
 def has_line(path: str, line: int) -> bool:

@@ -82,9 +82,11 @@ def expand(entry: str) -> list[str]:
 
 
 def is_excluded(path: str, config: DataConfig) -> bool:
-    """Whether a file is the validation file or excluded, by file name or by a glob."""
-    name = os.path.basename(path)
-    if config.validation_file and name == os.path.basename(config.validation_file):
+    """Whether a file is the validation file (by its name, or a link to it) or excluded."""
+    name, held_out = os.path.basename(path), config.validation_file
+    if held_out and name == os.path.basename(held_out):
+        return True
+    if held_out and os.path.exists(held_out) and os.path.samefile(path, held_out):
         return True
     return any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in config.exclude)
 

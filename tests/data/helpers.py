@@ -1,0 +1,181 @@
+"""Small shards, a small tokenizer, and whole runs of the stream put together from their ranks."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.loader import MicroBatch
+from bsmeta.data.stream import TrainStream
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "12", "cafés", "😀"]
+
+
+def small_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of about 300 entries with an EOS token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([" ".join(WORDS)] * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def page(number: int, words: int) -> dict[str, Any]:
+    """A document whose text begins with its number, with a url, a title and html tags."""
+    text = f"{number} " + " ".join(WORDS[(number + i) % len(WORDS)] for i in range(words))
+    tags = [
+        {
+            "key": "html",
+            "type": "local",
+            "value": "b",
+            "char_start_idx": start,
+            "char_end_idx": min(start + 5, len(text)),
+            "html_attrs": {"attrs": ["class"], "values": ["strong"]},
+        }
+        for start in range(0, len(text), 60)
+    ]
+    return {
+        "text": text,
+        "url": f"https://example.org/{number}",
+        "metadata_url": [
+            {"key": "url", "type": "global", "value": f"https://example.org/{number}"}
+        ],
+        "metadata_title": [{"key": "title", "type": "global", "value": f"Page {number}"}],
+        "metadata_html": tags,
+    }
+
+
+def pages(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Documents of 1 to 40 words."""
+    return [page(first + i, 1 + (first + i) * 7 % 40) for i in range(count)]
+
+
+def write_shard(path: Path, documents: list[dict[str, Any]]) -> Path:
+    """Writes a `.jsonl.gz` shard."""
+    path.write_bytes(gzip.compress("".join(f"{json.dumps(d)}\n" for d in documents).encode()))
+    return path
+
+
+def write_shards(folder: Path, sizes: list[int]) -> Path:
+    """Writes shards of so many documents and returns their folder."""
+    for number, size in enumerate(sizes):
+        write_shard(folder / f"part-{number:02}.jsonl.gz", pages(size, first=1000 * number))
+    return folder
+
+
+def small_config(folder: Path, **changes: Any) -> DataConfig:
+    """A configuration for small shards; keys of the metadata configuration may be among them."""
+    metadata = {"metadata_list": ["html", "title", "url"], "max_seq_len": 64}
+    metadata |= {name: changes.pop(name) for name in list(changes) if name in METADATA_KEYS}
+    values = {
+        "train_file": str(folder),
+        "num_streams": 4,
+        "window_documents": 8,
+        "per_device_train_batch_size": 2,
+    }
+    return DataConfig(**values | changes, metadata_config=MetadataConfig(**metadata))
+
+
+METADATA_KEYS = set(MetadataConfig.__dataclass_fields__)
+
+
+@dataclass
+class Run:
+    """Steps of a run over all its ranks.
+
+    Attributes:
+        steps: For each step its tensors [global batch, L], rows in the order of the run.
+        documents: For each step its documents, sorted.
+        state: What the run would save after the last step.
+    """
+
+    steps: list[dict[str, torch.Tensor]]
+    documents: list[list[str]]
+    state: dict[str, Any]
+
+
+def run(
+    config: DataConfig,
+    steps: int,
+    *,
+    batch: int = 8,
+    world_size: int = 1,
+    state: dict[str, Any] | None = None,
+    seed: int = 1,
+) -> Run:
+    """Takes some steps on every rank and puts the global batches together again."""
+    tokenizer = small_tokenizer()
+    parts = []
+    for rank in range(world_size):
+        stream = TrainStream(
+            config,
+            tokenizer,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            global_batch_size=batch,
+            state=state,
+        )
+        count = steps * batch // world_size // config.per_device_train_batch_size
+        parts.append(list(itertools.islice(iter(stream), count)))
+    return Run(
+        steps=[global_step(parts, step, steps) for step in range(steps)],
+        documents=[
+            sorted({name for one in of_step(parts, step, steps) for name in one.documents})
+            for step in range(steps)
+        ],
+        state=saved(stream, parts, state),
+    )
+
+
+def of_step(parts: list[list[MicroBatch]], step: int, steps: int) -> list[MicroBatch]:
+    """The micro-batches of a step, of all ranks."""
+    size = len(parts[0]) // steps
+    return [one for part in parts for one in part[step * size : (step + 1) * size]]
+
+
+def global_step(parts: list[list[MicroBatch]], step: int, steps: int) -> dict[str, torch.Tensor]:
+    """Sequence g of a step is row g // W of rank g % W."""
+    ranks = [of_step([part], step, steps) for part in parts]
+    return {
+        name: torch.stack(
+            [torch.cat([one.tensors[name] for one in own]) for own in ranks], dim=1
+        ).flatten(0, 1)
+        for name in ranks[0][0].tensors
+    }
+
+
+def saved(
+    stream: TrainStream, parts: list[list[MicroBatch]], before: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The data state as a checkpoint holds it: through JSON."""
+    streams = {int(k): v for k, v in (before or {"streams": {}})["streams"].items()}
+    for part in parts:
+        for one in part:
+            streams.update(one.states)
+    return json.loads(json.dumps({"fingerprint": stream.fingerprint, "streams": streams}))
+
+
+def same(one: Run, other: Run) -> bool:
+    """Whether two runs had the same global batches."""
+    return one.documents == other.documents and all(
+        torch.equal(a[name], b[name])
+        for a, b in zip(one.steps, other.steps, strict=True)
+        for name in {*a, *b}
+    )

@@ -1,0 +1,126 @@
+"""Bad input: named in strict mode, counted in skip mode."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import bsmeta.metadata
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data.bad_documents import REASONS, count_names
+from bsmeta.data.loader import MicroBatch
+from bsmeta.data.stream import TrainStream
+from tests.data.helpers import page, pages, small_config, small_tokenizer, write_shard
+
+GOOD = json.dumps(page(1, 5)).encode()
+BAD = {
+    "blank_line": b"  ",
+    "byte_order_mark": b"\xef\xbb\xbf" + GOOD,
+    "not_utf8": '{"text": "café"}'.encode("latin-1"),
+    "not_json": b'{"text": "cut',
+    "not_an_object": b"[1, 2]",
+    "missing_text": b'{"url": "https://example.org"}',
+    "text_not_string": b'{"text": 3}',
+    "empty_text": b'{"text": ""}',
+    "wrong_type": b'{"text": "a", "metadata_url": "https://example.org"}',
+}
+
+
+def batches(config: DataConfig, count: int) -> list[MicroBatch]:
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    iterator = iter(stream)
+    return [next(iterator) for _ in range(count)]
+
+
+def one_stream(path: Path, **changes: object) -> DataConfig:
+    return small_config(path, num_streams=1, window_documents=100, **changes)
+
+
+def shard_with(tmp_path: Path, *lines: bytes) -> Path:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(gzip.compress(b"\n".join([GOOD] * 3 + [*lines] + [GOOD] * 20) + b"\n"))
+    return path
+
+
+@pytest.mark.parametrize("reason", BAD)
+def test_strict_names_file_line_and_reason(tmp_path: Path, reason: str) -> None:
+    path = shard_with(tmp_path, BAD[reason])
+    with pytest.raises(DataError) as error:
+        batches(one_stream(path), 1)
+    assert str(error.value).startswith(f"{path}, line 4: {reason}: ")
+    assert "data_config.bad_documents=skip" in str(error.value)
+
+
+@pytest.mark.parametrize("line", [b'{"text": NaN}', b'{"text": "a\x00b"}', b'{"text": "\\ud83d"}'])
+def test_what_is_no_json(tmp_path: Path, line: bytes) -> None:
+    with pytest.raises(DataError, match="line 4: not_json"):
+        batches(one_stream(shard_with(tmp_path, line)), 1)
+
+
+def test_a_long_line_is_fine(tmp_path: Path) -> None:
+    line = json.dumps({"text": "x " * 100, "junk": "y" * 10_000_000}).encode()
+    assert batches(one_stream(shard_with(tmp_path, line)), 1)
+
+
+def test_skip_counts_each_reason_once(tmp_path: Path) -> None:
+    path = shard_with(tmp_path, *BAD.values())
+    taken = batches(one_stream(path, bad_documents="skip", packing="pad"), 5)
+    assert all(set(count_names()) <= set(one.counts) for one in taken)
+    for reason in BAD:
+        assert sum(one.counts[f"bad_documents/{reason}"] for one in taken) == 1
+    assert max(position["bad"] for one in taken for position in one.states.values()) == 0
+
+
+def test_skipped_documents_are_not_counted_again_after_a_resume(tmp_path: Path) -> None:
+    path = shard_with(tmp_path, *BAD.values())
+    config = one_stream(path, bad_documents="skip")
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    first = next(iter(stream))
+    state = {"fingerprint": stream.fingerprint, "streams": first.states}
+    resumed = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2, state=state
+    )
+    assert sum(next(iter(resumed)).counts[name] for name in count_names()) == 0
+
+
+def test_skip_gives_up_at_the_limit(tmp_path: Path) -> None:
+    path = shard_with(tmp_path, *BAD.values())
+    limit = len(BAD)
+    assert batches(one_stream(path, bad_documents="skip", max_bad_documents=limit), 1)
+    with pytest.raises(DataError, match=rf"skipped {limit} bad .*max_bad_documents={limit - 1}"):
+        batches(one_stream(path, bad_documents="skip", max_bad_documents=limit - 1), 1)
+
+
+def test_a_cut_gzip(tmp_path: Path) -> None:
+    path = write_shard(tmp_path / "shard.jsonl.gz", pages(300))
+    path.write_bytes(path.read_bytes()[:-400])
+    with pytest.raises(DataError, match=r"shard\.jsonl\.gz, line \d+: damaged_file: the file ends"):
+        batches(one_stream(path), 1000)
+    taken = batches(one_stream(path, bad_documents="skip"), 1000)
+    first = [one for one in taken if one.states[0]["epoch"] == 0]
+    second = [one for one in taken if one.states[0]["epoch"] == 1]
+    assert first[-1].states[0]["bad"] == 0
+    assert sum(one.counts["bad_documents/damaged_file"] for one in first + second) == 2
+
+
+def test_shards_without_a_usable_document(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl"
+    path.write_bytes(b"\n\n")
+    with pytest.raises(DataError, match="stream 0 has no usable document in its part of shard"):
+        batches(one_stream(path, bad_documents="skip"), 1)
+
+
+def test_every_reason_of_the_metadata_package_is_counted() -> None:
+    folder = Path(bsmeta.metadata.__file__).parent
+    source = "".join(path.read_text() for path in folder.glob("*.py"))
+    found = re.findall(r'BadDocument\(\s*"(\w+)"', source) + re.findall(r'reason = "(\w+)"', source)
+    assert set(found) <= set(REASONS)

@@ -1,0 +1,125 @@
+"""Encoding: prefix, body and suffix as tokens, and what each token stands for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Rendered, Renderer
+from tests.data.helpers import small_tokenizer
+
+TOKENIZER = small_tokenizer()
+URL = '"metadata_url": [{"key": "url", "type": "global", "value": "abc"}]'
+BOLD = (
+    '"metadata_html": [{"key": "html", "type": "local", "value": "b", "char_start_idx": 1, '
+    '"char_end_idx": 3, "html_attrs": {"attrs": [], "values": []}}]'
+)
+
+
+def rendered(fields: str, **changes: object) -> Rendered:
+    config = MetadataConfig(metadata_list=["html", "url"], **changes)
+    document = DocumentDecoder(config).decode(("{" + fields + "}").encode())
+    return Renderer(config).render(document, ("html", "url"))
+
+
+def encoded(fields: str, **changes: object) -> EncodedDocument:
+    config = MetadataConfig(metadata_list=["html", "url"], **changes)
+    encoder = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config))
+    (document,) = encoder.encode([rendered(fields, **changes)])
+    return document
+
+
+def by_token(document: EncodedDocument, values: np.ndarray) -> list[tuple[str, int]]:
+    """Pairs of a token's text and its value."""
+    texts = [TOKENIZER.decode([number]) for number in document.ids]
+    return list(zip(texts, values.tolist(), strict=True))
+
+
+def test_text_alone() -> None:
+    document = encoded('"text": "xyz"')
+    assert len(document.prefix_ids) == 0
+    assert by_token(document, document.kinds) == [("x", 0), ("y", 0), ("z", 0), ("<eos>", 0)]
+    assert document.targets.tolist() == [True] * 4
+    assert document.run.tolist() == [-1] * 4
+    assert document.text_starts.tolist() == [0, 1, 2, 3]
+    assert document.text_ends.tolist() == [1, 2, 3, 3]
+
+
+def test_prefix() -> None:
+    document = encoded('"text": "xyz", ' + URL)
+    assert TOKENIZER.decode(document.prefix_ids) == "url: abc |||"
+    assert set(document.prefix_kinds.tolist()) == {2}
+    assert not document.prefix_targets.any()
+    # The space that joins prefix and text belongs to no character of the text.
+    assert by_token(document, document.text_starts)[:3] == [(" ", 0), ("x", 0), ("y", 1)]
+    assert by_token(document, document.text_ends)[:3] == [(" ", 0), ("x", 1), ("y", 2)]
+
+
+def test_tags_are_runs_of_their_type() -> None:
+    document = encoded('"text": "xyz", ' + BOLD)
+    assert by_token(document, document.kinds) == [
+        (" ", 0), ("x", 0), ("<", 1), ("b", 1), (">", 1), ("y", 0), ("z", 0),
+        ("<", 1), ("/", 1), ("b", 1), (">", 1), ("<eos>", 0),
+    ]  # fmt: skip
+    assert document.run.tolist() == [-1, -1, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1]
+    assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
+    assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert document.targets.all()  # local metadata is regular text unless told otherwise
+
+
+def test_tags_that_are_not_regular_text_are_no_targets() -> None:
+    document = encoded('"text": "xyz", ' + BOLD, treat_local_metadata_as_regular_text=False)
+    assert document.targets.tolist() == (document.kinds == 0).tolist()
+
+
+def test_loss_on_metadata() -> None:
+    document = encoded('"text": "xyz", ' + URL, loss_on_metadata=True)
+    assert document.prefix_targets.all()
+
+
+def test_a_suffix_stands_before_eos_and_is_one_run() -> None:
+    document = encoded('"text": "x", ' + URL, metadata_position="append", loss_on_metadata=True)
+    assert len(document.prefix_ids) == 0
+    assert TOKENIZER.decode(document.ids) == "x ||| url: abc<eos>"
+    assert document.kinds.tolist() == [0, *[2] * (len(document.ids) - 2), 0]
+    assert len(set(document.run[1:-1].tolist())) == 1
+    assert document.run[-1] == -1
+    assert document.targets.all()
+    assert document.text_ends.tolist() == [1] * len(document.ids)
+
+
+def test_a_long_prefix_is_cut_and_keeps_its_separator() -> None:
+    long = URL.replace("abc", "abc" * 40)
+    document = encoded('"text": "xyz", ' + long, max_seq_len=64)
+    assert len(document.prefix_ids) == len(document.prefix_kinds) == 32
+    assert TOKENIZER.decode(document.prefix_ids).endswith("abcabc |||")
+    assert len(encoded('"text": "xyz", ' + long, prefix_max_tokens=20).prefix_ids) == 20
+
+
+def test_a_batch_keeps_its_order() -> None:
+    config = MetadataConfig(metadata_list=["html", "url"])
+    encoder = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config))
+    lines = ['"text": "a", ' + URL, '"text": "b"', '"text": "cde", ' + BOLD, '"text": "d", ' + URL]
+    together = encoder.encode([rendered(line) for line in lines])
+    alone = [encoded(line) for line in lines]
+    assert [one.ids.tolist() for one in together] == [one.ids.tolist() for one in alone]
+    assert [len(one.prefix_ids) for one in together] == [len(one.prefix_ids) for one in alone]
+    assert encoder.encode([]) == []
+
+
+def test_no_eos_token() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigurationError, match="has no eos_token"):
+        DocumentEncoder(tokenizer, DataConfig())
+
+
+def test_a_sequence_that_the_prefix_could_fill() -> None:
+    for changes in ({"max_seq_len": 8}, {"max_seq_len": 64, "prefix_max_tokens": 63}):
+        with pytest.raises(ConfigurationError, match=r"prefix_max_tokens.*max_seq_len"):
+            DocumentEncoder(TOKENIZER, DataConfig(metadata_config=MetadataConfig(**changes)))

@@ -1,0 +1,96 @@
+"""Reading lines: any line from anywhere, and files that end too early."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsmeta.data.lines import BLOCK, LineReader, has_line
+
+LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
+
+
+@pytest.fixture(scope="module", params=["jsonl", "jsonl.gz"])
+def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("lines") / f"shard.{request.param}"
+    data = b"\n".join(LINES) + b"\n"
+    if path.suffix == ".gz":  # of several members, as `cat a.gz b.gz` makes
+        data = gzip.compress(data[:5000]) + gzip.compress(data[5000:])
+    path.write_bytes(data)
+    return str(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 520), st.integers(1, 120)), min_size=1, max_size=6))
+@settings(deadline=None)
+def test_any_lines_in_any_order(shard: str, places: list[tuple[int, int]]) -> None:
+    reader = LineReader(shard)
+    for first, count in places:
+        assert reader.read(first, count) == LINES[first : first + count]
+    reader.close()
+
+
+def test_has_line(shard: str) -> None:
+    assert has_line(shard, 499)
+    assert not has_line(shard, 500)
+
+
+def test_the_last_line_may_lack_its_end_and_blank_lines_count(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl"
+    path.write_bytes(b"a\n\nb")
+    assert LineReader(str(path)).read(0, 9) == [b"a", b"", b"b"]
+
+
+def test_a_long_line(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl"
+    long = b"y" * (3 * BLOCK + 7)
+    path.write_bytes(b"a\n" + long + b"\nb\n")
+    assert LineReader(str(path)).read(0, 9) == [b"a", long, b"b"]
+
+
+@pytest.mark.parametrize("kept", [0.5, 0.99])
+def test_a_cut_gzip_gives_its_whole_lines_and_says_why_it_ends(tmp_path: Path, kept: float) -> None:
+    data = gzip.compress(b"".join(b"%d\n" % (i * 7919) for i in range(100_000)))
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(data[: int(kept * len(data))])
+    reader = LineReader(str(path))
+    lines = reader.read(0, 200_000)
+    assert lines == [b"%d" % (i * 7919) for i in range(len(lines))]
+    assert len(lines) > 80_000 * kept
+    assert reader.damage == "the file ends in the middle of its data"
+
+
+def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(b'{"text": "plain"}\n')
+    reader = LineReader(str(path))
+    assert reader.read(0, 1) == []
+    assert reader.damage.startswith("the data cannot be decompressed: ")
+
+
+def test_a_damaged_gzip(tmp_path: Path) -> None:
+    data = bytearray(gzip.compress(b"".join(b"%d\n" % (i * 7919) for i in range(200_000))))
+    data[len(data) // 2 : len(data) // 2 + 100] = b"\xff" * 100
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(data)
+    reader = LineReader(str(path))
+    assert len(reader.read(0, 200_000)) < 200_000
+    assert reader.damage.startswith("the data cannot be decompressed: ")
+    assert reader.read(reader.line, 1) == []
+
+
+def test_zeros_behind_the_last_member(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(gzip.compress(b"a\n") + bytes(700) + gzip.compress(b"b\n") + bytes(700))
+    reader = LineReader(str(path))
+    assert reader.read(0, 9) == [b"a", b"b"]
+    assert reader.damage == ""
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(b"")
+    assert LineReader(str(path)).read(0, 9) == []

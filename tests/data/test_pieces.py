@@ -1,0 +1,103 @@
+"""Cutting documents into pieces."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.encoding import EncodedDocument
+from bsmeta.data.pieces import cut, cut_alike
+
+ROOM = 12
+
+
+def config(**changes: object) -> DataConfig:
+    return DataConfig(metadata_config=MetadataConfig(max_seq_len=ROOM, **changes))
+
+
+def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
+    """A document whose runs are so many tokens long, positive ones text and negative ones tags."""
+    run = [-1 if size > 0 else number for number, size in enumerate(runs) for _ in range(abs(size))]
+    run = np.array([*run, -1], np.int32)
+    kinds = (run >= 0).astype(np.uint8)
+    starts = np.concatenate(([0], np.cumsum(run[:-1] < 0))).astype(np.int32)
+    return EncodedDocument(
+        prefix_ids=np.arange(500, 500 + prefix, dtype=np.int32),
+        prefix_kinds=np.full(prefix, 7, np.uint8),
+        prefix_targets=np.zeros(prefix, bool),
+        ids=np.arange(len(run), dtype=np.int32),
+        kinds=kinds,
+        targets=kinds == 0,
+        run=run,
+        text_starts=starts,
+        text_ends=starts + (run < 0),
+    )
+
+
+sizes = st.integers(1, 30) | st.integers(-5, -1)
+
+
+@given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2), st.booleans())
+def test_pieces(runs: list[int], prefix: int, on_every_piece: bool) -> None:
+    encoded = document(runs, prefix)
+    pieces = cut(encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece"))
+    assert [*range(len(encoded.ids))] == [i for one in pieces for i in range(one.start, one.stop)]
+    assert all(len(one) <= ROOM for one in pieces)
+    assert all(one.stop - one.start > 1 or one.stop < len(encoded.ids) for one in pieces)
+    assert [one.prefix_length for one in pieces[1:]] == [prefix * on_every_piece] * (
+        len(pieces) - 1
+    )
+    for piece in pieces[:-1]:  # a run of up to 5 tokens always fits
+        before, behind = encoded.run[piece.stop - 1], encoded.run[piece.stop]
+        assert behind < 0 or before != behind
+    for piece in pieces:
+        arrays = (piece.ids, piece.kinds, piece.loss_mask, piece.text_starts, piece.text_ends)
+        assert {len(array) for array in arrays} == {len(piece)}
+
+
+def test_a_piece_is_as_long_as_it_can_be() -> None:
+    pieces = cut(document([30]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 12), (12, 24), (24, 31)]
+
+
+def test_a_cut_moves_before_a_run() -> None:
+    pieces = cut(document([9, -5, 4]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 9), (9, 19)]
+
+
+def test_a_run_longer_than_a_piece_must_be_cut() -> None:
+    pieces = cut(document([2, -20, 2]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 2), (2, 14), (14, 25)]
+
+
+def test_eos_never_stands_alone() -> None:
+    pieces = cut(document([12]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 11), (11, 13)]
+    pieces = cut(document([10, -2]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 10), (10, 13)]
+
+
+def test_nothing_but_eos_is_no_piece() -> None:
+    assert cut(document([]), config()) == []
+
+
+def test_what_is_a_target() -> None:
+    without = cut(document([3]), config())[0]
+    assert without.loss_mask.tolist() == [False, True, True, True]
+    behind_a_prefix = cut(document([3], prefix=2), config())[0]
+    assert behind_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
+    tag_first = cut(document([-2, 3], prefix=2), config())[0]
+    assert tag_first.loss_mask.tolist() == [False] * 4 + [False, True, True, True]
+    assert tag_first.kinds.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]
+    assert tag_first.ids.tolist() == [500, 501, 0, 1, 2, 3, 4, 5]
+
+
+def test_the_same_context_without_metadata() -> None:
+    """Two pieces of the text 0..14, cut with tags in it: without them, cut at the same text."""
+    pieces = cut(document([5, -4, 10]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 12), (12, 20)]
+    alike = cut_alike(document([15]), pieces)
+    assert [(one.start, one.stop) for one in alike] == [(0, 8), (8, 16)]

@@ -1,0 +1,203 @@
+"""The training stream: the same global batches however it is run, resumed or split."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.plan import Position
+from bsmeta.data.stream import TrainStream
+from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
+
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), [30, 41, 17, 26, 33, 9])
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Run:
+    """One process, no loader processes, one run: what every other way of running must equal."""
+    return run(small_config(folder), STEPS)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_world_sizes_and_micro_batches(
+    folder: Path, whole: Run, world_size: int, micro_batch: int
+) -> None:
+    config = small_config(folder, per_device_train_batch_size=micro_batch)
+    assert same(run(config, STEPS, world_size=world_size), whole)
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 2), (1, 4)])
+def test_loader_processes(folder: Path, whole: Run, world_size: int, workers: int) -> None:
+    config = small_config(folder, num_workers=workers)
+    assert same(run(config, STEPS, world_size=world_size), whole)
+
+
+@pytest.mark.parametrize("stop", [1, 2, 5, 11])
+@pytest.mark.parametrize("packing", ["best_fit", "pad"])
+def test_resume_anywhere(folder: Path, stop: int, packing: str) -> None:
+    config = small_config(folder, packing=packing)
+    through = run(config, STEPS)
+    first = run(config, stop)
+    rest = run(config, STEPS - stop, state=first.state)
+    joined = Run(first.steps + rest.steps, first.documents + rest.documents, rest.state)
+    assert same(joined, through)
+    assert rest.state == through.state
+
+
+def test_resume_of_a_resume_with_other_world_sizes_and_workers(folder: Path, whole: Run) -> None:
+    joined = Run([], [], {})
+    state = None
+    for steps, world_size, workers in [(3, 1, 2), (1, 4, 0), (4, 2, 2), (4, 1, 0)]:
+        part = run(
+            small_config(folder, num_workers=workers), steps, world_size=world_size, state=state
+        )
+        joined = Run(joined.steps + part.steps, joined.documents + part.documents, part.state)
+        state = part.state
+    assert same(joined, whole)
+    assert joined.state == whole.state
+
+
+def test_resume_in_a_later_epoch(folder: Path) -> None:
+    config = small_config(folder)
+    through = run(config, 60)
+    first = run(config, 53)
+    assert min(position["epoch"] for position in first.state["streams"].values()) >= 1
+    rest = run(config, 7, state=first.state)
+    joined = Run(first.steps + rest.steps, first.documents + rest.documents, rest.state)
+    assert same(joined, through)
+
+
+def test_another_global_batch_goes_on_in_the_same_sequences(folder: Path, whole: Run) -> None:
+    first = run(small_config(folder), 2, batch=8)
+    rest = run(small_config(folder), 4, batch=4, state=first.state)
+    assert rest.state == run(small_config(folder), 4, batch=8).state
+    rows = [row for step in rest.steps for row in step["input_ids"].tolist()]
+    assert rows == [row for step in whole.steps[2:4] for row in step["input_ids"].tolist()]
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4, 6, 12])
+def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
+    """Fewer streams than shards, as many, and more."""
+    config = small_config(folder, num_streams=streams, window_documents=4)
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    owners: Counter[str] = Counter()
+    for number in range(streams):
+        epoch = itertools.takewhile(lambda one: one.notes.state["epoch"] == 0, stream._open(number))
+        owners.update({name for one in epoch for name in one.notes.documents})
+    assert set(owners.values()) == {1}  # each document in one stream only
+    assert len(owners) == 30 + 41 + 17 + 26 + 33 + 9
+
+
+def test_epochs_and_seeds_differ(folder: Path, whole: Run) -> None:
+    assert not same(run(small_config(folder), STEPS, seed=2), whole)
+    epochs = run(small_config(folder, num_streams=1), 60)
+    flat = [step["input_ids"] for step in epochs.steps]
+    assert not any((flat[0] == later).all() for later in flat[1:])
+
+
+def test_positions_restart_and_padding_is_no_target(whole: Run) -> None:
+    for step in whole.steps:
+        starts = step["position_ids"] == 0
+        assert starts[:, 0].all()
+        assert not (step["loss_mask"] & starts).any()
+        steps = step["position_ids"].diff(dim=1)
+        assert ((steps == 1) | starts[:, 1:]).all()
+
+
+def test_eos_ends_every_document_and_is_trained_on(folder: Path) -> None:
+    """Documents that fit: every piece that is not padding ends in EOS, which is a target."""
+    config = small_config(folder, metadata_probability=0.0, max_seq_len=512)
+    eos = small_tokenizer().eos_token_id
+    for step in run(config, 2).steps:
+        for ids, positions, mask in zip(
+            step["input_ids"], step["position_ids"], step["loss_mask"], strict=True
+        ):
+            starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(ids)]
+            pieces = [slice(*pair) for pair in itertools.pairwise(starts)]
+            texts = [piece for piece in pieces if mask[piece].any()]
+            assert len(pieces) - len(texts) <= 1  # the padding
+            assert all(ids[piece].tolist().count(eos) == 1 for piece in texts)
+            assert all(ids[piece][-1] == eos and mask[piece][-1] for piece in texts)
+            assert all(mask[piece].tolist().count(False) == 1 for piece in texts)
+
+
+def test_pad_mode_has_one_piece_a_sequence(folder: Path) -> None:
+    padded = run(small_config(folder, packing="pad"), 2)
+    assert ((padded.steps[0]["position_ids"] == 0).sum(dim=1) <= 2).all()
+    assert all(len(names) <= 8 for names in padded.documents)
+
+
+def test_numbers_that_do_not_divide_are_listed(folder: Path) -> None:
+    config = small_config(folder, num_streams=6, num_workers=2)
+    with pytest.raises(ConfigurationError) as error:
+        run(config, 1, world_size=2, batch=9)
+    message = str(error.value)
+    assert "data_config.num_streams=6" in message
+    assert "2 x 2 (data_config.num_workers) = 4" in message
+    assert "global batch of 9" in message
+    with pytest.raises(
+        ConfigurationError, match=r"3 sequences, is not a multiple of data_config.p"
+    ):
+        run(small_config(folder, num_streams=4), 1, world_size=2, batch=6)
+
+
+def test_too_many_streams_for_the_windows(folder: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        run(small_config(folder, num_streams=24), 1)
+    assert "data_config.num_streams=24" in str(error.value)
+    assert "part-02.jsonl.gz" in str(error.value)
+    assert "data_config.window_documents=8" in str(error.value)
+
+
+def test_unknown_values_are_listed(folder: Path) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        run(small_config(folder, packing="first_fit", bad_documents="no", window_documents=0), 1)
+    assert "data_config.packing=first_fit: expected one of best_fit, pad" in str(error.value)
+    assert "data_config.bad_documents=no: expected one of strict, skip" in str(error.value)
+    assert "data_config.window_documents=0" in str(error.value)
+
+
+def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, whole: Run) -> None:
+    config = small_config(folder, window_documents=4, metadata_probability=1.0)
+    with pytest.raises(ConfigurationError) as error:
+        run(config, 1, state=whole.state, seed=7)
+    lines = str(error.value).splitlines()[1:]
+    assert lines == [
+        "  metadata_config.metadata_probability: 0.5 in the checkpoint, 1.0 now",
+        "  seed: 1 in the checkpoint, 7 now",
+        "  window_documents: 8 in the checkpoint, 4 now",
+    ]
+
+
+def test_a_state_without_some_streams_is_refused(folder: Path, whole: Run) -> None:
+    streams = {k: v for k, v in whole.state["streams"].items() if k != "2"}
+    with pytest.raises(ConfigurationError, match="incomplete"):
+        run(small_config(folder), 1, state={**whole.state, "streams": streams})
+
+
+def test_a_position_of_another_form_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="expected the keys"):
+        Position.from_state({"epoch": 1, "shard": 0})
+    with pytest.raises(ConfigurationError, match="whole numbers"):
+        Position.from_state(Position().state() | {"epoch": 1.5})
+
+
+def test_an_error_of_a_loader_process_is_raised_as_it_is(folder: Path, tmp_path: Path) -> None:
+    config = small_config(write_shards(tmp_path, [20, 20]), num_streams=2, num_workers=2)
+    with (tmp_path / "part-02.jsonl").open("w") as file:
+        file.write('{"text": 3}\n')
+    with pytest.raises(DataError, match=r"^\S+part-02.jsonl, line 1: text_not_string"):
+        run(config, 30)
