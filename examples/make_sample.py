@@ -29,7 +29,7 @@ TRAIN_FILES = [f"c4-en-html_cc-main-2019-18_pq00-{number:03d}.jsonl.gz" for numb
 TEST_DOCUMENTS_PER_SITE = 12
 TEST_TEXT_CHARACTERS = range(600, 8_000)  # so that an evaluation on a CPU takes seconds
 SHARD_BYTES = 620_000  # of a compressed training shard: the whole sample stays below 4 MB
-DOCUMENT_BYTES = 16_000  # of a compressed document: many middling pages say more than a few huge ones
+DOCUMENT_BYTES = 16_000  # of a compressed document: many middling pages, not a few huge ones
 
 VOCABULARY = 4096
 END_OF_TEXT = "<|endoftext|>"

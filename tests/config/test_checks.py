@@ -1,0 +1,584 @@
+"""Broken configurations: which keys the one message must name, and which fix it must give."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.checks import check
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import TrainConfig
+
+# A configuration, a DeepSpeed JSON and a launch that agree: 4 x 8 x 2 = 64 sequences.
+HYDRA: dict[str, Any] = {
+    "data_config": DataConfig(train_file="data/*.jsonl.gz", per_device_train_batch_size=4),
+    "gradient_accumulation_steps": 8,
+    "gradient_clipping": 0.5,
+    "learning_rate": 2e-4,
+    "weight_decay": 0.1,
+    "adam_beta2": 0.95,
+    "num_warmup_steps": 100,
+    "max_train_steps": 1000,
+    "mixed_precision": "bf16",
+}
+JSON: dict[str, Any] = {
+    "train_batch_size": 64,
+    "train_micro_batch_size_per_gpu": 4,
+    "gradient_accumulation_steps": 8,
+    "gradient_clipping": 0.5,
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False},
+    "optimizer": {
+        "type": "AdamW",
+        "params": {"lr": 2e-4, "betas": [0.9, 0.95], "eps": 1e-8, "weight_decay": 0.1},
+    },
+    "scheduler": {
+        "type": "WarmupDecayLR",
+        "params": {
+            "warmup_min_lr": 0,
+            "warmup_max_lr": 2e-4,
+            "warmup_num_steps": 100,
+            "warmup_type": "linear",
+            "total_num_steps": 1000,
+        },
+    },
+    "zero_optimization": {"stage": 2},
+}
+LAUNCH: dict[str, Any] = {
+    "source": "launch.yaml",
+    "num_processes": 2,
+    "distributed_type": "DEEPSPEED",
+}
+DROP = object()
+
+
+def changed(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """A copy with the values of dotted keys set, or dropped."""
+    result = copy.deepcopy(base)
+    for key, value in changes.items():
+        *blocks, name = key.split(".")
+        node = result
+        for block in blocks:
+            node = node[block] if isinstance(node, dict) else getattr(node, block)
+        if value is DROP:
+            del node[name]
+        elif isinstance(node, dict):
+            node[name] = value
+        else:
+            setattr(node, name, value)
+    return result
+
+
+def run_check(
+    tmp_path: Path,
+    hydra: dict[str, Any] | None = None,
+    document: dict[str, Any] | str | None = None,
+    launch: dict[str, Any] | None = None,
+) -> dict[str, Any] | None:
+    """Checks the agreeing three with changes; the filled DeepSpeed configuration."""
+    file = tmp_path / "ds.json"
+    whole = isinstance(document, str)
+    file.write_text(document if whole else json.dumps(changed(JSON, document or {})))
+    arguments = {"deepspeed_config_file": file, **LAUNCH, **(launch or {})}
+    config = TrainConfig(**changed(HYDRA, hydra or {}))
+    return check(config, Launch(**arguments)).deepspeed_config
+
+
+# (what is changed in Hydra, in the JSON, in the launch), key of each problem, part of its fix
+BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], dict[str, str]]] = {
+    "accumulation in the JSON": (
+        {},
+        {"gradient_accumulation_steps": 4},
+        {},
+        {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=4"},
+    ),
+    "accumulation in Hydra": (
+        {"gradient_accumulation_steps": 2},
+        {"train_batch_size": "auto"},
+        {},
+        {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=8"},
+    ),
+    "micro-batch in the JSON": (
+        {},
+        {"train_micro_batch_size_per_gpu": 16},
+        {},
+        {"train_micro_batch_size_per_gpu": "or pass data_config.per_device_train_batch_size=16"},
+    ),
+    "global batch for other processes": (
+        {},
+        {},
+        {"num_processes": 4},
+        {"train_batch_size": 'write "auto" for train_batch_size'},
+    ),
+    "accumulation missing": (
+        {},
+        {"gradient_accumulation_steps": DROP},
+        {},
+        {"gradient_accumulation_steps": 'write "auto" for gradient_accumulation_steps'},
+    ),
+    "clipping missing": (
+        {},
+        {"gradient_clipping": DROP},
+        {},
+        {"gradient_clipping": 'write "auto" for gradient_clipping'},
+    ),
+    "micro-batch missing": (
+        {},
+        {"train_micro_batch_size_per_gpu": DROP},
+        {},
+        {"train_micro_batch_size_per_gpu": 'write "auto"'},
+    ),
+    "accumulation misspelt": (
+        {},
+        {"gradient_accumulation_steps": DROP, "gradient_accumulation_step": 8},
+        {},
+        {"gradient_accumulation_step": "correct", "gradient_accumulation_steps": 'write "auto"'},
+    ),
+    "clipping in the JSON": (
+        {},
+        {"gradient_clipping": 1.0},
+        {},
+        {"gradient_clipping": "or pass gradient_clipping=1.0"},
+    ),
+    "a number as text": (
+        {},
+        {"gradient_accumulation_steps": "8"},
+        {},
+        {"gradient_accumulation_steps": 'write "auto"'},
+    ),
+    "a whole number as 8.0": (
+        {},
+        {"gradient_accumulation_steps": 8.0},
+        {},
+        {"gradient_accumulation_steps": 'write "auto"'},
+    ),
+    "true as the number 1": (
+        {"gradient_accumulation_steps": 1},
+        {"gradient_accumulation_steps": True, "train_batch_size": "auto"},
+        {},
+        {"gradient_accumulation_steps": 'write "auto"'},
+    ),
+    "bf16 off in the JSON": (
+        {},
+        {"bf16.enabled": False},
+        {},
+        {"bf16.enabled": "or pass mixed_precision=no"},
+    ),
+    "bf16 missing": ({}, {"bf16": DROP}, {}, {"bf16.enabled": 'write "auto"'}),
+    "bf16 as text": ({}, {"bf16.enabled": "true"}, {}, {"bf16.enabled": 'write "auto"'}),
+    "fp16 in the JSON, bf16 in Hydra": (
+        {},
+        {"fp16.enabled": True},
+        {},
+        {"fp16.enabled": "or pass mixed_precision=fp16"},
+    ),
+    "learning rate": (
+        {},
+        {"optimizer.params.lr": 1e-3},
+        {},
+        {"optimizer.params.lr": "or pass learning_rate=0.001"},
+    ),
+    "betas": ({}, {"optimizer.params.betas": [0.9, 0.999]}, {}, {"optimizer.params.betas": "auto"}),
+    "eps missing": ({}, {"optimizer.params.eps": DROP}, {}, {"optimizer.params.eps": "auto"}),
+    "weight decay": (
+        {},
+        {"optimizer.params.weight_decay": 0.01},
+        {},
+        {"optimizer.params.weight_decay": "or pass weight_decay=0.01"},
+    ),
+    "another optimizer": (
+        {},
+        {"optimizer.type": "OneBitAdam"},
+        {},
+        {"optimizer.type": "delete the optimizer block"},
+    ),
+    "Adam with coupled decay": (
+        {},
+        {"optimizer.params.adam_w_mode": False},
+        {},
+        {"optimizer.params.adam_w_mode": 'write "auto"'},
+    ),
+    "an unknown optimizer parameter": (
+        {},
+        {"optimizer.params.momentum": 0.9},
+        {},
+        {"optimizer.params.momentum": "delete it"},
+    ),
+    "warm-up": (
+        {},
+        {"scheduler.params.warmup_num_steps": 10},
+        {},
+        {"scheduler.params.warmup_num_steps": "or pass num_warmup_steps=10"},
+    ),
+    "total steps": (
+        {},
+        {"scheduler.params.total_num_steps": 2000},
+        {},
+        {"scheduler.params.total_num_steps": "or pass max_train_steps=2000"},
+    ),
+    "warm-up on a logarithm by default": (
+        {},
+        {"scheduler.params.warmup_type": DROP},
+        {},
+        {"scheduler.params.warmup_type": 'write "auto"'},
+    ),
+    "peak of the schedule": (
+        {},
+        {"scheduler.params.warmup_max_lr": 1e-3},
+        {},
+        {"scheduler.params.warmup_max_lr": "or pass learning_rate=0.001"},
+    ),
+    "another schedule": (
+        {},
+        {"scheduler.type": "WarmupCosineLR"},
+        {},
+        {"scheduler.type": "or pass lr_scheduler_type=cosine"},
+    ),
+    "a cosine that does not end at 0": (
+        {"lr_scheduler_type": "cosine"},
+        {
+            "scheduler": {
+                "type": "WarmupCosineLR",
+                "params": {
+                    "total_num_steps": 1000,
+                    "warmup_num_steps": 100,
+                    "warmup_type": "linear",
+                },
+            }
+        },
+        {},
+        {"scheduler.params.cos_min_ratio": 'write "auto"'},
+    ),
+    "no zero_optimization": (
+        {},
+        {"zero_optimization": DROP},
+        {},
+        {"zero_optimization": '"zero_optimization": {"stage": 2}'},
+    ),
+    "no stage": (
+        {},
+        {"zero_optimization": {}},
+        {},
+        {"zero_optimization.stage": 'write "stage": 2'},
+    ),
+    "the stage as text": (
+        {},
+        {"zero_optimization.stage": "2"},
+        {},
+        {"zero_optimization.stage": 'write "stage": 2'},
+    ),
+    "ZeRO-3 that cannot be exported": (
+        {},
+        {"zero_optimization.stage": 3},
+        {},
+        {"zero_optimization.stage3_gather_16bit_weights_on_model_save": "true"},
+    ),
+    "a misspelt ZeRO key": (
+        {},
+        {"zero_optimization.overlap_com": True},
+        {},
+        {"zero_optimization.overlap_com": "correct the name"},
+    ),
+    "offload at stage 0": (
+        {},
+        {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}},
+        {},
+        {"zero_optimization.offload_optimizer": 'write "stage": 1'},
+    ),
+    "parameters offloaded at stage 2": (
+        {},
+        {"zero_optimization.offload_param": {"device": "cpu"}},
+        {},
+        {"zero_optimization.offload_param": 'write "stage": 3'},
+    ),
+    "offload to nowhere": (
+        {},
+        {"zero_optimization.offload_optimizer": {"device": "nvme"}},
+        {},
+        {"zero_optimization.offload_optimizer.nvme_path": "nvme_path"},
+    ),
+    "offload to an unknown device": (
+        {},
+        {"zero_optimization.offload_optimizer": {"device": "gpu"}},
+        {},
+        {"zero_optimization.offload_optimizer.device": "delete"},
+    ),
+    "offload without a GPU": (
+        {},
+        {"zero_optimization.offload_optimizer": {"device": "cpu"}},
+        {"gpus": 0},
+        {"zero_optimization.offload_optimizer": "deepspeed_configs/cpu.json"},
+    ),
+    "auto that nothing fills": (
+        {},
+        {"zero_optimization.allgather_bucket_size": "auto"},
+        {},
+        {"zero_optimization.allgather_bucket_size": "write the value"},
+    ),
+    "elasticity, which changes the batch": (
+        {},
+        {"elasticity": {"enabled": True}},
+        {},
+        {"elasticity": "delete it"},
+    ),
+    "a key twice": (
+        {},
+        json.dumps(JSON)[:-1] + ', "gradient_clipping": 0.5}',
+        {},
+        {"gradient_clipping": "delete one of them"},
+    ),
+    "no JSON": ({}, "{'stage': 2}", {}, {"(the file)": "mend it"}),
+    "a list": ({}, "[]", {}, {"(the file)": "begin the file with {"}),
+    "no such JSON": (
+        {},
+        {},
+        {"deepspeed_config_file": Path("deepspeed_configs/zero9.json")},
+        {"deepspeed_config.deepspeed_config_file": "zero2.json"},
+    ),
+    "DeepSpeed without a JSON": (
+        {},
+        {},
+        {"deepspeed_config_file": None},
+        {"deepspeed_config.deepspeed_config_file": "deepspeed_configs/zero2.json"},
+    ),
+    "accumulation in accelerate's file, too": (
+        {},
+        {},
+        {"misplaced": ("gradient_accumulation_steps",), "gradient_accumulation_steps": 8},
+        {"deepspeed_config.gradient_accumulation_steps": "delete gradient_accumulation_steps"},
+    ),
+    "accumulation exported": (
+        {},
+        {},
+        {"gradient_accumulation_steps": 4},
+        {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=4"},
+    ),
+    "zero3_init without ZeRO-3": (
+        {},
+        {},
+        {"zero3_init": True},
+        {"deepspeed_config.zero3_init_flag": "zero3_init_flag: false"},
+    ),
+    "precision of the launch": (
+        {},
+        {},
+        {"mixed_precision": "fp16"},
+        {"mixed_precision": "or pass mixed_precision=fp16"},
+    ),
+    "no without quotes in YAML": (
+        {},
+        {},
+        {"mixed_precision": False},
+        {"mixed_precision": "leave mixed_precision out of launch.yaml"},
+    ),
+    "use_cpu turns DeepSpeed off": ({}, {}, {"use_cpu": True}, {"use_cpu": "leave use_cpu out"}),
+    "MULTI_CPU": (
+        {},
+        {},
+        {"distributed_type": "MULTI_CPU"},
+        {"distributed_type": "experiments/accelerate/"},
+    ),
+    "FSDP": ({}, {}, {"distributed_type": "FSDP"}, {"distributed_type": "experiments/accelerate/"}),
+    "several processes of NO": (
+        {},
+        {},
+        {"distributed_type": "NO"},
+        {"num_processes": "distributed_type: MULTI_GPU"},
+    ),
+    "more processes than GPUs": (
+        {},
+        {},
+        {"gpus": 1, "local_processes": 2},
+        {"num_processes": "--num_processes 1"},
+    ),
+    "fp16 on a CPU": (
+        {"mixed_precision": "fp16"},
+        {"bf16.enabled": False, "fp16.enabled": True},
+        {"gpus": 0},
+        {"mixed_precision": "mixed_precision=bf16"},
+    ),
+    "streams that processes do not divide": (
+        {"data_config.num_streams": 63},
+        {},
+        {},
+        {"data_config.num_streams": "data_config.num_streams=64"},
+    ),
+    "streams that workers do not divide": (
+        {"data_config.num_workers": 3},
+        {},
+        {},
+        {"data_config.num_streams": "data_config.num_streams=66"},
+    ),
+    "a launch file without check_only": (
+        {"accelerate_config_file": "zero2.yaml"},
+        {},
+        {},
+        {"accelerate_config_file": "accelerate launch --config_file zero2.yaml"},
+    ),
+    "a misspelt packing": (
+        {"data_config.packing": "bestfit"},
+        {},
+        {},
+        {"data_config.packing": "data_config.packing=best_fit"},
+    ),
+    "a misspelt schedule": (
+        {"lr_scheduler_type": "cosin"},
+        {},
+        {},
+        {"lr_scheduler_type": "lr_scheduler_type=cosine"},
+    ),
+    "an unknown precision": (
+        {"mixed_precision": "fp8"},
+        {"bf16.enabled": "auto", "fp16.enabled": "auto"},
+        {},
+        {"mixed_precision": "mixed_precision=no"},
+    ),
+    "an unknown tracker": ({"trackers": ["tensorbord"]}, {}, {}, {"trackers": "tensorboard"}),
+    "no training data": (
+        {"data_config.train_file": None},
+        {},
+        {},
+        {"data_config.train_file": "data_config.train_file=FOLDER"},
+    ),
+    "no sequences in a micro-batch": (
+        {"data_config.per_device_train_batch_size": 0},
+        {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"},
+        {},
+        {"data_config.per_device_train_batch_size": "=1"},
+    ),
+    "a negative learning rate": (
+        {"learning_rate": -1e-4},
+        {"optimizer": DROP, "scheduler": DROP},
+        {},
+        {"learning_rate": "learning_rate=1e-4"},
+    ),
+    "a learning rate that is not a number": (
+        {"learning_rate": float("nan")},
+        {"optimizer": DROP, "scheduler": DROP},
+        {},
+        {"learning_rate": "learning_rate=1e-4"},
+    ),
+    "a warm-up longer than the run": (
+        {"num_warmup_steps": 2000},
+        {"scheduler": DROP},
+        {},
+        {"num_warmup_steps": "num_warmup_steps=50"},
+    ),
+    "a save after the end": (
+        {"extra_steps_to_eval_save_at": [2, 5000]},
+        {},
+        {},
+        {"extra_steps_to_eval_save_at": "raise max_train_steps"},
+    ),
+    "a negative interval": ({"save_steps": -1}, {}, {}, {"save_steps": "save_steps=1"}),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_configuration_is_refused(name: str, tmp_path: Path) -> None:
+    hydra, document, launch, expected = BROKEN[name]
+    with pytest.raises(ConfigurationError) as caught:
+        run_check(tmp_path, hydra, document, launch)
+    problems = re.findall(
+        r"^\d+\. (\S+|\(the file\)) in (.*)\n   Fix: (.*)$", str(caught.value), re.M
+    )
+    assert [key for key, _, _ in problems] == list(expected)
+    for (_, where, fix), part in zip(problems, expected.values(), strict=True):
+        assert "found " in where
+        assert "expected " in where
+        assert part in fix
+
+
+def test_what_agrees_is_filled_in(tmp_path: Path) -> None:
+    assert run_check(tmp_path) == {
+        "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 8,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+        "zero_optimization": {"stage": 2},
+    }
+
+
+def test_auto_takes_the_values_of_hydra(tmp_path: Path) -> None:
+    auto = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "bf16.enabled": "auto",
+        "fp16.enabled": "auto",
+        "optimizer.params.lr": "auto",
+        "optimizer.params.betas": "auto",
+        "scheduler.params.total_num_steps": "auto",
+        "zero_optimization.reduce_bucket_size": "auto",
+    }
+    filled = run_check(tmp_path, {"gradient_accumulation_steps": 3}, auto, {"num_processes": 4})
+    assert filled == {
+        "train_batch_size": 48,
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 3,
+        "gradient_clipping": 0.5,
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+        "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    }
+
+
+def test_values_that_the_json_may_leave_out_are_written_into_it(tmp_path: Path) -> None:
+    left_out = {"train_batch_size": DROP, "fp16": DROP, "optimizer": DROP, "scheduler": DROP}
+    filled = run_check(tmp_path, None, left_out)
+    assert filled is not None
+    assert (filled["train_batch_size"], filled["fp16"]) == (64, {"enabled": False})
+
+
+def test_without_deepspeed_there_is_nothing_to_fill(tmp_path: Path) -> None:
+    launch = {"distributed_type": "MULTI_GPU", "deepspeed_config_file": None}
+    assert run_check(tmp_path, None, None, launch) is None
+
+
+def test_one_message_names_both_keys_both_values_and_the_fix(tmp_path: Path) -> None:
+    document = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": DROP}
+    with pytest.raises(ConfigurationError) as caught:
+        run_check(tmp_path, None, document)
+    file = tmp_path / "ds.json"
+    assert str(caught.value) == (
+        "2 problems in the configuration\n"
+        f"1. train_micro_batch_size_per_gpu in {file}: found 16, expected "
+        '"auto" or 4 (data_config.per_device_train_batch_size of Hydra).\n'
+        f'   Fix: write "auto" for train_micro_batch_size_per_gpu in {file}, or pass '
+        "data_config.per_device_train_batch_size=16\n"
+        f"2. gradient_accumulation_steps in {file}: found no such key (DeepSpeed would silently "
+        'take 1), expected "auto" or 8 (gradient_accumulation_steps of Hydra).\n'
+        f'   Fix: write "auto" for gradient_accumulation_steps in {file}'
+    )
+
+
+def test_the_global_batch_is_shown_as_a_sum(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        run_check(tmp_path, None, {"train_batch_size": 256})
+    assert (
+        "found 256, expected "
+        '"auto" or 64 (4 (data_config.per_device_train_batch_size) x 8 '
+        "(gradient_accumulation_steps) x 2 (processes) = 64)"
+    ) in str(caught.value)
+
+
+def test_every_bounded_key_is_a_key_of_the_schema() -> None:
+    from bsmeta.config.checks import values
+
+    config = TrainConfig()
+    for key in (*values.CHOICES, *values.AT_LEAST, *values.ABOVE_ZERO):
+        values.value_of(config, key)
+    assert not [
+        *values.value_problems(dataclasses.replace(config, data_config=HYDRA["data_config"]))
+    ]

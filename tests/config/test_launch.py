@@ -1,0 +1,141 @@
+"""What is read off the environment that `accelerate launch` makes, and off its files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.launch import REPOSITORY, Launch, read_launch
+
+
+def test_python_alone_is_one_process_without_deepspeed() -> None:
+    launch = read_launch({})
+    assert (launch.num_processes, launch.distributed_type, launch.deepspeed) == (1, "NO", False)
+    assert launch.source == "the environment"
+
+
+def test_torchrun_is_plain_data_parallel() -> None:
+    launch = read_launch({"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "RANK": "1"})
+    assert (launch.num_processes, launch.local_processes) == (4, 2)
+    assert launch.distributed_type == "MULTI_GPU"
+
+
+def test_environment_of_accelerate_with_deepspeed() -> None:
+    launch = read_launch(
+        {
+            "WORLD_SIZE": "2",
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_DEEPSPEED_CONFIG_FILE": "deepspeed_configs/zero3.json",
+            "ACCELERATE_DEEPSPEED_ZERO3_INIT": "true",
+            "ACCELERATE_MIXED_PRECISION": "no",
+            "ACCELERATE_CONFIG_DS_FIELDS": "deepspeed_config_file,zero3_init_flag",
+        }
+    )
+    assert launch.deepspeed
+    assert launch.zero3_init is True
+    assert launch.mixed_precision is None  # accelerate exports "no" where nothing is stated
+    assert launch.misplaced == ()
+
+
+def test_what_accelerates_file_states_is_told_by_its_list_of_fields() -> None:
+    launch = read_launch(
+        {
+            "ACCELERATE_USE_DEEPSPEED": "true",
+            "ACCELERATE_MIXED_PRECISION": "no",
+            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4",
+            "ACCELERATE_CONFIG_DS_FIELDS": "gradient_accumulation_steps,zero_stage,mixed_precision",
+        }
+    )
+    assert launch.mixed_precision == "no"
+    assert launch.gradient_accumulation_steps == 4
+    assert launch.deepspeed_config_file is None
+    assert launch.misplaced == ("gradient_accumulation_steps", "zero_stage", "mixed_precision")
+
+
+@pytest.mark.parametrize("text", ["two", "0", "-1", "2.0"])
+def test_a_world_size_that_is_no_number_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"WORLD_SIZE in the environment: found '.*'"):
+        read_launch({"WORLD_SIZE": text})
+
+
+def test_a_relative_json_is_looked_for_here_and_then_in_the_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def json_file() -> Path | None:
+        name = "deepspeed_configs/zero2.json"
+        return read_launch(
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": name}
+        ).deepspeed_config_file
+
+    monkeypatch.chdir(tmp_path)
+    assert json_file() == REPOSITORY / "deepspeed_configs" / "zero2.json"
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "deepspeed_configs" / "zero2.json").write_text("{}")
+    assert json_file() == Path("deepspeed_configs/zero2.json")
+
+
+def test_a_launch_file(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 3\nmixed_precision: bf16\n"
+        "deepspeed_config:\n  deepspeed_config_file: /a/ds.json\n  zero3_init_flag: false\n"
+        "  gradient_accumulation_steps: 4\n"
+    )
+    assert read_launch({}, str(file)) == Launch(
+        source=str(file),
+        num_processes=3,
+        distributed_type="DEEPSPEED",
+        deepspeed_config_file=Path("/a/ds.json"),
+        zero3_init=False,
+        mixed_precision="bf16",
+        gradient_accumulation_steps=4,
+        misplaced=("gradient_accumulation_steps", "mixed_precision"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("num_processes: two\n", "num_processes in .*: found 'two'"),
+        ("[1, 2]\n", "found list, expected keys and values"),
+        ("a: [\n", "not a YAML file"),
+    ],
+)
+def test_a_launch_file_that_cannot_be_read_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_launch({}, str(file))
+
+
+def test_a_launch_file_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="nowhere[.]yaml: there is no such file"):
+        read_launch({}, "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("name", "deepspeed"), [("cpu", None), ("cpu_zero2", "deepspeed_configs/cpu.json")]
+)
+def test_the_cpu_launch_files_start_two_processes_from_another_folder(
+    name: str, deepspeed: str | None, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, os\n"
+        "from bsmeta.config.launch import read_launch\n"
+        "launch = read_launch(os.environ)\n"
+        "said = [launch.num_processes, launch.gpus, str(launch.deepspeed_config_file)]\n"
+        "open('rank' + os.environ['RANK'], 'w').write(json.dumps(said))\n"
+    )
+    file = REPOSITORY / "experiments" / "accelerate" / f"{name}.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    subprocess.run([*command, str(script)], cwd=tmp_path, check=True, timeout=120)
+    said = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
+    assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2

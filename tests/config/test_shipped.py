@@ -1,0 +1,76 @@
+"""Every shipped configuration with every launch file that it belongs to is composed and checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsmeta.config.checks import check
+from bsmeta.config.checks.shared import AUTO
+from bsmeta.config.compose import compose
+from bsmeta.config.launch import REPOSITORY, read_launch
+from bsmeta.config.schema import TrainConfig
+
+LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))
+JSON_FILES = sorted((REPOSITORY / "deepspeed_configs").glob("*.json"))
+CPU_FILES = ["cpu.yaml", "cpu_zero2.yaml"]
+
+
+def checked(config_name: str, launch_file: Path, *overrides: str) -> dict[str, object] | None:
+    """What `check_only` does with this configuration and launch file."""
+    overrides = ("check_only=true", f"accelerate_config_file={launch_file}", *overrides)
+    config = compose(TrainConfig, config_name, overrides)
+    return check(config, read_launch({}, config.accelerate_config_file)).deepspeed_config
+
+
+def test_all_files_are_here() -> None:
+    names = [path.stem for path in LAUNCH_FILES]
+    assert names == ["cpu", "cpu_zero2", "ddp", "zero1", "zero2", "zero3"]
+    assert [path.stem for path in JSON_FILES] == ["cpu", "v2", "zero1", "zero2", "zero3"]
+
+
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda path: path.stem)
+def test_demo_goes_with_every_launch_file(file: Path) -> None:
+    filled = checked("demo", file)
+    assert (filled is None) == (file.stem in ("cpu", "ddp"))
+    assert '"auto"' not in json.dumps(filled)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [path for path in LAUNCH_FILES if path.name not in CPU_FILES],
+    ids=lambda path: path.stem,
+)
+def test_v2_goes_with_every_launch_file_for_gpus(file: Path) -> None:
+    filled = checked("v2", file)
+    if filled is not None:
+        assert (filled["train_batch_size"], filled["bf16"]) == (256, {"enabled": True})
+
+
+def test_the_json_of_v2_agrees_with_its_yaml(tmp_path: Path) -> None:
+    launch = yaml.safe_load((REPOSITORY / "experiments" / "accelerate" / "zero2.yaml").read_text())
+    launch["deepspeed_config"]["deepspeed_config_file"] = "deepspeed_configs/v2.json"
+    file = tmp_path / "v2.yaml"
+    file.write_text(yaml.safe_dump(launch))
+    filled = checked("v2", file)
+    assert filled is not None
+    assert {"optimizer", "scheduler"}.isdisjoint(filled)
+
+
+@pytest.mark.parametrize("file", JSON_FILES, ids=lambda path: path.stem)
+def test_shared_keys_are_auto(file: Path) -> None:
+    document = json.loads(file.read_text())
+    keys = ("train_batch_size", "train_micro_batch_size_per_gpu")
+    keys += ("gradient_accumulation_steps", "gradient_clipping")
+    assert [document[key] for key in keys] == [AUTO] * 4
+
+
+def test_values_that_users_rely_on() -> None:
+    config = compose(TrainConfig, "v2")
+    assert config.data_config.metadata_config.metadata_probability == 0.5
+    assert config.data_config.metadata_config.metadata_list[0] == "html"
+    assert config.gradient_checkpointing
+    assert config.extra_steps_to_eval_save_at == [2]
