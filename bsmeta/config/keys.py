@@ -1,4 +1,4 @@
-"""`key(...)`: a schema field with its meaning, from which `--help` and the documentation are made."""
+"""`key(...)`: a schema field with its meaning, for `--help` and the documentation."""
 
 from __future__ import annotations
 

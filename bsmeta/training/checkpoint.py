@@ -175,7 +175,7 @@ def clean(out_dir: Path) -> None:
 
 
 def keep_last(out_dir: Path, count: int) -> None:
-    """Deletes all but the newest `count` checkpoints (0: none is deleted); a failure is a warning."""
+    """Deletes all but the newest `count` checkpoints (0: none); a failure is a warning."""
     for old in found(out_dir)[:-count] if count else []:
         try:
             shutil.rmtree(old.folder)
@@ -186,10 +186,10 @@ def keep_last(out_dir: Path, count: int) -> None:
 def save_random_state(folder: Path, rank: int) -> None:
     """Writes the generators of this process: Python's, numpy's, torch's on CPU and GPUs."""
     python = random.getstate()
-    kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     states = {
         "python": [python[0], list(python[1]), python[2]],
-        "numpy": [str(kind), state.tolist(), int(position), int(has_gauss), float(gauss)],
+        "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -205,7 +205,7 @@ def load_random_state(folder: Path, rank: int) -> bool:
     version, values, gauss = states["python"]
     random.setstate((version, tuple(values), gauss))
     kind, state, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))
+    np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
     torch.set_rng_state(states["torch"])
     if states["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])

@@ -7,11 +7,15 @@ that came up is not the number that was launched.
 
 from __future__ import annotations
 
+import logging
 import os
+import random
+import warnings
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
@@ -40,6 +44,7 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     Raises:
         ConfigurationError: If fewer processes came up than were launched.
     """
+    _quiet_libraries()
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
@@ -68,10 +73,23 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     return accelerator
 
 
+def _quiet_libraries() -> None:
+    """Takes what is not for the user off the screen; warnings about the run itself stay."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+
+
 def _process_group(config: TrainConfig) -> list[InitProcessGroupKwargs]:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=config.distributed_timeout_s)
     return [InitProcessGroupKwargs(backend=backend, timeout=timeout)]
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python's, numpy's and torch's generators (all devices)."""
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002  (libraries draw from the global generator)
+    torch.manual_seed(seed)
 
 
 class Processes:

@@ -18,7 +18,8 @@ from bsmeta.config.schema import TrainConfig
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms."""
-    decayed, plain = [], []
+    decayed: list[nn.Parameter] = []
+    plain: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
             # Under ZeRO-3 a parameter is a flat shard here, and its shape stands in ds_shape.

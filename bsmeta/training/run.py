@@ -1,18 +1,16 @@
-"""A run from its folder to its exit code: what `train.py` calls once the configuration is checked."""
+"""A run from its folder to its exit code: what `train.py` calls after all checks."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-from accelerate.utils import set_seed
-
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
 from bsmeta.training import checkpoint
-from bsmeta.training.distributed import Processes, start
+from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.run_folder import RunFolder, write_status
 from bsmeta.training.trainer import Outcome, Trainer
 
@@ -26,7 +24,7 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
     """
     accelerator = start(config, deepspeed_config)
     processes = Processes.of(accelerator)
-    set_seed(config.seed)
+    seed_everything(config.seed)
     folder = RunFolder(Path(config.out_dir).resolve())
     resume = config.resume_from_checkpoint_dir is not None
     processes.on_main(

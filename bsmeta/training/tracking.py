@@ -6,10 +6,10 @@ import dataclasses
 import sys
 import time
 import types
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
-from accelerate import Accelerator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,42 +17,54 @@ from bsmeta.config.schema import TrainConfig
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
 
 _PLAIN_INTERVAL_S = 10.0
+_FIGURES_SHOWN = 4
+
+
+class External(Protocol):
+    """What Accelerate makes of a name in `trackers` (tensorboard, wandb, …)."""
+
+    def log(self, values: dict[str, Any], step: int | None) -> None: ...
+
+    def finish(self) -> None: ...
 
 
 class Tracker:
     """Takes events from the trainer; on ranks other than 0 it does nothing."""
 
     def __init__(
-        self, accelerator: Accelerator, run: RunFolder, config: TrainConfig, step: int
+        self,
+        run: RunFolder,
+        *,
+        main: bool,
+        step: int,
+        total_steps: int,
+        external: Sequence[External] = (),
     ) -> None:
-        self._accelerator = accelerator
-        self._main = accelerator.is_main_process
-        self._metrics = LineLog(run.path / METRICS) if self._main else None
-        self._screen = Screen(config.max_train_steps, step) if self._main else None
-        if config.trackers:
-            _keep_tensorflow_out()
-            accelerator.init_trackers("tracking", config=_flat(config))
+        self._external = external if main else ()
+        self._metrics = LineLog(run.path / METRICS) if main else None
+        self._screen = Screen(total_steps, step) if main else None
 
     def event(self, kind: str, step: int, **values: Any) -> None:
         """Records one event: a line of `metrics.jsonl`, and its numbers for the trackers."""
         if self._metrics is None or self._screen is None:
             return
         self._metrics.write({"event": kind, "step": step, **values})
-        if self._accelerator.trackers and kind in ("step", "eval"):
+        if self._external and kind in ("step", "eval"):
             prefix = "" if kind == "step" else "eval/"
             numbers = {
                 prefix + name: value
                 for name, value in _leaves(values)
                 if isinstance(value, (int, float))
             }
-            self._accelerator.log(numbers, step=step)
+            for tracker in self._external:
+                tracker.log(numbers, step)
         self._screen.show(kind, step, values)
 
     def close(self) -> None:
         if self._metrics is not None and self._screen is not None:
             self._screen.close()
             self._metrics.close()
-        for tracker in self._accelerator.trackers:
+        for tracker in self._external:
             tracker.finish()
 
     def __enter__(self) -> Tracker:
@@ -95,7 +107,10 @@ class Screen:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")
             return
-        numbers = "  ".join(f"{name} {_short(value)}" for name, value in _leaves(values))
+        shown = _leaves(values)
+        if kind == "eval":  # the first few say enough; all are in metrics.jsonl
+            shown = [one for one in shown if isinstance(one[1], float)][:_FIGURES_SHOWN]
+        numbers = "  ".join(f"{name} {_short(value)}" for name, value in shown)
         self._print(f"step {step}/{self._total}  {kind}  {numbers}")
 
     def _print(self, text: str) -> None:
@@ -109,7 +124,7 @@ class Screen:
             self._bar.stop()
 
 
-def _keep_tensorflow_out() -> None:
+def keep_tensorflow_out() -> None:
     """Tensorboard loads TensorFlow if it is installed (0.5 GB, seconds), unless it finds this."""
     name = "tensorboard.compat.notf"
     sys.modules.setdefault(name, types.ModuleType(name))
@@ -137,7 +152,7 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return leaves
 
 
-def _flat(config: TrainConfig) -> dict[str, Any]:
+def flat(config: TrainConfig) -> dict[str, Any]:
     """The configuration as trackers want it: one level, plain values."""
     return {
         name: value if isinstance(value, (int, float, str, bool)) else str(value)

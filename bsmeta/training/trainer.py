@@ -30,7 +30,7 @@ from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_r
 from bsmeta.training.run_folder import LineLog, RunFolder, write_status
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.throughput import Throughput
-from bsmeta.training.tracking import Tracker
+from bsmeta.training.tracking import Tracker, flat, keep_tensorflow_out
 
 
 class Outcome(Enum):
@@ -86,11 +86,9 @@ class Trainer:
         if self.config.log_documents:
             file = self.run.path / f"documents-rank{self.processes.rank}.jsonl"
             self._documents = LineLog(file)
-        with Tracker(self.accelerator, self.run, self.config, self.progress.step) as self.tracker:
+        with self._track() as self.tracker:
             if resume_from:
-                self.tracker.event(
-                    "resume", self.progress.step, checkpoint=str(resume_from.folder)
-                )
+                self.tracker.event("resume", self.progress.step, checkpoint=str(resume_from.folder))
             if self.config.start_with_eval and not resume_from:
                 self._evaluate()
             while self.progress.step < self.config.max_train_steps:
@@ -106,6 +104,18 @@ class Trainer:
                 self._evaluate()
             self._save()
         return Outcome.DONE
+
+    def _track(self) -> Tracker:
+        if self.config.trackers:
+            keep_tensorflow_out()
+            self.accelerator.init_trackers("tracking", config=flat(self.config))
+        return Tracker(
+            self.run,
+            main=self.processes.is_main,
+            step=self.progress.step,
+            total_steps=self.config.max_train_steps,
+            external=self.accelerator.trackers,
+        )
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -227,7 +237,8 @@ class Trainer:
         )
         self.model.eval()
         figures = self.task.evaluate(self.model, context)
-        self.tracker.event("eval", self.progress.step, split="validation", **figures)
+        if figures:
+            self.tracker.event("eval", self.progress.step, split="validation", **figures)
 
     def _save(self) -> None:
         step = self.progress.step
@@ -242,7 +253,10 @@ class Trainer:
             streams.update(part)
         self._export(writer.folder / "model")
         if self.processes.is_main:
-            data = {"fingerprint": self.stream.fingerprint, "streams": dict(sorted(streams.items()))}
+            data = {
+                "fingerprint": self.stream.fingerprint,
+                "streams": dict(sorted(streams.items())),
+            }
             writer.write_json("data_state.json", data)
             state = {
                 "progress": asdict(self.progress),

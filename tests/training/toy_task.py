@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -29,9 +30,8 @@ class ToyBatch:
 class ToyStream:
     """Sample g of the run goes to rank g mod world size; its weight is g mod 3."""
 
-    fingerprint = {"kind": "toy"}
-
     def __init__(self, config: TrainConfig, rank: int, size: int, start: int) -> None:
+        self.fingerprint = {"kind": "toy"}
         self.size = config.data_config.per_device_train_batch_size
         self.rank, self.world_size, self.start = rank, size, start
 
@@ -56,20 +56,29 @@ class ToyTask:
         self.config = config
 
     def build_model(self) -> nn.Module:
-        return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.1), nn.Linear(8, 1))
+        return nn.Sequential(
+            nn.Linear(2, 8),
+            nn.Dropout(float(os.environ.get("TOY_DROPOUT", "0.1"))),
+            nn.Linear(8, 1),
+        )
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> ToyStream:
         start = next(iter(state["streams"].values()))["next"] if state else 0
         return ToyStream(self.config, rank, world_size, start)
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        squares = (model(batch["x"]) - batch["y"]).float().square().squeeze(1) * batch["weight"]
+        squares = (
+            model(batch["x"].to(next(model.parameters()).dtype)) - batch["y"]
+        ).float().square().squeeze(1) * batch["weight"]
         even = batch["x"][:, 0] > 0.4
-        return Loss(squares.sum(), {"large": ((squares * even).sum(), (batch["weight"] * even).sum())})
+        return Loss(
+            squares.sum(), {"large": ((squares * even).sum(), (batch["weight"] * even).sum())}
+        )
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
+        ones = torch.ones(1, 2, dtype=next(model.parameters()).dtype, device=context.device)
         with torch.no_grad():
-            return {"at_one": float(model(torch.ones(1, 2, device=context.device)))}
+            return {"at_one": float(model(ones))}
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -77,15 +86,16 @@ class ToyTask:
 
 
 def main(config: TrainConfig) -> int:
-    import os
-
     from bsmeta.training.run import run
 
     stage = os.environ.get("TOY_ZERO_STAGE")
     deepspeed = None
     if stage:
         deepspeed = {
-            "zero_optimization": {"stage": int(stage), "stage3_gather_16bit_weights_on_model_save": True},
+            "zero_optimization": {
+                "stage": int(stage),
+                "stage3_gather_16bit_weights_on_model_save": True,
+            },
             "train_micro_batch_size_per_gpu": config.data_config.per_device_train_batch_size,
             "gradient_accumulation_steps": config.gradient_accumulation_steps,
             "gradient_clipping": config.gradient_clipping,

@@ -1,0 +1,93 @@
+"""The start-up table: what this run will do, as sums that a person can check."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import TrainConfig
+
+
+def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
+    """Rows of name and value; sizes in sequences and tokens, steps in updates."""
+    data = config.data_config
+    length = data.metadata_config.max_seq_len
+    parts = (
+        data.per_device_train_batch_size,
+        config.gradient_accumulation_steps,
+        launch.num_processes,
+    )
+    batch = parts[0] * parts[1] * parts[2]
+    return [
+        ("run folder", config.out_dir),
+        ("resume from", config.resume_from_checkpoint_dir or "– (a fresh start)"),
+        ("model", _model(config)),
+        ("training data", _shards(data.train_file)),
+        ("held-out file", data.validation_file or "– (no evaluation)"),
+        (
+            "metadata",
+            f"{', '.join(data.metadata_config.metadata_list)}; in "
+            f"{data.metadata_config.metadata_probability:.0%} of the documents",
+        ),
+        ("launch", _launch(config, launch)),
+        (
+            "global batch",
+            f"{parts[0]} (micro-batch) x {parts[1]} (accumulation) x {parts[2]} (processes) = "
+            f"{batch:,} sequences = {batch * length:,} tokens of {length:,} a sequence",
+        ),
+        (
+            "updates",
+            f"{config.max_train_steps:,} x {batch * length:,} tokens = "
+            f"{config.max_train_steps * batch * length:,} tokens",
+        ),
+        (
+            "learning rate",
+            f"{config.learning_rate:g} after {config.num_warmup_steps:,} updates, then "
+            f"{config.lr_scheduler_type}",
+        ),
+        ("evaluation", _every(config.eval_steps if data.validation_file else 0)),
+        ("checkpoints", _checkpoints(config)),
+    ]
+
+
+def print_summary(config: TrainConfig, launch: Launch) -> None:
+    """Prints the table on standard output."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in summary(config, launch):
+        table.add_row(name, value)
+    Console(soft_wrap=False).print(table, highlight=False)
+
+
+def _model(config: TrainConfig) -> str:
+    if config.model_config_file is not None:
+        return f"{config.model_config_file} (random weights)"
+    return config.model_name
+
+
+def _shards(train_file: object) -> str:
+    return ", ".join(map(str, train_file)) if isinstance(train_file, list) else str(train_file)
+
+
+def _launch(config: TrainConfig, launch: Launch) -> str:
+    engine = {"NO": "one process", "MULTI_GPU": "data parallel"}.get(
+        launch.distributed_type, launch.distributed_type
+    )
+    if launch.deepspeed:
+        engine = f"DeepSpeed with {launch.deepspeed_config_file}"
+    return f"{launch.num_processes} processes, {engine}, precision {config.mixed_precision}"
+
+
+def _every(steps: int) -> str:
+    return f"every {steps:,} updates" if steps else "–"
+
+
+def _checkpoints(config: TrainConfig) -> str:
+    kept = config.keep_last_checkpoints
+    extra = (
+        f", at {config.extra_steps_to_eval_save_at}" if config.extra_steps_to_eval_save_at else ""
+    )
+    every = f"every {config.save_steps:,} updates{extra}, " if config.save_steps else extra[2:]
+    return f"{every}and at the end; {f'the last {kept} are' if kept else 'all are'} kept"

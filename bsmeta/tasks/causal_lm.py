@@ -1,0 +1,154 @@
+"""Causal language modelling on text with metadata: model, loss, evaluation and export."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.stream import TrainStream
+from bsmeta.evaluation.arms import plan_comparisons
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.paired import Block, PairedEvaluation
+from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.statistics import figures_of
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.tasks.base import EvaluationContext, Loss
+
+_RESAMPLES = 1_000  # of the interval during training; evaluate.py takes more
+
+
+class CausalLanguageModel:
+    """The task of design and purpose: predict the next token, with metadata before and in the text.
+
+    Documents that are packed into one sequence do not see each other: their positions restart, from
+    which transformers builds the attention mask (it must be given no other mask and no cache).
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        transformers.utils.logging.disable_progress_bar()
+        self._types = config.data_config.metadata_config.metadata_list
+        self._prepared: tuple[PairedEvaluation, list[Block]] | None = None
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, with the special tokens that the configuration asks for."""
+        tokenizer = _load(AutoTokenizer, "tokenizer_name", self._tokenizer_name())
+        if tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"tokenizer_name: {self._tokenizer_name()} has no end-of-text token; every "
+                "document ends with it. Name a tokenizer that has an eos_token"
+            )
+        special = Renderer(self._config.data_config.metadata_config).special_tokens()
+        tokenizer.add_special_tokens({"additional_special_tokens": special})
+        return tokenizer
+
+    def build_model(self) -> nn.Module:
+        if self._config.model_config_file is not None:
+            shape = _load(AutoConfig, "model_config_file", self._config.model_config_file)
+            model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        else:
+            model = _load(
+                AutoModelForCausalLM, "model_name", self._config.model_name, dtype=torch.float32
+            )
+        if len(self.tokenizer) > model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(len(self.tokenizer))
+        if self._config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+        return model
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TrainStream:
+        config = self._config
+        return TrainStream(
+            config.data_config,
+            self.tokenizer,
+            seed=config.seed,
+            rank=rank,
+            world_size=world_size,
+            global_batch_size=config.data_config.per_device_train_batch_size
+            * config.gradient_accumulation_steps
+            * world_size,
+            state=state,
+        )
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Cross-entropy of the targets, in all and over the documents that carry each type.
+
+        Args:
+            model: The wrapped model.
+            batch: `input_ids`, `position_ids` (int64), `loss_mask` (bool), `document_types` (int),
+                each of shape [micro-batch, sequence length].
+        """
+        inputs = batch["input_ids"]
+        output = model(input_ids=inputs, position_ids=batch["position_ids"], use_cache=False)
+        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], -100)
+        losses = functional.cross_entropy(
+            output.logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
+        )
+        is_target = (targets != -100).flatten()
+        types = batch["document_types"][:, 1:].flatten()
+        parts = {"without_metadata": (types == 0) & is_target}
+        for bit, name in enumerate(self._types):
+            parts[f"with_{name}"] = (types >> bit & 1).bool() & is_target
+        return Loss(
+            losses.sum(),
+            {name: ((losses * where).sum().detach(), where.sum()) for name, where in parts.items()},
+        )
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
+        """Bits per byte of held-out text with and without metadata; {} without a held-out file."""
+        if self._config.data_config.validation_file is None:
+            return {}
+        evaluation, blocks = self._evaluation(context)
+        sums = evaluation.run(model, context.device, blocks=blocks)
+        figures = figures_of(
+            sums["all"].sum(axis=1)[None], resamples=_RESAMPLES, seed=self._config.seed
+        )[0]
+        if figures is None:
+            return {}
+        # What a person looks at comes first: the screen shows the beginning.
+        first = ("bits_per_byte_without", "bits_per_byte_with", "difference")
+        named = figures.as_dict()
+        return {**{name: named[name] for name in first}, **named}
+
+    def _evaluation(self, context: EvaluationContext) -> tuple[PairedEvaluation, list[Block]]:
+        """The paired evaluation on the first held-out documents, tokenized once."""
+        if self._prepared is None:
+            data = self._config.data_config
+            evaluation = PairedEvaluation(
+                data,
+                self.tokenizer,
+                HeldOutDocuments(data, max_documents=self._config.eval_documents, deduplicate=True),
+                plan_comparisons(["all"], data.metadata_config.metadata_list),
+                ranks=Ranks(context.rank, context.world_size, context.gather),
+            )
+            self._prepared = evaluation, list(evaluation.blocks())
+        return self._prepared
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(str(folder))
+
+    def _tokenizer_name(self) -> str:
+        return self._config.tokenizer_name or self._config.model_name
+
+
+def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
+    """`from_pretrained`, with a message that names the key."""
+    try:
+        return kind.from_pretrained(name, **arguments)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{key}: {name} cannot be loaded: {error}. Expected a folder, a file of one, or a name "
+            "on the Hub"
+        ) from error

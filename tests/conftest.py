@@ -1,0 +1,71 @@
+"""Fixtures that start real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+TIMEOUT_S = 240
+
+
+def command(script: Path, *arguments: str, processes: int) -> list[str]:
+    """The command line that starts `script`, with torchrun where there are several processes."""
+    start = [sys.executable]
+    if processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    return [*start, str(script), *arguments]
+
+
+@pytest.fixture
+def launch() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs a script to its end: `launch(script, "key=value", processes=2, NAME="environment")`."""
+
+    def run(
+        script: Path, *arguments: str, processes: int = 1, check: bool = True, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            command(script, *arguments, processes=processes),
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        assert not check or done.returncode == 0, done.stderr[-4000:]
+        return done
+
+    return run
+
+
+@pytest.fixture
+def steps() -> Callable[[Path], dict[int, dict[str, Any]]]:
+    """The step events of a run folder, by step."""
+
+    def read(out_dir: Path) -> dict[int, dict[str, Any]]:
+        events = [json.loads(line) for line in (out_dir / "metrics.jsonl").read_text().splitlines()]
+        return {event["step"]: event for event in events if event["event"] == "step"}
+
+    return read
+
+
+@pytest.fixture
+def documents() -> Callable[[Path], dict[int, list[str]]]:
+    """The documents of each step of a run folder, over all ranks, sorted."""
+
+    def read(out_dir: Path) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for file in sorted(out_dir.glob("documents-rank*.jsonl")):
+            for line in map(json.loads, file.read_text().splitlines()):
+                found.setdefault(line["step"], []).extend(line["documents"])
+        return {step: sorted(names) for step, names in found.items()}
+
+    return read

@@ -1,0 +1,158 @@
+"""The main job as a user runs it: `accelerate launch`, real pages, kills, and exact resumes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import REPOSITORY, TIMEOUT_S
+
+STEPS = 40
+SMALL = (
+    "--config-name",
+    "demo",
+    f"max_train_steps={STEPS}",
+    "num_warmup_steps=4",
+    "save_steps=8",
+    "eval_steps=20",
+    "eval_documents=2",
+    "trackers=[]",
+    "log_documents=true",
+    "data_config.metadata_config.max_seq_len=64",
+    "gradient_accumulation_steps=2",
+)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+Documents = Callable[[Path], dict[int, list[str]]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+
+
+def job(launch_file: str | None, out_dir: Path, *overrides: str) -> list[str]:
+    start = [sys.executable]
+    if launch_file is not None:
+        start += ["-m", "accelerate.commands.launch", "--config_file"]
+        start += [str(REPOSITORY / "experiments" / "accelerate" / launch_file)]
+    script = str(REPOSITORY / "bsmeta" / "train.py")
+    return [*start, script, *SMALL, f"out_dir={out_dir}", *overrides]
+
+
+def run(command: list[str], folder: Path) -> None:
+    done = subprocess.run(
+        command,
+        env=ENVIRONMENT,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> None:
+    """Starts the job and kills all of its processes with SIGKILL once `reached` says so."""
+    process = subprocess.Popen(
+        command,
+        env=ENVIRONMENT,
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    workers: set[int] = set()
+    deadline = time.monotonic() + TIMEOUT_S
+    try:
+        while not reached():
+            assert process.poll() is None, "the job ended before it was killed"
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
+    finally:
+        workers = descendants(process.pid)
+        for pid in (process.pid, *workers):
+            with_signal(pid)
+        process.wait()
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            time.sleep(0.01)
+
+
+def descendants(pid: int) -> set[int]:
+    """Children and their children: torchrun's workers have sessions of their own."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
+    children: dict[int, list[int]] = {}
+    for child, parent in (map(int, line.split()) for line in listed.stdout.splitlines()):
+        children.setdefault(parent, []).append(child)
+    found: set[int] = set()
+    open_ends = [pid]
+    while open_ends:
+        new = children.get(open_ends.pop(), [])
+        found.update(new)
+        open_ends += new
+    return found
+
+
+def with_signal(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def logged_step(out_dir: Path) -> int:
+    file = out_dir / "metrics.jsonl"
+    return file.read_text().count('"event": "step"') if file.exists() else 0
+
+
+def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {step: (event["loss"], event["learning_rate"]) for step, event in steps.items()}
+
+
+@pytest.mark.parametrize("launch_file", ["cpu.yaml", "cpu_zero2.yaml"])
+def test_killed_and_resumed_equals_never_stopped(
+    launch_file: str, steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """Killed in the middle of a step, while a checkpoint is written, and at a random moment."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run(job(launch_file, whole), tmp_path)
+    command = job(launch_file, killed, "resume_from_checkpoint_dir=latest")
+    kill_when(command, tmp_path, lambda: logged_step(killed) >= 13)
+    kill_when(command, tmp_path, (killed / "tmp-checkpoint-24step").exists)
+    moment = time.monotonic() + random.uniform(6, 14)
+    kill_when(
+        command, tmp_path, lambda: time.monotonic() > moment or logged_step(killed) >= STEPS - 2
+    )
+    run(command, tmp_path)
+    assert list(steps(whole)) == list(range(1, STEPS + 1))
+    assert figures(steps(killed)) == figures(steps(whole))
+    assert documents(killed) == documents(whole)
+    status = json.loads((killed / "status.json").read_text())
+    assert (status["state"], status["step"], status["exit_code"]) == ("done", STEPS, 0)
+
+
+def test_one_process_sees_the_documents_of_two(
+    steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """The same global batch of 8: 2 x 2 x 2 processes, and 4 x 2 in one, from another folder."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    short = "max_train_steps=6"
+    run(job("cpu.yaml", two, short), tmp_path)
+    run(job(None, one, short, "data_config.per_device_train_batch_size=4"), tmp_path)
+    assert documents(one) == documents(two)
+    for step, event in steps(one).items():
+        assert event["loss"] == pytest.approx(steps(two)[step]["loss"], rel=1e-4)
+    assert (one / "model" / "tokenizer.json").exists()
+
+
+def test_the_test_file_is_not_trained_on(documents: Documents, tmp_path: Path) -> None:
+    run(job(None, tmp_path / "run", "max_train_steps=12"), tmp_path)
+    shards = {name.split(":")[0] for step in documents(tmp_path / "run").values() for name in step}
+    assert len(shards) > 1
+    assert "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz" not in shards

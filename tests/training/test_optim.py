@@ -1,0 +1,39 @@
+"""The learning rate as a function of the update, and which parameters are decayed."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.optim import build_optimizer, learning_rate
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]),
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [0.5, 1.0, 1.0, 0.8535533905932737, 0.5, 0.1464466094067262]),
+    ],
+)
+def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
+    config = TrainConfig(
+        learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
+    )
+    assert [learning_rate(config, update) for update in range(1, 7)] == pytest.approx(expected)
+
+
+def test_without_warm_up_the_first_update_has_the_peak() -> None:
+    config = TrainConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
+    assert learning_rate(config, 1) == 0.1
+
+
+def test_only_matrices_are_decayed() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
+    optimizer = build_optimizer(model, TrainConfig(weight_decay=0.1))
+    shapes = {
+        group["weight_decay"]: [p.shape for p in group["params"]]
+        for group in optimizer.param_groups
+    }
+    assert shapes == {0.1: [(4, 3)], 0.0: [(4,), (4,), (4,)]}

@@ -1,0 +1,55 @@
+"""The run folder: one run at a time, nothing overwritten unasked, logs cut where a run resumes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.run_folder import METRICS, LineLog, RunFolder, write_status
+
+
+def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.open(TrainConfig(), resume=False, overwrite=False)
+    with pytest.raises(ConfigurationError, match="held by another run"):
+        second.open(TrainConfig(), resume=True, overwrite=True)
+
+
+def test_an_earlier_run_is_only_replaced_when_asked(tmp_path: Path) -> None:
+    (tmp_path / METRICS).write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="resume_from_checkpoint_dir=latest"):
+        RunFolder(tmp_path).open(TrainConfig(), resume=False, overwrite=False)
+    assert (tmp_path / METRICS).exists()
+    RunFolder(tmp_path).open(TrainConfig(), resume=False, overwrite=True)
+    assert not (tmp_path / METRICS).exists()
+
+
+def test_lines_after_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path) -> None:
+    lines = [json.dumps({"event": "step", "step": step}) for step in (1, 2, 3)]
+    for file in (METRICS, "documents-rank0.jsonl"):
+        (tmp_path / file).write_text("\n".join([*lines, '{"event": "st']))
+    RunFolder(tmp_path).cut_logs(2)
+    for file in (METRICS, "documents-rank0.jsonl"):
+        assert (tmp_path / file).read_text() == lines[0] + "\n" + lines[1] + "\n"
+
+
+def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
+    log = LineLog(tmp_path / "log")
+    log.write({"step": 1})
+    assert (tmp_path / "log").read_text() == '{"step": 1}\n'
+    log.close()
+
+
+def test_status(tmp_path: Path) -> None:
+    write_status(tmp_path / "run", "failed", 3, 2, "no shards")
+    assert json.loads((tmp_path / "run" / "status.json").read_text()) == {
+        "state": "failed",
+        "step": 3,
+        "exit_code": 2,
+        "message": "no shards",
+    }
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["status.json"]

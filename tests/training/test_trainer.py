@@ -1,0 +1,138 @@
+"""The loop with a toy task, in real processes: one step's mathematics, and resuming."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY, TIMEOUT_S, command
+
+SCRIPT = Path(__file__).with_name("toy_task.py")
+COMMON = (
+    "trackers=[]",
+    "max_train_steps=8",
+    "save_steps=4",
+    "eval_steps=3",
+    "num_warmup_steps=2",
+    "learning_rate=0.1",
+    "log_documents=true",
+)
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+Documents = Callable[[Path], dict[int, list[str]]]
+
+
+def batches(micro_batch: int, accumulation: int) -> tuple[str, str]:
+    return (
+        f"data_config.per_device_train_batch_size={micro_batch}",
+        f"gradient_accumulation_steps={accumulation}",
+    )
+
+
+def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float, float]]:
+    return {n: (s["loss"], s["learning_rate"], s["grad_norm"]) for n, s in steps.items()}
+
+
+def by_hand(micro_batches: list[list[int]], model: torch.nn.Module) -> float:
+    """The mean loss over the weights of all samples of a step."""
+    total, weight = 0.0, 0.0
+    for g in (g for batch in micro_batches for g in batch):
+        x = torch.tensor([[g % 7 / 7, g % 5 / 5]])
+        total += float((model(x) - 2 * x.sum()).detach().square()) * (g % 3)
+        weight += g % 3
+    return total / weight
+
+
+def test_every_split_of_the_global_batch_gives_the_same_step(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """12 sequences as 12 x 1 x 1, 3 x 4 x 1 and 2 x 3 x 2: unequal weights, one mean."""
+    splits = {"whole": (12, 1, 1), "accumulated": (3, 4, 1), "both": (2, 3, 2)}
+    for name, (micro, accumulation, processes) in splits.items():
+        arguments = (*COMMON, *batches(micro, accumulation), f"out_dir={tmp_path / name}")
+        launch(SCRIPT, *arguments, processes=processes, TOY_DROPOUT="0")
+    runs = {name: figures(steps(tmp_path / name)) for name in splits}
+    assert list(runs["whole"]) == list(range(1, 9))
+    for step, expected in runs["whole"].items():
+        for name in ("accumulated", "both"):
+            assert runs[name][step] == pytest.approx(expected, rel=1e-5)
+    assert documents(tmp_path / "both") == documents(tmp_path / "whole")
+
+    torch.manual_seed(42)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0), torch.nn.Linear(8, 1))
+    assert runs["whole"][1][0] == pytest.approx(by_hand([list(range(12))], model), rel=1e-6)
+
+
+@pytest.mark.parametrize(("stage", "precision"), [("", "no"), ("2", "no"), ("3", "bf16")])
+def test_a_resumed_run_repeats_the_undisturbed_one(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str, precision: str
+) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    split = (*COMMON, *batches(2, 2), f"mixed_precision={precision}")
+    launch(SCRIPT, *split, f"out_dir={whole}", processes=2, TOY_ZERO_STAGE=stage)
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoint-8step")
+    again = (f"out_dir={resumed}", "resume_from_checkpoint_dir=latest")
+    launch(SCRIPT, *split, *again, processes=2, TOY_ZERO_STAGE=stage)
+    assert figures(steps(resumed)) == figures(steps(whole))
+    assert documents(resumed) == documents(whole)
+    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (whole, resumed))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_zero_and_plain_training_agree(launch: Launch, steps: Steps, tmp_path: Path) -> None:
+    for stage in ("", "1", "2"):
+        arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path / ('zero' + stage)}")
+        launch(SCRIPT, *arguments, processes=2, TOY_ZERO_STAGE=stage)
+    plain = figures(steps(tmp_path / "zero"))
+    for stage in ("1", "2"):
+        zero = figures(steps(tmp_path / f"zero{stage}"))
+        for step in plain:
+            assert zero[step] == pytest.approx(plain[step], rel=1e-4)
+
+
+def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
+    launch: Launch, steps: Steps, tmp_path: Path
+) -> None:
+    out_dir = tmp_path / "run"
+    arguments = [*COMMON, *batches(2, 2), f"out_dir={out_dir}", "max_train_steps=1000000"]
+    arguments.append("logging_steps=100")
+    process = subprocess.Popen(
+        command(SCRIPT, *arguments, processes=2), cwd=REPOSITORY, stderr=subprocess.PIPE
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT_S
+        while not (out_dir / "checkpoint-8step").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        workers = subprocess.run(
+            ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
+        )
+        last = int(workers.stdout.split()[-1])
+        subprocess.run(["kill", f"-{signal.SIGTERM.value}", str(last)], check=True)
+        process.communicate(timeout=TIMEOUT_S)
+    finally:
+        process.kill()
+    status = json.loads((out_dir / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("preempted", 75)
+    assert (out_dir / f"checkpoint-{status['step']}step" / "manifest.json").exists()
+
+
+def test_a_run_is_not_resumed_by_another_engine(launch: Launch, tmp_path: Path) -> None:
+    arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path}")
+    launch(SCRIPT, *arguments)
+    again = (*arguments, "resume_from_checkpoint_dir=latest")
+    done = launch(SCRIPT, *again, processes=2, check=False, TOY_ZERO_STAGE="1")
+    assert "saved by torch, this run is deepspeed ZeRO-1" in done.stderr
+    assert json.loads((tmp_path / "status.json").read_text())["exit_code"] == 2
