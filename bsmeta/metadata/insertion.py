@@ -183,19 +183,17 @@ def wrap_runs(
     if not len(kinds) or not (before or after):
         return insertions
     new_run = np.ones(len(kinds) + 1, np.bool_)
-    new_run[1:-1] = (np.diff(positions) != 0) | (np.diff(kinds) != 0)
-    firsts = np.flatnonzero(new_run[:-1])
-    lasts = np.flatnonzero(new_run[1:])
-    firsts = firsts[np.isin(kinds[firsts], list(before))]
-    lasts = lasts[np.isin(kinds[lasts], list(after))]
-    wrappers = [after[kind] for kind in kinds[lasts].tolist()]
-    wrappers += [before[kind] for kind in kinds[firsts].tolist()]
-    # Where a run begins right after another, the end of that one comes first.
-    places = np.concatenate((lasts + 1, firsts))
-    neighbours = np.concatenate((lasts, firsts))
-    order = np.insert(np.arange(len(kinds)), places, neighbours)
-    strings = np.insert(insertions.strings, places, np.array(wrappers, np.object_))
-    return Insertions(positions[order], kinds[order], strings)
+    new_run[1:-1] = (positions[1:] != positions[:-1]) | (kinds[1:] != kinds[:-1])
+    wrapped = np.zeros((2, _MAX_KINDS), np.bool_)
+    wrapped[0, list(before)] = wrapped[1, list(after)] = True
+    first = new_run[:-1] & wrapped[0, kinds]
+    last = new_run[1:] & wrapped[1, kinds]
+    copies = 1 + first + last  # a string is repeated where its wrappers will stand
+    strings = np.repeat(insertions.strings, copies)
+    next_group = np.cumsum(copies)
+    strings[(next_group - copies)[first]] = [before[kind] for kind in kinds[first].tolist()]
+    strings[next_group[last] - 1] = [after[kind] for kind in kinds[last].tolist()]
+    return Insertions(np.repeat(positions, copies), np.repeat(kinds, copies), strings)
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
@@ -204,14 +202,11 @@ def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
     Returns:
         The new text, and int32 [m, 2], the span of each string in it.
     """
-    parts = []
-    previous = 0
     strings = insertions.strings.tolist()
-    for position, string in zip(insertions.positions.tolist(), strings, strict=True):
-        parts.append(text[previous:position])
-        parts.append(string)
-        previous = position
-    parts.append(text[previous:])
+    cuts = insertions.positions.tolist()
+    parts = [""] * (2 * len(cuts) + 1)
+    parts[::2] = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    parts[1::2] = strings
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
     ends = insertions.positions + np.cumsum(lengths)
     return "".join(parts), np.stack((ends - lengths, ends), axis=1).astype(np.int32)

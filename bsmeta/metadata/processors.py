@@ -23,8 +23,6 @@ class MetadataType:
 
     label: str | None = None
     """What stands before a global record's value; None: the key."""
-    template_fields: tuple[str, ...] = ("key", "value")
-    """What `metadata_templates` may name."""
     prefix_only = False
     """Whether `metadata_position` leaves the type's global strings in the prefix."""
     always_present = False
@@ -65,8 +63,6 @@ class MetadataType:
 
 class Timestamp(MetadataType):
     """`Year: 2018 | Month: December`."""
-
-    template_fields = ("key", "value", "year", "month")
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -175,13 +171,10 @@ class Html(MetadataType):
             found = f"{len(names)} html attributes but {len(values)} values in <{tag}>"
             raise BadDocument("html_attributes_mismatch", found)
         kept = self._attributes
-        text = "".join(
-            [
-                f" {name}:{value or ''}"
-                for name, value in zip(names, values, strict=True)
-                if kept is None or name in kept
-            ]
-        )
+        text = ""  # added to rather than joined: most tags have one attribute or two
+        for name, value in zip(names, values, strict=True):
+            if kept is None or name in kept:
+                text += f" {name}:{value or ''}"
         return f"<{tag}{text}>", f"</{tag}>"
 
 

@@ -12,15 +12,7 @@ from typing import Any, Literal, cast
 
 import msgspec
 
-from bsmeta.config.metadata import MetadataConfig
-
-COLUMN_KEYS = {
-    "website_desc": "website_description",
-    "generation_datasource": "datasource",
-    "generation_length_text": "length",
-    "generation_length_sentence": "length",
-}
-"""Columns (without `metadata_`) whose records have another key than the column's name."""
+from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
 
 LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
 """Columns with many records: kept as bytes until the document is rendered with them."""
@@ -103,9 +95,10 @@ class Document:
         Raises:
             BadDocument: If a column that was left undecoded does not hold valid records.
         """
-        raw = self._undecoded.pop(key, None)
+        raw = self._undecoded.get(key)
         if raw is not None:
             _group(self._records, key, _decode_column(key, raw))
+            del self._undecoded[key]
         return self._records.get(key, [])
 
 

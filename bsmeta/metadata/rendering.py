@@ -179,9 +179,8 @@ class Renderer:
             kept = [row for row, strings in enumerate(inserted) if strings is not None]
             spans = spans[kept]
             relative = None if relative is None else relative[kept]
-        pairs = [strings for strings in inserted if strings is not None]
-        openings = [opening for opening, _ in pairs]
-        closings = [closing for _, closing in pairs]
+            inserted = [inserted[row] for row in kept]
+        openings, closings = zip(*inserted, strict=True) if inserted else ((), ())
         return LocalTags(self._kinds[key], spans, relative, openings, closings)
 
     def _assemble(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import random
 
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
 from bsmeta.metadata.processors import PROCESSORS
-from bsmeta.metadata.records import COLUMN_KEYS, Document
+from bsmeta.metadata.records import Document
 
 
 def choose_types(document: Document, config: MetadataConfig, rng: random.Random) -> tuple[str, ...]:

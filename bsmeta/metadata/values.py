@@ -8,7 +8,7 @@ import re
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
-from urllib.parse import unquote, unquote_plus, urlsplit
+from urllib.parse import unquote_plus, urlsplit
 
 import xxhash
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
@@ -33,6 +33,8 @@ MONTHS = (
 """English names: `strftime("%B")` would follow the locale of the machine."""
 
 _UNIX_TIME = re.compile(r"\d{11,14}|\d{9,10}(\.\d+)?")  # milliseconds or seconds, from 1973 on
+
+_SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
 
 
 @lru_cache(maxsize=4096)
@@ -83,12 +85,12 @@ def readable_url(url: str, granularity: str) -> str | None:
     if granularity == "full":
         return unquote_plus(url)
     try:
-        parts = urlsplit(url if "://" in url else f"//{url}")
+        parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host = parts.hostname
     except ValueError:  # for example an unclosed bracket: no part can be told
         return None
     if granularity == "path":
-        return unquote(parts.path) or None
+        return unquote_plus(parts.path) or None
     if not host:
         return None
     if granularity == "hash":
@@ -119,6 +121,8 @@ class Bucketing:
         scale = config.value_bucket_scale.get(key)
         self._scale = None if scale is None else Decimal(str(scale))
         self._bounds = config.value_bucket_bounds.get(key)
+        # `:g` would write a million as 1e+06.
+        self._labels = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds or ()]
 
     def __call__(self, value: str | int | float) -> str:
         """The value as it is rendered.
@@ -130,17 +134,16 @@ class Bucketing:
             # In decimal, where 100 * 0.29 is 29.
             return str(math.floor(self._scale * _number(value)))
         if self._bounds is not None:
-            return self._interval(float(_number(value)))
+            return self._interval(bisect.bisect_right(self._bounds, _number(value)))
         return str(value)
 
-    def _interval(self, number: float) -> str:
-        bounds = self._bounds or []
-        place = bisect.bisect_right(bounds, number)
-        if place == 0:
-            return f"<{bounds[0]:g}"
-        if place == len(bounds):
-            return f">={bounds[-1]:g}"
-        return f"{bounds[place - 1]:g}-{bounds[place]:g}"
+    def _interval(self, bounds_passed: int) -> str:
+        labels = self._labels
+        if bounds_passed == 0:
+            return f"<{labels[0]}"
+        if bounds_passed == len(labels):
+            return f">={labels[-1]}"
+        return f"{labels[bounds_passed - 1]}-{labels[bounds_passed]}"
 
 
 def _number(value: str | int | float) -> Decimal:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
@@ -75,6 +75,7 @@ def texts(draw: st.DrawFn) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarra
     return rows, table, np.array(kinds, np.uint8), array(bounds[:-1]), array(bounds[1:])
 
 
+@settings(deadline=None)
 @given(texts())
 def test_masks_agree_with_a_look_at_each_character(case: tuple) -> None:
     rows, spans, kinds, starts, ends = case

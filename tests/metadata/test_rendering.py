@@ -86,3 +86,218 @@ def test_no_types_render_the_text_alone() -> None:
     assert (rendered.prefix, rendered.lead, rendered.body) == ("", "", APPLE)
     assert len(rendered.spans) == 0
     assert rendered.types == ()
+
+
+HINTS = "Hints and tips. Great Britain: Louis Vuitton."
+CHAIN = (
+    local("entity_paragraph", "United_Kingdom", 0, 45, 0, 0),
+    local("entity_paragraph", "Louis_Vuitton", 0, 45, 1, 1),
+    local("entity", "United_Kingdom", 16, 29),
+    local("entity", "Louis_Vuitton", 31, 44),
+)
+
+
+def test_entities_at_the_beginning_of_their_paragraph() -> None:
+    settings = config(
+        ["entity", "entity_paragraph"],
+        local_metadata_special_tokens={"entity": "EntityOn"},
+        local_metadata_special_token_start={"entity_paragraph": "<ENTITY_CHAIN>"},
+        local_metadata_special_token_end={"entity_paragraph": " </ENTITY_CHAIN> "},
+    )
+    rendered = render(settings, HINTS, *CHAIN)
+    assert rendered.prefix == "EntityOn | entity_paragraph |||"
+    assert rendered.body == (
+        "<ENTITY_CHAIN> |United Kingdom| |Louis Vuitton| </ENTITY_CHAIN> "
+        "Hints and tips. Great Britain [[United Kingdom]]: Louis Vuitton [[Louis Vuitton]]."
+    )
+    assert pieces(rendered)[:4] == [
+        "<ENTITY_CHAIN>",
+        " |United Kingdom|",
+        " |Louis Vuitton|",
+        " </ENTITY_CHAIN> ",
+    ]
+    assert rendered.span_kinds.tolist() == [2, 2, 2, 2, 1, 1]
+
+
+def test_entities_at_the_end_of_their_paragraph() -> None:
+    settings = config(
+        ["entity", "entity_paragraph"],
+        entity_setting="end",
+        add_local_metadata_special_tokens_in_prefix=False,
+        local_metadata_special_token_start={"entity_paragraph": " <ENTITY_CHAIN>"},
+        local_metadata_special_token_end={"entity_paragraph": " </ENTITY_CHAIN>"},
+    )
+    rendered = render(settings, HINTS, *CHAIN)
+    assert rendered.prefix == ""
+    assert rendered.body == (
+        "Hints and tips. Great Britain [[United Kingdom]]: Louis Vuitton [[Louis Vuitton]]."
+        " <ENTITY_CHAIN> |United Kingdom| |Louis Vuitton| </ENTITY_CHAIN>"
+    )
+
+
+def test_wrappers_go_around_each_run_of_tags() -> None:
+    settings = config(
+        ["html", "entity"],
+        local_metadata_special_token_start={"html": "<HTML>", "entity": "<E>"},
+        local_metadata_special_token_end={"html": "</HTML>"},
+    )
+    rendered = render(
+        settings,
+        "ab cd",
+        html("p", 0, 5, 0, 0),
+        html("b", 0, 2, 1, 0),
+        html("br", 2, 2, 1, 2),
+        local("entity", "x", 0, 2),
+    )
+    assert rendered.body == (
+        "<HTML><p><b></HTML>ab<E> [[x]]<HTML></b><br></br></HTML> cd<HTML></p></HTML>"
+    )
+
+
+def test_wrappers_without_any_tag_kept_are_left_out() -> None:
+    settings = config(["html"], local_metadata_special_token_start={"html": "<HTML>"})
+    settings.html_parser_config.all_tags_rules.txt_max_chr_len = 99
+    rendered = render(settings, "ab", html("b", 0, 2, 0, 0))
+    assert (rendered.prefix, rendered.body) == ("html |||", "ab")
+    assert len(rendered.spans) == 0
+
+
+@pytest.mark.parametrize(
+    ("record", "body"),
+    [
+        (local("paragraph", "p1", 0, 2, marker="x"), "[paragraph: p1]ab[/paragraph: p1] cd."),
+        (local("length", "2", 0, 2), "[length: 2]ab[/length: 2] cd."),
+        (local("basic_start_local", "(!)", 3, 5), "ab (!)cd."),
+        (local("mood", "good", 3, 5), "ab [mood: good]cd[/mood: good]."),
+        (local("mood", 7, 3, 3), "ab [mood: 7][/mood: 7]cd."),
+    ],
+)
+def test_a_local_record_of_the_default_form(record: dict, body: str) -> None:
+    settings = config([record["key"]], add_local_metadata_special_tokens_in_prefix=False)
+    assert render(settings, "ab cd.", record).body == body
+
+
+def test_a_type_may_have_global_and_local_records() -> None:
+    rendered = render(
+        config(["length"]), "One. Two.", local("length", "4", 0, 4), world("length", "9")
+    )
+    assert rendered.prefix == "Text Length: 9 | length |||"
+    assert rendered.body == "[length: 4]One.[/length: 4] Two."
+
+
+def test_html_attributes_to_keep() -> None:
+    record = html("a", 0, 1, 0, 0, href="https://x.y", id="", **{"class": "c d"})
+    settings = config(["html"])
+    assert render(settings, "t", record).body == "<a id: class:c d>t</a>"
+    settings.html_parser_config.all_tags_rules.attributes_to_keep = None
+    assert render(settings, "t", record).body == "<a href:https://x.y id: class:c d>t</a>"
+    settings.html_parser_config.all_tags_rules.attributes_to_keep = []
+    assert render(settings, "t", record).body == "<a>t</a>"
+
+
+def test_html_without_attributes() -> None:
+    assert render(config(["html"]), "t", local("html", "a", 0, 1, 0, 0)).body == "<a>t</a>"
+
+
+def test_html_tags_are_dropped_by_length_and_name() -> None:
+    settings = config(["html"])
+    rules = settings.html_parser_config
+    rules.all_tags_rules.txt_min_chr_len = 0
+    rules.all_tags_rules.txt_max_chr_len = 1
+    rules.all_tags_rules.tags_exceptions_to_txt_max_min_chr_len = ["td"]
+    rules.tags_to_remove_alone_tag_name = ["body", "td"]
+    rules.tags_to_remove_alone_txt_min_chr_len = [0, 3]
+    rules.tags_to_remove_alone_txt_max_chr_len = [float("inf"), 4]
+    rendered = render(
+        settings,
+        "abcdef",
+        html("body", 0, 6, 0, 9),  # by name, of any length
+        html("p", 0, 1, 1, 0),  # by length
+        html("i", 1, 3, 0, 0),
+        html("td", 1, 2, 1, 0),  # an exception to the rule of length
+        html("td", 3, 6, 1, 1),  # by name and length
+        html("br", 6, 6, 2, 3),  # empty
+    )
+    assert rendered.body == "a<i><td>b</td>c</i>def"
+
+
+TEMPLATE = {"url": "URL: {value}\n\n", "timestamp": "{month} {year}: {key}"}
+
+
+def test_templates() -> None:
+    settings = config(["timestamp", "url"], metadata_templates=TEMPLATE, url_granularity="host")
+    rendered = render(
+        settings, "Text.", world("url", "https://a.b/{value}"), world("timestamp", "2018-12-10")
+    )
+    assert rendered.prefix == "December 2018: timestamp | URL: a.b\n\n |||"
+
+
+def test_the_prefix_of_meco() -> None:
+    settings = config(
+        ["url"],
+        metadata_templates={"url": TEMPLATE["url"]},
+        url_granularity="host",
+        metadata_prefix_sep="",
+        metadata_text_sep="",
+    )
+    rendered = render(settings, "Text.", world("url", "https://en.wikipedia.org/wiki/Text"))
+    assert rendered.prefix + rendered.lead + rendered.body == "URL: en.wikipedia.org\n\nText."
+
+
+def test_repeated_global_records_are_all_kept_in_order() -> None:
+    rendered = render(
+        config(["title", "url"]), "", world("title", "B"), world("url", "u"), world("title", "A")
+    )
+    assert rendered.prefix == "Title: B | Title: A | url: u |||"
+    assert rendered.prefix_kinds.tolist() == [1, 1, 2]
+
+
+def test_appended_records() -> None:
+    settings = config(["url", "title", "html"], metadata_position="append")
+    records = (world("url", "u"), world("title", "T"), html("b", 0, 4, 0, 0))
+    rendered = render(settings, "Text", *records)
+    assert rendered.prefix == "html |||"  # an announcement stays before what it announces
+    assert (rendered.body, rendered.suffix) == ("<b>Text</b>", " ||| url: u | Title: T")
+    parts = [rendered.suffix[start:end] for start, end in rendered.suffix_spans.tolist()]
+    assert parts == [" ||| url: u", " | Title: T"]
+    assert rendered.suffix_kinds.tolist() == [1, 2]
+    assert rendered.types == ("url", "title", "html")
+
+
+def test_records_before_and_after_the_text() -> None:
+    settings = config(["url"], metadata_position="both", metadata_suffix_start_seq="\n")
+    rendered = render(settings, "Text", world("url", "u"))
+    assert (rendered.prefix, rendered.suffix) == ("url: u |||", "\nurl: u")
+
+
+def test_meta_tokens_are_given_without_a_record() -> None:
+    settings = config(["meta_tokens", "url"], num_meta_tokens=2, metadata_position="append")
+    rendered = render(settings, "Text", world("url", "u"))
+    assert (rendered.prefix, rendered.suffix) == ("<|meta_0|><|meta_1|> |||", " ||| url: u")
+    assert rendered.types == ("meta_tokens", "url")
+    assert Renderer(settings).special_tokens() == ["<|meta_0|>", "<|meta_1|>"]
+
+
+def test_special_tokens() -> None:
+    wrappers = {
+        "local_metadata_special_token_start": {"entity_paragraph": "<E>", "html": "<HTML>"},
+        "local_metadata_special_token_end": {"html": "</HTML>", "entity_paragraph": "<E>"},
+    }
+    assert Renderer(config(["html"], **wrappers)).special_tokens() == []
+    settings = config(["html"], local_metadata_special_token_state=True, **wrappers)
+    assert Renderer(settings).special_tokens() == ["<E>", "<HTML>", "</HTML>"]
+
+
+def test_types_that_the_document_lacks_are_passed_over() -> None:
+    settings = config(["url", "html", "title"])
+    read = document(settings, "Text", world("title", "T"))
+    rendered = Renderer(settings).render(read, ("url", "html", "title", "unknown"))
+    assert (rendered.prefix, rendered.types) == ("Title: T |||", ("title",))
+
+
+def test_without_metadata_the_text_and_its_lead_are_left() -> None:
+    settings = config(["url", "html"])
+    rendered = render(settings, "Text", world("url", "u"), html("b", 0, 4, 0, 0))
+    plain = rendered.without_metadata()
+    assert (plain.prefix, plain.lead, plain.body, plain.suffix) == ("", " ", "Text", "")
+    assert (len(plain.spans), plain.types) == (0, ())

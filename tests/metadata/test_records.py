@@ -1,0 +1,144 @@
+"""Lines become documents, in both forms of the data; what is wrong with a line is named."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from tests.metadata.helpers import config, html, local, world
+
+KEYS = ["html", "title", "website_description", "datasource", "length", "entity", "mood"]
+
+
+def decode(keys: list[str] = KEYS, **line: Any) -> Document:
+    return DocumentDecoder(config(keys)).decode(json.dumps(line).encode())
+
+
+def found(document: Document, keys: list[str] = KEYS) -> dict[str, list[Any]]:
+    return {
+        key: [record.value for record in document.records(key)] for key in keys if document.has(key)
+    }
+
+
+def test_columns_are_read_under_the_keys_of_their_records() -> None:
+    document = decode(
+        text="Text.",
+        url="https://a.b",
+        metadata_html=[html("b", 0, 4, 0, 0)],
+        metadata_title=[world("title", "T")],
+        metadata_website_desc=[{"type": "global", "value": "D"}],
+        metadata_generation_datasource=[{"type": "global", "value": "S"}],
+        metadata_generation_length_text=[{"value": "5"}],
+        metadata_generation_length_sentence=[local("length", "4", 0, 4)],
+        metadata_entity=[],
+        metadata_mood=None,
+        metadata_url=[world("url", "not asked for")],
+        html="<b>",
+    )
+    assert (document.text, document.url) == ("Text.", "https://a.b")
+    assert found(document) == {
+        "html": ["b"],
+        "title": ["T"],
+        "website_description": ["D"],
+        "datasource": ["S"],
+        "length": ["5", "4"],
+    }
+
+
+def test_one_list_of_metadata() -> None:
+    records = [world("title", "T"), html("b", 0, 4, 0, 0), world("title", "U"), world("x", "X")]
+    document = decode(text="Text.", metadata=records, metadata_mood=[world("mood", "lost")])
+    assert found(document) == {"html": ["b"], "title": ["T", "U"]}
+
+
+def test_a_record_takes_its_key_from_the_column_and_its_type_from_its_positions() -> None:
+    document = decode(text="Text.", metadata_mood=[{"value": 1}, {"value": 2, "char_start_idx": 0}])
+    assert [record.is_local() for record in document.records("mood")] == [False, True]
+
+
+def test_a_record_may_lie_in_a_column_of_another_name() -> None:
+    document = decode(text="", metadata_mood=[world("title", "T")])
+    assert found(document) == {"title": ["T"]}
+
+
+def test_only_the_columns_that_are_named_are_read() -> None:
+    settings = config(KEYS, metadata_column_list=["website_desc", "mood_swing"])
+    columns = {
+        "metadata_html": "not even records",
+        "metadata_title": [world("title", "T")],
+        "metadata_website_desc": [world("website_description", "D")],
+        "metadata_mood_swing": [world("mood", "M")],
+    }
+    line = json.dumps({"text": "", **columns}).encode()
+    assert found(DocumentDecoder(settings).decode(line)) == {
+        "website_description": ["D"],
+        "mood": ["M"],
+    }
+
+
+def test_a_column_may_have_any_name() -> None:
+    keys = ["gefühl-1", "a b"]
+    document = decode(keys, text="", **{"metadata_gefühl-1": [{"value": "g"}]})
+    assert found(document, keys) == {"gefühl-1": ["g"]}
+
+
+@pytest.mark.parametrize("raw", [b"[]", b"null", b"[ \n]"])
+def test_an_empty_column_is_no_metadata(raw: bytes) -> None:
+    document = DocumentDecoder(config(KEYS)).decode(b'{"text":"", "metadata_html":' + raw + b"}")
+    assert not document.has("html")
+    assert document.records("html") == []
+
+
+def test_fields_of_other_types_may_be_null() -> None:
+    absent = ("char_start_idx", "char_end_idx", "relative_start_pos", "html_attrs")
+    document = decode(text="", metadata=[world("title", "T") | dict.fromkeys(absent)])
+    assert found(document) == {"title": ["T"]}
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"", "not_json"),
+        (b"{", "not_json"),
+        (b'{"text": "a"', "not_json"),
+        (b'{"text": "a", "metadata_html": [1,}', "not_json"),
+        (b'{"text": "\xff"}', "not_json"),
+        (b'{"text": "\\ud800"}', "not_json"),
+        (b'{"text": "a", "x": ' + b"[" * 100_000, "not_json"),
+        (b"[]", "not_an_object"),
+        (b"null", "not_an_object"),
+        (b"{}", "missing_text"),
+        (b'{"metadata_title": []}', "missing_text"),
+        (b'{"text": null}', "text_not_string"),
+        (b'{"text": 1}', "text_not_string"),
+        (b'{"text": "a", "url": 1}', "wrong_type"),
+        (b'{"text": "a", "metadata": {}}', "wrong_type"),
+        (b'{"text": "a", "metadata": [{"value": true}]}', "wrong_type"),
+        (b'{"text": "a", "metadata_title": [{"value": null}]}', "wrong_type"),
+        (b'{"text": "a", "metadata_title": [{"key": "title"}]}', "wrong_type"),
+        (b'{"text": "a", "metadata_title": [{"value": "", "type": "worldly"}]}', "wrong_type"),
+        (b'{"text": "a", "metadata_title": [{"value": "", "char_start_idx": 1.5}]}', "wrong_type"),
+    ],
+)
+def test_a_bad_line_is_named(line: bytes, reason: str) -> None:
+    with pytest.raises(BadDocument) as caught:
+        DocumentDecoder(config(KEYS)).decode(line)
+    assert caught.value.reason == reason
+    assert caught.value.detail
+
+
+def test_long_columns_are_checked_when_they_are_rendered() -> None:
+    settings = config(["html", "title"])
+    line = b'{"text": "a", "metadata_html": [{"value": "b", "char_start_idx": "0"}]}'
+    document = DocumentDecoder(settings).decode(line)
+    assert Renderer(settings).render(document, ("title",)).body == "a"
+    for _ in range(2):  # asked again, it is refused again
+        with pytest.raises(BadDocument) as caught:
+            Renderer(settings).render(document, ("html",))
+        assert caught.value.reason == "wrong_type"
+    assert "metadata_html" in caught.value.detail
+    assert "$[0].char_start_idx" in caught.value.detail

@@ -1,0 +1,113 @@
+"""The faults of the BigScience `metadata` code that belong here, each as a case that is right.
+
+Numbered as in the list of known faults; those of the data pipeline, the loop and the evaluation
+are tested there.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import fields
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules, MetadataConfig
+from bsmeta.metadata.masks import inside_span, token_kinds
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import choose_types
+from tests.metadata.helpers import config, document, html, local, pieces, render, world
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.5, 0.0])
+def test_fault_1_html_that_was_dropped_is_not_rendered(rate: float) -> None:
+    settings = config(["html", "url"], html_overall_sample_rate=rate)
+    line = {"text": "ab", "metadata_html": [html("b", 0, 2, 0, 0)]}
+    line["metadata_url"] = [world("url", "u")]
+    decoder, renderer = DocumentDecoder(settings), Renderer(settings)
+    rng = random.Random(3)
+    tagged = 0
+    for _ in range(1000):
+        read = decoder.decode(json.dumps(line).encode())
+        tagged += "<b>" in renderer.render(read, choose_types(read, settings, rng)).body
+    assert tagged / 1000 == pytest.approx(rate, abs=0.06)
+
+
+def test_fault_2_the_text_without_metadata_keeps_no_tags_and_its_mask_fits() -> None:
+    rendered = render(config(["html", "url"]), "a b", world("url", "u"), html("b", 0, 1, 0, 0))
+    plain = rendered.without_metadata()
+    assert (rendered.lead + rendered.body, plain.lead + plain.body) == (" <b>a</b> b", " a b")
+    starts = np.arange(len(plain.body), dtype=np.int32)
+    assert token_kinds(starts, starts + 1, plain.spans, plain.span_kinds).tolist() == [0, 0, 0]
+
+
+def test_fault_5_equal_relative_positions_are_rendered() -> None:
+    rendered = render(
+        config(["html"]), "abc", html("i", 0, 1, 0, 0), html("b", 0, 3, 0, 0), html("u", 1, 1, 0, 0)
+    )
+    assert rendered.body == "<b><i>a</i><u></u>bc</b>"
+
+
+def test_fault_5_a_second_record_of_a_global_key_is_kept() -> None:
+    rendered = render(config(["title"]), "Text", world("title", "One"), world("title", "Two"))
+    assert rendered.prefix == "Title: One | Title: Two |||"
+
+
+def test_fault_5_metadata_on_empty_text_is_kept() -> None:
+    records = (world("title", "T"), html("p", 0, 0, 0, 1), local("entity", "E", 0, 0))
+    rendered = render(config(["title", "html", "entity"]), "", *records)
+    assert rendered.prefix == "Title: T | html | entity |||"
+    assert rendered.body == "<p></p> [[E]]"
+    assert rendered.span_kinds.tolist() == [2, 2, 3]
+
+
+def test_fault_6_a_cut_inside_a_tag_can_be_told() -> None:
+    settings = config(["html"], local_metadata_special_token_start={"html": "<HTML>"})
+    rendered = render(settings, "ab", html("b", 1, 2, 0, 0))
+    assert rendered.body == "a<HTML><b>b<HTML></b>"
+    assert pieces(rendered) == ["<HTML>", "<b>", "<HTML>", "</b>"]
+    every = np.arange(len(rendered.body) + 1, dtype=np.int32)
+    between = every[~inside_span(every, rendered.spans)].tolist()
+    assert [rendered.body[start:end] for start, end in pairwise(between)] == [
+        "a",
+        "<HTML>",
+        "<b>",
+        "b",
+        "<HTML>",
+        "</b>",
+    ]
+
+
+def test_fault_6_tokens_without_characters_are_no_metadata() -> None:
+    spans, kinds = np.array([(0, 3)], np.int32), np.array([1], np.uint8)
+    starts = np.array([0, 0, 3, 4], np.int32)  # a token before the text, <b>, a, one after it
+    ends = np.array([0, 3, 4, 4], np.int32)
+    assert token_kinds(starts, ends, spans, kinds).tolist() == [0, 1, 0, 0]
+
+
+def test_fault_13_choices_follow_the_generator_and_nothing_is_remembered() -> None:
+    settings = config(["html", "url", "title"], random_sample_metadata=True)
+    records = (world("title", "T"), world("url", "u"), html("b", 0, 1, 0, 0))
+    read = document(settings, "Text.", *records)
+
+    def choices(seed: int) -> list[tuple[str, ...]]:
+        rng = random.Random(seed)
+        return [choose_types(read, settings, rng) for _ in range(20)]
+
+    assert choices(1) == choices(1)
+    assert choices(1) != choices(2)
+    state = random.getstate()
+    choices(3)
+    assert random.getstate() == state  # the generator of the process is left alone
+
+
+@pytest.mark.parametrize("schema", [MetadataConfig, HtmlParserConfig, HtmlTagRules])
+def test_fault_14_two_configurations_share_nothing_that_can_change(schema: type) -> None:
+    one, other = schema(), schema()
+    for field in fields(schema):
+        value = getattr(one, field.name)
+        if isinstance(value, list | dict):
+            assert value is not getattr(other, field.name)
