@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from bsmeta.config.errors import ConfigurationError
 
 NOTHING: tuple[str, ...] = ()
+TEXT = "text"
+"""The group of the one comparison that compares nothing: the text alone, of every document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
 
 def text_alone() -> Comparison:
     """No comparison at all: how the model reads every document without metadata."""
-    return Comparison("text", "text", Arm(NOTHING), Arm(NOTHING))
+    return Comparison(TEXT, TEXT, Arm(NOTHING), Arm(NOTHING))
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:

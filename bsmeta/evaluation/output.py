@@ -46,7 +46,9 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
 
 def print_report(report: Report, files: list[Path]) -> None:
     """The comparison table and where the files are."""
-    console = Console(width=None if Console().is_terminal else 110)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)
     table = comparison_table(report)
     console.print(_rich(table, TERMINAL_COLUMNS))
     console.print(f"[dim]{table.note}[/dim]")
@@ -64,9 +66,17 @@ def progress_bar(shown: bool) -> Iterator[Advance]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), disable=not shown) as progress:
-        task = progress.add_task("scoring", total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+    progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    task = progress.add_task("scoring", total=1.0)
+
+    def advance(share: float) -> None:
+        progress.start()  # only now: nothing is drawn above a message about the configuration
+        progress.update(task, completed=share)
+
+    try:
+        yield advance
+    finally:
+        progress.stop()
 
 
 def _page(report: Report) -> str:
@@ -87,7 +97,7 @@ def _page(report: Report) -> str:
 def _rich(table: Table, columns: tuple[int, ...]) -> RichTable:
     made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
     for number in columns:
-        made.add_column(table.heads[number], justify="left" if number == 0 else "right")
+        made.add_column(table.heads[number], justify="right" if number else "left", no_wrap=True)
     for row in table.rows:
         made.add_row(*[row[number] for number in columns])
     return made

@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.evaluation.arms import Arm, Comparison
+from bsmeta.evaluation.arms import TEXT, Arm, Comparison
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.plan import own_blocks, plan_batches, plan_blocks
 from bsmeta.evaluation.ranks import Ranks
@@ -133,6 +133,7 @@ class PairedEvaluation:
         """
         own: list[tuple[int, int, np.ndarray]] = []
         rounds = len(self._plan)
+        progress(0.0)
         with evaluation_mode(model):
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
                 own += self._compare(block, self._score(model, block, device))
@@ -199,6 +200,6 @@ class PairedEvaluation:
         for (index, text), shown in zip(block.documents, block.shown, strict=True):
             for number, one in enumerate(self._comparisons):
                 (base, base_types), (test, test_types) = shown[one.base], shown[one.test]
-                if one.base == one.test or base_types != test_types:
+                if one.group == TEXT or base_types != test_types:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
                     yield number, index, sums

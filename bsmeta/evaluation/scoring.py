@@ -14,10 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from bsmeta.config.errors import ConfigurationError
 
-LOGITS_PER_CHUNK = 1 << 22
+LOGITS_PER_CHUNK = 1 << 21
 """Logits that are held in float32 at one time."""
 
 LOGITS_PER_BATCH = 1 << 29
@@ -138,6 +139,5 @@ def _log_softmax_at(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor
     parts = []
     for start in range(0, len(targets), rows):
         chunk = logits[start : start + rows].float()
-        gold = chunk.gather(1, targets[start : start + rows, None])[:, 0]
-        parts.append(gold - chunk.logsumexp(dim=-1))
+        parts.append(-cross_entropy(chunk, targets[start : start + rows], reduction="none"))
     return torch.cat(parts) if parts else logits.new_zeros(0, dtype=torch.float32)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from bsmeta.evaluation.arms import Arm
+from bsmeta.evaluation.arms import TEXT, Arm
 from bsmeta.evaluation.results import Report, Row
 
 TITLES = {
-    "text": "The text alone",
-    "all": "All metadata together",
-    "each": "Each type alone",
+    TEXT: "text alone",
+    "all": "all together",
+    "each": "each type alone",
 }
 
 
@@ -29,8 +29,8 @@ HEADS = [
     "comparison",
     "documents",
     "text bytes",
-    "bits/byte without",
-    "bits/byte with",
+    "without",
+    "with",
     "difference",
     "95% interval",
     "better : worse",
@@ -39,15 +39,15 @@ HEADS = [
     "perplexity with",
 ]
 NOTE = (
-    "Both columns are over the same text bytes. Difference: with minus without, in bits per byte "
-    "(below 0: metadata helps); interval: bootstrap over documents. Perplexity is per token of the "
-    "text without metadata."
+    "Without and with are bits per byte over the same text bytes; the difference is with minus "
+    "without (below 0: metadata helps), its interval a bootstrap over documents. Better : worse "
+    "counts documents. Perplexity is per token of the text without metadata."
 )
 
 
 def comparison_table(report: Report) -> Table:
     """One row a comparison."""
-    table = Table("With and without metadata", NOTE, HEADS)
+    table = Table("Bits per byte with and without metadata", NOTE, HEADS)
     for row in report.rows:
         table.rows.append([label(row), *_cells(row)])
     return table
@@ -75,14 +75,14 @@ def position_table(report: Report) -> Table:
 
 def is_comparison(row: Row) -> bool:
     """Whether the row compares two arms and found something to compare."""
-    return row.figures is not None and row.comparison.base != row.comparison.test
+    return row.figures is not None and row.comparison.group != TEXT
 
 
 def label(row: Row) -> str:
     """What the row compares, in words."""
     group, name = row.comparison.group, row.comparison.name
     if name == group:
-        return TITLES[group].lower()
+        return TITLES[group]
     return name.partition("/")[2]
 
 
@@ -118,7 +118,7 @@ def _cells(row: Row) -> list[str]:
         *without,
         f"{figures.bits_per_byte_with:.4f}",
         f"{figures.difference:+.4f}",
-        f"{figures.difference_low:+.4f} … {figures.difference_high:+.4f}",
+        f"{figures.difference_low:+.4f} to {figures.difference_high:+.4f}",
         f"{figures.documents_better} : {figures.documents_worse}",
         f"{figures.sign_test_p:.2g}",
         f"{figures.perplexity_without:,.1f}",

@@ -1,0 +1,57 @@
+"""The slow, obvious scorer: one document, one piece, one character at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.pieces import Piece, cut
+from bsmeta.metadata.records import Document
+from bsmeta.metadata.rendering import Renderer
+
+Token = tuple[int, int, float]
+"""First character, end, nats (NaN where it is not scored)."""
+
+
+def tokens_of_piece(model: GPT2LMHeadModel, piece: Piece) -> list[Token]:
+    with torch.no_grad():
+        logits = model(torch.from_numpy(piece.ids.astype(np.int64))[None]).logits[0]
+    log_p = logits.double().log_softmax(-1)
+    tokens = []
+    for j in range(piece.prefix_length, len(piece)):
+        start, end = int(piece.text_starts[j]), int(piece.text_ends[j])
+        if end > start:
+            scored = piece.kinds[j] == 0 and piece.loss_mask[j]
+            tokens.append((start, end, -float(log_p[j - 1, piece.ids[j]]) if scored else math.nan))
+    return tokens
+
+
+def bits_of_document(
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    config: DataConfig,
+    document: Document,
+    types: tuple[str, ...],
+) -> tuple[int, float, float]:
+    """Bytes that both readings score, and the bits without and with metadata."""
+    encoder, renderer = DocumentEncoder(tokenizer, config), Renderer(config.metadata_config)
+    arms = []
+    for own in ((), types):
+        (encoded,) = encoder.encode([renderer.render(document, own)])
+        arms.append([t for piece in cut(encoded, config) for t in tokens_of_piece(model, piece)])
+    text = document.text
+    inside = {p for arm in arms for start, end, _ in arm for p in range(start + 1, end)}
+    marks = [p for p in range(len(text) + 1) if p not in inside]
+    size, bits = 0, [0.0, 0.0]
+    for first, last in zip(marks[:-1], marks[1:], strict=True):
+        segment = [[t for t in arm if first <= t[0] < last] for arm in arms]
+        if all(part and not any(math.isnan(n) for *_, n in part) for part in segment):
+            size += len(text[first:last].encode())
+            for side, part in enumerate(segment):
+                bits[side] += sum(n for *_, n in part) / math.log(2)
+    return size, bits[0], bits[1]

@@ -1,0 +1,153 @@
+"""The entry point: what it writes, prints, and says when something is missing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.schema import TrainConfig
+from bsmeta.evaluate import main
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def run_folder(
+    tmp_path: Path,
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> Path:
+    """A finished run: model/, config.yaml and metrics.jsonl."""
+    folder = tmp_path / "run"
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    (folder / "config.yaml").write_text(to_yaml(TrainConfig(data_config=data_config)))
+    lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
+    lines.append(
+        {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
+    )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"event": "st')
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        run_entry_point(main, EvaluateConfig, "evaluate")
+    return int(exit_.value.code or 0)
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_a_run_folder_is_evaluated_and_reported(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = call(monkeypatch, f"checkpoint={run_folder}", "bootstrap_resamples=50")
+    assert code == 0
+    out = run_folder / "evaluation"
+    report = report_in(out)
+    assert report["data"]["file"] == "held-out.jsonl.gz"
+    assert report["data"]["documents"] == 11
+    assert report["settings"]["windows"] == "all_pieces"
+    names = [one["name"] for one in report["comparisons"]]
+    assert names == ["text", "all", "each/html", "each/title", "each/url"]
+    both = report["comparisons"][1]
+    assert both["documents"] == 9
+    assert both["difference_low"] <= both["difference"] <= both["difference_high"]
+    assert sum(one["bytes"] for one in both["by_position"]) == both["bytes"]
+    for name in ("differences.png", "loss.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    page = (out / "evaluation.md").read_text()
+    assert f"| all together | 9 | {both['bytes']:,} |" in page
+    printed = capsys.readouterr().out
+    assert "all together" in printed
+    assert f"{both['difference']:+.4f}" in printed
+
+
+def test_keys_change_what_is_evaluated(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = call(
+        monkeypatch,
+        f"checkpoint={run_folder / 'model'}",
+        f"out_dir={tmp_path / 'out'}",
+        "metadata_list=[url]",
+        "comparisons=[each]",
+        "max_documents=3",
+        "windows=sliding",
+        "per_device_eval_batch_size=1",
+        "bootstrap_resamples=50",
+        "+overrides.data_config.metadata_config.max_seq_len=32",
+    )
+    assert code == 0
+    report = report_in(tmp_path / "out")
+    assert [one["name"] for one in report["comparisons"]] == ["text", "each/url"]
+    assert report["data"]["documents"] == 3
+    assert report["data"]["max_seq_len"] == 32
+
+
+def test_the_newest_checkpoint_stands_in_for_a_final_model(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder / "checkpoint-20step").mkdir()
+    (run_folder / "model").rename(run_folder / "checkpoint-20step" / "model")
+    (run_folder / "checkpoint-100step").mkdir()  # not a whole checkpoint: no model in it
+    arguments = ("comparisons=[all]", "max_documents=1", "bootstrap_resamples=50")
+    assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
+    model = report_in(run_folder / "evaluation")["model"]
+    assert model == str(run_folder / "checkpoint-20step" / "model")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["checkpoint=nowhere"], "checkpoint=nowhere: there is no such folder"),
+        (["checkpoint=."], "checkpoint=.: no model in it"),
+        (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
+        (["windows=last"], "windows=last: expected one of"),
+        (["precision=float8"], "precision=float8: expected auto, float32 or bfloat16"),
+        (["training_config=none.yaml"], "none.yaml: there is no such file"),
+        (["+overrides.learning_rat=1"], "learning_rat"),
+        (
+            ["+overrides.data_config.metadata_config.max_seq_len=128"],
+            "max_seq_len=128, but the model has only 64 positions",
+        ),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    arguments: list[str],
+    message: str,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_figures_of_one(
+    run_folder: Path, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    reports = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        keys = (f"checkpoint={run_folder}", "bootstrap_resamples=50", f"out_dir={out}")
+        launch(REPOSITORY / "bsmeta" / "evaluate.py", *keys, processes=processes)
+        reports.append(report_in(out))
+    assert reports[0]["comparisons"] == reports[1]["comparisons"]

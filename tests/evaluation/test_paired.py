@@ -1,0 +1,199 @@
+"""The paired evaluation against the obvious one, on one rank and on several."""
+
+from __future__ import annotations
+
+import copy
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.paired import PairedEvaluation
+from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.evaluation.subset import SubsetEvaluation
+from tests.evaluation.plain import bits_of_document
+
+CPU = torch.device("cpu")
+TYPES = ("html", "title", "url")
+
+
+def held_out(config: DataConfig) -> HeldOutDocuments:
+    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
+
+
+def all_and_each(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> PairedEvaluation:
+    comparisons = [text_alone(), *plan_comparisons(["all", "each"], TYPES)]
+    return PairedEvaluation(config, tokenizer, held_out(config), comparisons, **settings)
+
+
+def test_agrees_with_one_document_at_a_time(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    sums = all_and_each(data_config, tokenizer).run(model, CPU)
+    documents = held_out(data_config)
+    for name, types in {"all": TYPES, "each/url": ("url",), "each/html": ("html",)}.items():
+        compared = 0
+        for index in range(len(documents)):
+            document = documents[index]
+            got = sums[name][index, 0]
+            if not any(document.has(one) for one in types):
+                assert got.tolist() == [0, 0, 0, 0]
+                continue
+            size, without, with_metadata = bits_of_document(
+                model, tokenizer, data_config, document, types
+            )
+            assert got[BYTES] == size
+            assert got[NATS_WITHOUT] / math.log(2) == pytest.approx(without, abs=1e-5 * size)
+            assert got[NATS_WITH] / math.log(2) == pytest.approx(with_metadata, abs=1e-5 * size)
+            compared += size > 0
+        assert compared >= 4
+
+
+def test_nearly_all_bytes_of_a_text_count_without_local_tags(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    sums = all_and_each(data_config, tokenizer, windows="sliding").run(model, CPU)
+    documents = held_out(data_config)
+    for index in range(len(documents)):
+        size = len(documents[index].text.encode())
+        first_token = 8  # at most: one token, the first, is never scored
+        assert size - first_token <= sums["text"][index, 0, BYTES] < size
+        if documents[index].has("url"):
+            assert sums["each/url"][index, 0, BYTES] == sums["text"][index, 0, BYTES]
+
+
+def test_the_text_alone_is_compared_with_itself(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    text = all_and_each(data_config, tokenizer).run(model, CPU)["text"]
+    assert (text[:, 0, BYTES] > 0).all()
+    np.testing.assert_array_equal(text[..., NATS_WITHOUT], text[..., NATS_WITH])
+
+
+def test_first_piece_scores_only_the_beginning(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    edges = (0, 400)
+    runs = {
+        name: all_and_each(data_config, tokenizer, windows=name, position_edges=edges)
+        for name in ("first_piece", "all_pieces")
+    }
+    first, whole = (one.run(model, CPU)["text"] for one in runs.values())
+    assert whole[:, 1, BYTES].sum() > 0
+    assert first[:, 1, BYTES].sum() == 0
+    assert 0 < first[:, 0, BYTES].sum() <= whole[:, 0, BYTES].sum()
+
+
+class SharedGather:
+    """Gather between threads, each of which plays a rank."""
+
+    def __init__(self, world_size: int) -> None:
+        self.values: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=60)
+
+    def of(self, rank: int) -> Ranks:
+        def gather(value: Any) -> list[Any]:
+            self.values[rank] = value
+            self.barrier.wait()
+            values = list(self.values)
+            self.barrier.wait()
+            return values
+
+        return Ranks(rank, len(self.values), gather)
+
+
+class CountingModel(GPT2LMHeadModel):
+    calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_any_number_of_ranks_gives_the_same_sums_with_equally_many_calls(
+    world_size: int,
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> None:
+    expected = all_and_each(data_config, tokenizer).run(model, CPU)
+    shared = SharedGather(world_size)
+    copies = [CountingModel(model.config) for _ in range(world_size)]
+    for one in copies:
+        one.load_state_dict(copy.deepcopy(model.state_dict()))
+
+    def rank(number: int) -> dict[str, np.ndarray]:
+        evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
+        return evaluation.run(copies[number], CPU)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        results = list(pool.map(rank, range(world_size)))
+    for result in results:
+        for name, sums in expected.items():
+            np.testing.assert_array_equal(result[name], sums)
+    assert len({one.calls for one in copies}) == 1
+
+
+def test_the_subset_is_prepared_once_and_scored_again(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    model.train()
+    figures = subset.run(model, CPU)
+    assert model.training
+    model.eval()
+    assert figures == subset.run(model, CPU)
+    assert figures["documents"] == 3  # the fourth has no metadata
+    low, high = figures["difference_low"], figures["difference_high"]
+    assert low <= figures["difference"] <= high
+    difference = figures["bits_per_byte_with"] - figures["bits_per_byte_without"]
+    assert figures["difference"] == pytest.approx(difference)
+
+
+def test_a_subset_without_metadata_still_gives_the_text(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    nothing = replace(data_config.metadata_config, metadata_list=[])
+    config = replace(data_config, metadata_config=nothing)
+    figures = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks()).run(
+        model, CPU
+    )
+    assert sorted(figures) == ["bytes", "documents", "text_bits_per_byte"]
+    assert figures["documents"] == 4
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"windows": "last"}, "windows=last: expected one of"),
+        ({"position_edges": [10]}, "expected rising bytes that begin with 0"),
+        ({"position_edges": [0, 5, 5]}, "expected rising bytes that begin with 0"),
+    ],
+)
+def test_bad_settings_are_named(
+    settings: dict[str, Any],
+    message: str,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        all_and_each(data_config, tokenizer, **settings)
+
+
+def test_an_unknown_comparison_is_named() -> None:
+    with pytest.raises(ConfigurationError, match=r"\['some'\] unknown, expected any of"):
+        plan_comparisons(["all", "some"], TYPES)
