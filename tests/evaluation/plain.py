@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -48,7 +49,7 @@ def bits_of_document(
     inside = {p for arm in arms for start, end, _ in arm for p in range(start + 1, end)}
     marks = [p for p in range(len(text) + 1) if p not in inside]
     size, bits = 0, [0.0, 0.0]
-    for first, last in zip(marks[:-1], marks[1:], strict=True):
+    for first, last in itertools.pairwise(marks):
         segment = [[t for t in arm if first <= t[0] < last] for arm in arms]
         if all(part and not any(math.isnan(n) for *_, n in part) for part in segment):
             size += len(text[first:last].encode())
