@@ -55,7 +55,7 @@ def run(command: list[str], folder: Path) -> None:
         timeout=TIMEOUT_S,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, done.stderr[:4000]
 
 
 def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> None:

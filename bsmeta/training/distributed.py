@@ -67,8 +67,8 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     if accelerator.num_processes != launched or not together:
         raise ConfigurationError(
             f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
-            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on its "
-            "own. Use one of the files in experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
+            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
         )
     return accelerator
 

@@ -68,8 +68,10 @@ class Trainer:
         self.run = run
         self.progress = Progress()
         self.stop = StopRequest()
+        # States of all streams where the run resumed, and of this rank's streams since then.
+        self._resumed_streams: dict[int, dict[str, Any]] = {}
         self._streams: dict[int, dict[str, Any]] = {}
-        self._last_evaluated = self._last_saved = -1
+        self._last_saved = -1
         self._documents: LineLog | None = None
 
         torch.manual_seed(config.seed)  # the same weights on every rank
@@ -100,8 +102,6 @@ class Trainer:
                     return Outcome.PREEMPTED
                 self._update(batches, totals, wait)
                 self._evaluate_and_save_if_due()
-            if self.config.eval_steps:
-                self._evaluate()
             self._save()
         return Outcome.DONE
 
@@ -223,15 +223,13 @@ class Trainer:
     def _evaluate_and_save_if_due(self) -> None:
         step = self.progress.step
         extra = step in self.config.extra_steps_to_eval_save_at
-        if extra or _due(step, self.config.eval_steps):
+        last = step == self.config.max_train_steps and self.config.eval_steps > 0
+        if extra or last or _due(step, self.config.eval_steps):
             self._evaluate()
         if extra or _due(step, self.config.save_steps):
             self._save()
 
     def _evaluate(self) -> None:
-        if self.progress.step == self._last_evaluated:
-            return
-        self._last_evaluated = self.progress.step
         context = EvaluationContext(
             self.processes.rank, self.processes.size, self.processes.device, self.processes.gather
         )
@@ -248,7 +246,7 @@ class Trainer:
         writer = checkpoint.Writer(self.run.path, step, self.processes)
         self.accelerator.save_state(str(writer.folder / "state"))
         checkpoint.save_random_state(writer.folder, self.processes.rank)
-        streams: dict[int, dict[str, Any]] = {}
+        streams = dict(self._resumed_streams)
         for part in self.processes.gather(self._streams):
             streams.update(part)
         self._export(writer.folder / "model")
@@ -276,7 +274,7 @@ class Trainer:
         self.processes.barrier()
 
     def _export(self, folder: Path) -> None:
-        """Writes the model for `from_pretrained`; every rank takes part in gathering the weights."""
+        """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
         weights = self.accelerator.get_state_dict(self.model)
         model = self.accelerator.unwrap_model(self.model)
         self.processes.on_main(lambda: self.task.export(model, weights, folder))
@@ -304,7 +302,7 @@ class Trainer:
             # More ranks than at the time of the save: dropout differs from then on, data does not.
             torch.manual_seed(self.config.seed + saved.step * 10_007 + self.processes.rank)
         data: dict[str, Any] = json.loads((saved.folder / "data_state.json").read_text())
-        self._streams = {int(stream): state for stream, state in data["streams"].items()}
+        self._resumed_streams = {int(stream): state for stream, state in data["streams"].items()}
         return data
 
     def _check_launch(self, saved: checkpoint.Checkpoint, world_size: int, engine: str) -> None:

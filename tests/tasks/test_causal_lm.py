@@ -1,0 +1,129 @@
+"""The language model: what a token sees, what its loss is made of, and what comes out."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from bsmeta.config.compose import compose
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.causal_lm import CausalLanguageModel
+
+
+@pytest.fixture(scope="module")
+def config() -> TrainConfig:
+    return compose(
+        TrainConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[url,title]",
+            "data_config.metadata_config.max_seq_len=64",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def task(config: TrainConfig) -> CausalLanguageModel:
+    return CausalLanguageModel(config)
+
+
+@pytest.fixture(scope="module")
+def model(task: CausalLanguageModel) -> nn.Module:
+    torch.manual_seed(0)
+    return task.build_model().eval()
+
+
+def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> None:
+    first, second = torch.randint(1, 4000, (2, 9)), torch.randint(1, 4000, (2, 7))
+    positions = torch.cat([torch.arange(9), torch.arange(7)]).expand(2, -1)
+    with torch.no_grad():
+        packed = model(
+            input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False
+        ).logits
+        alone = [model(input_ids=one, use_cache=False).logits for one in (first, second)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_loss_is_the_sum_over_the_targets_and_over_the_documents_of_each_type(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    ids = torch.randint(1, 4000, (2, 6))
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 1, 0]]).bool()
+    types = torch.tensor([[3, 3, 3, 2, 2, 2], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    batch = {
+        "input_ids": ids,
+        "position_ids": torch.arange(6).expand(2, -1),
+        "loss_mask": mask,
+        "document_types": types,
+    }
+    with torch.no_grad():
+        loss = task.loss(model, batch)
+        logits = model(input_ids=ids, use_cache=False).logits
+    each = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    ).view(2, 5)
+    torch.testing.assert_close(loss.sum, each[mask[:, 1:]].sum())
+    parts = {name: (float(part), int(weight)) for name, (part, weight) in loss.parts.items()}
+    assert {name: weight for name, (_, weight) in parts.items()} == {
+        "without_metadata": 2,
+        "with_url": 2,
+        "with_title": 4,
+    }
+    assert parts["with_url"][0] == pytest.approx(float(each[0, :2].sum()), rel=1e-5)
+    assert parts["without_metadata"][0] == pytest.approx(float(each[1, 2:4].sum()), rel=1e-5)
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_nan(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    batch = {
+        "input_ids": torch.ones(1, 4, dtype=torch.int64),
+        "position_ids": torch.arange(4)[None],
+        "loss_mask": torch.zeros(1, 4, dtype=torch.bool),
+        "document_types": torch.zeros(1, 4, dtype=torch.int32),
+    }
+    loss = task.loss(model, batch)
+    loss.sum.backward()
+    assert loss.sum.item() == 0.0
+    assert all(p.grad is None or math.isfinite(float(p.grad.sum())) for p in model.parameters())
+
+
+def test_the_export_loads_with_transformers_and_says_the_same(
+    task: CausalLanguageModel, model: nn.Module, tmp_path: Path
+) -> None:
+    task.export(model, model.state_dict(), tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.tensor([tokenizer("Metadata before the text").input_ids])
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+    assert tokenizer.eos_token == "<|endoftext|>"
+
+
+def test_special_tokens_are_added_and_the_embeddings_grow() -> None:
+    more = compose(
+        TrainConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[html]",
+            "data_config.metadata_config.local_metadata_special_token_state=true",
+            "data_config.metadata_config.local_metadata_special_token_start={html: '<HTML>'}",
+            "data_config.metadata_config.local_metadata_special_token_end={html: '</HTML>'}",
+        ],
+    )
+    task = CausalLanguageModel(more)
+    assert task.tokenizer.convert_tokens_to_ids(["<HTML>", "</HTML>"]) == [4096, 4097]
+    assert task.build_model().get_input_embeddings().weight.shape[0] >= 4098
+
+
+def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
+    config = compose(TrainConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"])
+    with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
+        CausalLanguageModel(config).build_model()
