@@ -116,17 +116,18 @@ class MetadataConfig:
     treat_local_metadata_as_regular_text: bool = key(
         True, "local records count as text (trained on); only the prefix is masked"
     )
+    # {} and not null by default: Hydra cannot set a mapping from the command line over null.
     local_metadata_special_tokens: dict[str, str] | None = key(
-        None, "how a local type is announced in the prefix (its own name where not named)"
+        {}, "how a local type is announced in the prefix (its own name where not named)"
     )
     add_local_metadata_special_tokens_in_prefix: bool = key(
         True, "announce the local types of a document in its prefix"
     )
     local_metadata_special_token_start: dict[str, str] | None = key(
-        None, "text before each run of a local type's tags"
+        {}, "text before each run of a local type's tags"
     )
     local_metadata_special_token_end: dict[str, str] | None = key(
-        None, "text after each run of a local type's tags"
+        {}, "text after each run of a local type's tags"
     )
     local_metadata_special_token_state: bool = key(
         False, "add those two to the tokenizer as special tokens"
