@@ -15,15 +15,30 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.keys import key
 from bsmeta.config.schema import TrainConfig
 
+SLICE_KINDS = ("site", "length", "time")
+
+
+@dataclass(kw_only=True)
+class SliceConfig:
+    """Documents to report by themselves, such as `{by: length, edges: [1000, 10000]}`."""
+
+    by: str = key("site", "site: host of the address; length: bytes of text; time: year")
+    sites: list[str] = key([], "site: host names or patterns such as *.python.org")
+    top: int = key(10, "site, where none are named: so many of the most frequent hosts")
+    edges: list[int] = key([], "length, time: where one slice ends and the next begins")
+
 
 @dataclass(kw_only=True)
 class EvaluateConfig:
     """An evaluation of a trained model on held-out documents."""
 
-    checkpoint: str = key(
+    checkpoint: Any = key(
         "runs/demo",
         "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
-        "from_pretrained loads, or a Hub model as hf://owner/name",
+        "from_pretrained loads, or a Hub model as hf://owner/name; or a list of them",
+    )
+    untrained: bool = key(
+        False, "also the model that the (first) run started from, before any training"
     )
     training_config: str | None = key(
         None, "config.yaml of the run; null: found beside the model (defaults for a Hub model)"
@@ -41,8 +56,19 @@ class EvaluateConfig:
     )
     comparisons: list[str] = key(
         ["all", "each"],
-        "all: every type together; each: every type alone",
+        "all: every type together; each: every type alone; left_out: all but one, for each; added: "
+        "all against all but one, for each",
     )
+    chosen: list[str] = key([], "further sets of types, such as url+title")
+    controls: list[str] = key(
+        [],
+        "all, each and chosen again with values of another document: shuffled (any other), wrong "
+        "(one whose value is different)",
+    )
+    prompt: bool = key(
+        False, "all, each and chosen again in plain English (`Title: ...; URL: ....`)"
+    )
+    slices: list[SliceConfig] = key([], "kinds of documents to report by themselves")
     windows: str = key(
         "all_pieces",
         "first_piece: the first max_seq_len tokens; all_pieces: the pieces that training uses; "
@@ -59,7 +85,7 @@ class EvaluateConfig:
         "auto", "float32 | bfloat16 | auto: bfloat16 on a GPU if the run was trained in bf16"
     )
     bootstrap_resamples: int = key(10_000, "resamples of the documents behind each interval")
-    seed: int = key(42, "seed of the resamples")
+    seed: int = key(42, "seed of the resamples and of the controls")
 
 
 def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:

@@ -1,26 +1,43 @@
 """Arms: the ways in which one document is shown to the model, and which of them are compared.
 
-An arm turns a document into rendered text; a comparison pairs two arms. Every arm is scored once,
-however many comparisons use it.
+An arm says which metadata a document is shown with; a comparison pairs two arms. Every arm is
+scored once, however many comparisons use it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import EvaluateConfig
 
-NOTHING: tuple[str, ...] = ()
 TEXT = "text"
 """The group of the one comparison that compares nothing: the text alone, of every document."""
+
+OWN, SHUFFLED, WRONG = "own", "shuffled", "wrong"
+CONTROLS = (SHUFFLED, WRONG)
+
+TRAINING, PROMPT = "training", "prompt"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to show a document: with these metadata types (those of them that it has)."""
+    """One way to show a document.
 
-    types: tuple[str, ...]
+    Attributes:
+        types: The metadata types to use (those of them that the document has).
+        values: `own`: the document's; `shuffled`: another document's; `wrong`: another
+            document's, and different from its own.
+        style: `training`: as the model was trained; `prompt`: field names in plain English.
+    """
+
+    types: tuple[str, ...] = ()
+    values: str = OWN
+    style: str = TRAINING
+
+
+NOTHING = Arm()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +56,41 @@ class Comparison:
 
 
 def _all(types: tuple[str, ...]) -> list[Comparison]:
-    return [Comparison("all", "all", Arm(NOTHING), Arm(types))]
+    return [Comparison("all", "all", NOTHING, Arm(types))]
 
 
 def _each(types: tuple[str, ...]) -> list[Comparison]:
-    return [Comparison("each", f"each/{one}", Arm(NOTHING), Arm((one,))) for one in types]
+    return [Comparison("each", f"each/{one}", NOTHING, Arm((one,))) for one in types]
+
+
+def _left_out(types: tuple[str, ...]) -> list[Comparison]:
+    return [
+        Comparison("left_out", f"left_out/{one}", NOTHING, Arm(_others(types, one)))
+        for one in types
+    ]
+
+
+def _added(types: tuple[str, ...]) -> list[Comparison]:
+    return [
+        Comparison("added", f"added/{one}", Arm(_others(types, one)), Arm(types)) for one in types
+    ]
+
+
+def _others(types: tuple[str, ...], one: str) -> tuple[str, ...]:
+    return tuple(other for other in types if other != one)
 
 
 COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
     "all": _all,
     "each": _each,
+    "left_out": _left_out,
+    "added": _added,
 }
 
 
 def text_alone() -> Comparison:
     """No comparison at all: how the model reads every document without metadata."""
-    return Comparison(TEXT, TEXT, Arm(NOTHING), Arm(NOTHING))
+    return Comparison(TEXT, TEXT, NOTHING, NOTHING)
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
@@ -69,3 +105,46 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
             f"comparisons={list(groups)}: {unknown} unknown, expected any of {list(COMPARISONS)}"
         )
     return [one for group in groups for one in COMPARISONS[group](tuple(types))]
+
+
+def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
+    """The text alone, then all comparisons that the configuration asks for.
+
+    Args:
+        config: The evaluation.
+        types: The metadata types of the model.
+
+    Raises:
+        ConfigurationError: Lists every name that is not known.
+    """
+    problems = [
+        f"controls={list(config.controls)}: {one} unknown, expected any of {list(CONTROLS)}"
+        for one in config.controls
+        if one not in CONTROLS
+    ]
+    chosen = []
+    for entry in config.chosen:
+        wanted = entry.split("+")
+        problems += [
+            f"chosen={list(config.chosen)}: {one} is not in metadata_list {list(types)}"
+            for one in wanted
+            if one not in types
+        ]
+        own = tuple(one for one in types if one in wanted)
+        chosen.append(Comparison("chosen", f"chosen/{entry}", NOTHING, Arm(own)))
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    plain = [*plan_comparisons(config.comparisons, types), *chosen]
+    repeated = [one for one in plain if one.group in ("all", "each", "chosen")]
+    varied = [
+        _varied(one, control, values=control) for control in config.controls for one in repeated
+    ]
+    if config.prompt:
+        varied += [_varied(one, PROMPT, style=PROMPT) for one in repeated]
+    return [text_alone(), *plain, *varied]
+
+
+def _varied(one: Comparison, group: str, **changes: str) -> Comparison:
+    """The comparison again, with other values or in another style, in a group of its own."""
+    name = f"{group}/{one.name.partition('/')[2] or one.name}"
+    return Comparison(group, name, one.base, replace(one.test, **changes))

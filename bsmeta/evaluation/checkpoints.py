@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
@@ -27,17 +27,19 @@ class Location:
         model: What `from_pretrained` loads: a folder, or a Hub name.
         config: `config.yaml` of the run, if there is one.
         run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
+        untrained: Whether the model that the run started from is meant.
     """
 
     name: str
     model: str
     config: Path | None
     run_folder: Path | None
+    untrained: bool = False
 
     @property
     def is_on_hub(self) -> bool:
         """Whether the model is a repository of the Hub rather than a folder."""
-        return self.name.startswith(HUB)
+        return self.config is None and not Path(self.model).is_dir()
 
 
 def locate(checkpoint: str) -> Location:
@@ -66,6 +68,11 @@ def locate(checkpoint: str) -> Location:
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((one for one in above if (one / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
+
+
+def untrained(location: Location) -> Location:
+    """The model that the run of this checkpoint started from."""
+    return replace(location, name=f"untrained ({location.name})", untrained=True)
 
 
 def _model_folder(folder: Path) -> Path | None:
@@ -112,13 +119,31 @@ def load_model(
     dtype = _dtype(precision, train.mixed_precision, device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(location.model)
-        model = AutoModelForCausalLM.from_pretrained(location.model, dtype=dtype)
+        if location.untrained:
+            model = _first_model(location, train, len(tokenizer), dtype)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(location.model, dtype=dtype)
     except (OSError, ValueError) as error:
         raise DataError(
             f"checkpoint={location.name}: {location.model} cannot be loaded: {error}"
         ) from error
     _check_fit(model, tokenizer, train.data_config.metadata_config.max_seq_len)
     return model.to(device).eval(), tokenizer
+
+
+def _first_model(
+    location: Location, train: TrainConfig, vocabulary: int, dtype: torch.dtype
+) -> nn.Module:
+    """The weights that a run starts from: random ones, or those of the model that it names."""
+    if location.config is None or train.model_config_file is not None:
+        shape = AutoConfig.from_pretrained(location.model)
+        with torch.random.fork_rng():
+            torch.manual_seed(train.seed)
+            return AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    model = AutoModelForCausalLM.from_pretrained(train.model_name, dtype=dtype)
+    if vocabulary > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(vocabulary)  # the special tokens that training added
+    return model
 
 
 def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype:

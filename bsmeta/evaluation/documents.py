@@ -71,9 +71,13 @@ class HeldOutDocuments:
         return len(self.numbers)
 
     def __getitem__(self, index: int) -> Document:
+        return self._decoder.decode(self.line(index))
+
+    def line(self, index: int) -> bytes:
+        """The line that a document was read from."""
         start, stop = self._offsets[index], self._offsets[index + 1]
         self._lines.seek(start)
-        return self._decoder.decode(self._lines.read(stop - start))
+        return self._lines.read(stop - start)
 
     def name(self, index: int) -> str:
         """`<shard file name>:<document number>`, as training names documents."""

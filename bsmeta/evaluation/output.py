@@ -13,12 +13,23 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rich.table import Table as RichTable
 
 from bsmeta.evaluation import plots
+from bsmeta.evaluation.page import described, page
 from bsmeta.evaluation.paired import Progress as Advance
 from bsmeta.evaluation.results import Report
-from bsmeta.evaluation.tables import Table, comparison_table, markdown, position_table
+from bsmeta.evaluation.tables import (
+    Table,
+    checkpoint_table,
+    comparison_table,
+    markdown,
+    summary,
+    tables_of,
+)
 
 TERMINAL_COLUMNS = (0, 1, 3, 4, 5, 6, 7)
 """Columns of the comparison table that fit a terminal of 100 characters."""
+
+WIDTH_OF_A_FILE = 120
+"""Width of the printed tables where there is no terminal."""
 
 
 def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Path]:
@@ -27,32 +38,43 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     Args:
         report: The report.
         out_dir: Folder to write to; made if it is not there.
-        metrics: The `metrics.jsonl` of the run, for its loss curve.
+        metrics: The `metrics.jsonl` of the run, for its curves.
 
     Returns:
         The files written.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    files = {name: out_dir / name for name in ("evaluation.json", "evaluation.md")}
-    text = json.dumps(report.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)
-    files["evaluation.json"].write_text(text + "\n", encoding="utf-8")
-    files["evaluation.md"].write_text(_page(report), encoding="utf-8")
-    plots.difference_plot(report.rows, out_dir / "differences.png")
-    written = [*files.values(), out_dir / "differences.png"]
-    if metrics is not None and plots.loss_plot(metrics, out_dir / "loss.png"):
-        written.append(out_dir / "loss.png")
-    return written
+    figures = plots.figures_of_report(report, metrics)
+    data = json.dumps(report.as_dict(), indent=1, allow_nan=False, ensure_ascii=False)
+    texts = {
+        "evaluation.json": data + "\n",
+        "evaluation.md": _markdown_page(report, list(figures)),
+        "report.html": page(report, figures),
+    }
+    for name, text in texts.items():
+        (out_dir / name).write_text(text, encoding="utf-8")
+    for name, figure in figures.items():
+        figure.savefig(out_dir / f"{name}.png", dpi=130)
+    return [out_dir / name for name in [*texts, *(f"{name}.png" for name in figures)]]
 
 
 def print_report(report: Report, files: list[Path]) -> None:
-    """The comparison table and where the files are."""
+    """The main tables, the result in a sentence, and where the files are."""
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)
-    table = comparison_table(report)
-    console.print(_rich(table, TERMINAL_COLUMNS))
+        console = Console(width=WIDTH_OF_A_FILE)
+    if len(report.models) > 1:
+        table = checkpoint_table(report)
+        console.print(_rich(table, tuple(range(len(table.heads) - 1))))
+    for model in report.models:
+        console.print(f"[bold]{model.checkpoint}[/bold]: {described(report)}", soft_wrap=True)
+        table = comparison_table(model)
+        console.print(_rich(table, TERMINAL_COLUMNS))
+        console.print(summary(model))
     console.print(f"[dim]{table.note}[/dim]")
-    console.print("written: " + ", ".join(str(file) for file in files), soft_wrap=True)
+    folder = files[0].parent
+    names = ", ".join(file.name for file in files)
+    console.print(f"written to {folder}: {names}", soft_wrap=True)
 
 
 @contextmanager
@@ -79,19 +101,12 @@ def progress_bar(shown: bool) -> Iterator[Advance]:
         progress.stop()
 
 
-def _page(report: Report) -> str:
-    data = report.data
-    left_out = ", ".join(f"{count} {reason}" for reason, count in data["left_out"].items())
-    head = [
-        f"# Evaluation of {report.checkpoint}",
-        "",
-        f"{data['documents']:,} documents of `{data['file']}`"
-        + (f" (left out: {left_out})" if left_out else "")
-        + f"; windows: {report.settings['windows']}.",
-    ]
-    tables = [comparison_table(report), position_table(report)]
-    plot = "![difference of each comparison](differences.png)"
-    return "\n".join([*head, "", markdown(tables), "", plot, ""])
+def _markdown_page(report: Report, plots_made: list[str]) -> str:
+    names = ", ".join(model.checkpoint for model in report.models)
+    lines = [f"# Evaluation of {names}", "", described(report), ""]
+    lines += [f"{model.checkpoint}: {summary(model)}\n" for model in report.models]
+    images = [f"![{name}]({name}.png)" for name in plots_made]
+    return "\n".join([*lines, markdown(tables_of(report)), "", *images, ""])
 
 
 def _rich(table: Table, columns: tuple[int, ...]) -> RichTable:

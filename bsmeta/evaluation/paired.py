@@ -11,7 +11,7 @@ dummy calls.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,41 +20,16 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.evaluation.arms import TEXT, Arm, Comparison
+from bsmeta.evaluation.arms import TEXT, Comparison
+from bsmeta.evaluation.blocks import Block, BlockMaker
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.plan import own_blocks, plan_batches, plan_blocks
+from bsmeta.evaluation.plan import own_blocks, plan_blocks
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.scoring import (
-    Window,
-    dummy_forward,
-    evaluation_mode,
-    log_probabilities,
-    max_batch_tokens,
-)
+from bsmeta.evaluation.scoring import dummy_forward, evaluation_mode, log_probabilities
 from bsmeta.evaluation.segments import Reading, paired_sums
 from bsmeta.evaluation.windows import WINDOWS, reading_of
-from bsmeta.metadata.rendering import Rendered, Renderer
 
 Progress = Callable[[float], None]
-
-
-@dataclass(slots=True)
-class Block:
-    """Some documents, ready to be scored.
-
-    Attributes:
-        documents: Index and text of each.
-        shown: For each document and arm: the rendering (index into `windows`) and its types; a
-            rendering that several arms share is there once.
-        windows: The windows of each rendering.
-        batches: Windows as (rendering, number of the window), a batch at a time.
-    """
-
-    documents: list[tuple[int, str]] = field(default_factory=list)
-    shown: list[dict[Arm, tuple[int, tuple[str, ...]]]] = field(default_factory=list)
-    windows: list[list[Window]] = field(default_factory=list)
-    batches: list[list[tuple[int, int]]] = field(default_factory=list)
 
 
 class PairedEvaluation:
@@ -68,6 +43,7 @@ class PairedEvaluation:
         windows: Window policy: a name in `bsmeta.evaluation.windows.WINDOWS`.
         position_edges: Bytes at which the bins of the position curve begin; the first is 0.
         ranks: The processes that share the work.
+        seed: Seed of the controls.
 
     Raises:
         ConfigurationError: The window policy is unknown, or the edges do not rise from 0.
@@ -83,33 +59,30 @@ class PairedEvaluation:
         windows: str = "all_pieces",
         position_edges: Sequence[int] = (0,),
         ranks: Ranks | None = None,
+        seed: int = 0,
     ) -> None:
-        if windows not in WINDOWS:
-            raise ConfigurationError(f"windows={windows}: expected one of {list(WINDOWS)}")
-        if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
-            raise ConfigurationError(
-                f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"
-            )
+        check_choices(windows, position_edges)
         # all arms are made here: what training leaves out at random must not be left out again
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
-        self._config = replace(config, metadata_config=metadata)
-        self._documents = documents
         self._comparisons = list(comparisons)
-        self._arms = list(dict.fromkeys(arm for one in comparisons for arm in (one.base, one.test)))
-        self._windows = WINDOWS[windows]
         self._edges = np.asarray(position_edges)
         self._ranks = ranks or Ranks()
-        self._renderer = Renderer(metadata)
-        self._encoder = DocumentEncoder(tokenizer, self._config)
-        self._max_tokens = max_batch_tokens(
-            len(tokenizer), config.per_device_eval_batch_size, metadata.max_seq_len
+        self._maker = BlockMaker(
+            replace(config, metadata_config=metadata),
+            tokenizer,
+            documents,
+            (arm for one in comparisons for arm in (one.base, one.test)),
+            WINDOWS[windows],
+            seed,
         )
-        costs = self._costs(limited=windows == "first_piece")
+        most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
+        costs = [min(size, most) for size in documents.sizes]  # four characters are about a token
         self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.world_size)
+        self._count = len(documents)
 
     def blocks(self) -> Iterator[Block]:
         """This rank's blocks, made one at a time (a list of them may be scored repeatedly)."""
-        return map(self._make_block, self._plan)
+        return map(self._maker.make, self._plan)
 
     def run(
         self,
@@ -132,61 +105,24 @@ class PairedEvaluation:
             `paired_sums`; zero where a document does not take part.
         """
         own: list[tuple[int, int, np.ndarray]] = []
-        rounds = len(self._plan)
         progress(0.0)
         with evaluation_mode(model):
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
                 own += self._compare(block, self._score(model, block, device))
-                progress((number + 1) / rounds)
-        shape = (len(self._comparisons), len(self._documents), len(self._edges), 4)
-        sums = np.zeros(shape)
+                progress((number + 1) / len(self._plan))
+        sums = np.zeros((len(self._comparisons), self._count, len(self._edges), 4))
         for part in self._ranks.gather(own):
             for comparison, document, values in part:
                 sums[comparison, document] = values
         return {one.name: sums[i] for i, one in enumerate(self._comparisons)}
-
-    def _costs(self, *, limited: bool) -> list[int]:
-        """Characters to score of each document (four are about a token)."""
-        most = 4 * self._config.metadata_config.max_seq_len
-        return [min(size, most) if limited else size for size in self._documents.sizes]
-
-    def _make_block(self, indices: list[int]) -> Block:
-        block = Block()
-        renderings: list[Rendered] = []
-        for index in indices:
-            self._show(index, block, renderings)
-        for encoded in self._encoder.encode(renderings) if renderings else []:
-            block.windows.append(self._windows(encoded, self._config))
-        flat = [(r, w) for r, windows in enumerate(block.windows) for w in range(len(windows))]
-        flat = [(r, w) for r, w in flat if block.windows[r][w].scored.any()]
-        lengths = [len(block.windows[r][w].ids) for r, w in flat]
-        batches = plan_batches(lengths, self._max_tokens)
-        block.batches = [[flat[i] for i in batch] for batch in batches]
-        return block
-
-    def _show(self, index: int, block: Block, renderings: list[Rendered]) -> None:
-        """Render one document under every arm."""
-        document = self._documents[index]
-        known: dict[tuple[str, ...], int] = {}
-        shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
-        for arm in self._arms:
-            rendered = self._renderer.render(document, arm.types)
-            key = (rendered.prefix, rendered.lead, rendered.body)
-            if key not in known:
-                known[key] = len(renderings)
-                renderings.append(rendered)
-            shown[arm] = (known[key], rendered.types)
-        block.documents.append((index, document.text))
-        block.shown.append(shown)
 
     def _score(self, model: nn.Module, block: Block, device: torch.device) -> list[Reading]:
         """Readings of the block's renderings, in their order."""
         scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
         for batch in block.batches:
             windows = [block.windows[r][w] for r, w in batch]
-            for (r, w), values in zip(
-                batch, log_probabilities(model, windows, device), strict=True
-            ):
+            found = log_probabilities(model, windows, device)
+            for (r, w), values in zip(batch, found, strict=True):
                 scores[r][w] = values
         most = max(self._ranks.gather(len(block.batches)))
         for _ in range(most - len(block.batches)):
@@ -203,3 +139,13 @@ class PairedEvaluation:
                 if one.group == TEXT or base_types != test_types:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
                     yield number, index, sums
+
+
+def check_choices(windows: str, position_edges: Sequence[int]) -> None:
+    """Refuse a window policy or position bins that cannot be meant (a `ConfigurationError`)."""
+    if windows not in WINDOWS:
+        raise ConfigurationError(f"windows={windows}: expected one of {list(WINDOWS)}")
+    if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
+        raise ConfigurationError(
+            f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"
+        )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from bsmeta.evaluation.arms import Comparison
+from bsmeta.evaluation.arms import TEXT, Comparison
+from bsmeta.evaluation.slices import Slice
 from bsmeta.evaluation.statistics import Figures, figures_of
 
 
@@ -28,18 +29,76 @@ class Row:
     figures: Figures | None
     positions: list[PositionBin] = field(default_factory=list)
 
+    @property
+    def compares(self) -> bool:
+        """Whether two arms were compared, and there was something to compare."""
+        return self.figures is not None and self.comparison.group != TEXT
+
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON has it."""
-        figures = self.figures.as_dict() if self.figures else {"documents": 0, "bytes": 0}
+        one = self.comparison
         return {
-            "name": self.comparison.name,
-            "group": self.comparison.group,
-            "base": list(self.comparison.base.types),
-            "test": list(self.comparison.test.types),
-            **figures,
+            "name": one.name,
+            "group": one.group,
+            "base": asdict(one.base),
+            "test": asdict(one.test),
+            **_plain(self.figures),
             "by_position": [
-                {"first_byte": one.first_byte, **one.figures.as_dict()} for one in self.positions
+                {"first_byte": place.first_byte, **place.figures.as_dict()}
+                for place in self.positions
             ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRows:
+    """The comparisons over the documents of one slice."""
+
+    slice: Slice
+    rows: list[Row]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The slice as JSON has it."""
+        return {
+            "by": self.slice.by,
+            "name": self.slice.name,
+            "documents": int(self.slice.members.sum()),
+            "comparisons": [
+                {"name": row.comparison.name, **_plain(row.figures)} for row in self.rows
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReport:
+    """What was found out about one model.
+
+    Attributes:
+        checkpoint: As the user named it.
+        model: What was loaded.
+        data: The held-out file, its documents and what was left out.
+        rows: The comparisons; the first is the text alone.
+        slices: The same over some of the documents.
+    """
+
+    checkpoint: str
+    model: str
+    data: dict[str, Any]
+    rows: list[Row]
+    slices: list[SliceRows] = field(default_factory=list)
+
+    def row(self, name: str) -> Row | None:
+        """The comparison of this name, if it was made."""
+        return next((row for row in self.rows if row.comparison.name == name), None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The model as JSON has it."""
+        return {
+            "checkpoint": self.checkpoint,
+            "model": self.model,
+            "data": self.data,
+            "comparisons": [row.as_dict() for row in self.rows],
+            "slices": [one.as_dict() for one in self.slices],
         }
 
 
@@ -48,34 +107,35 @@ class Report:
     """All that an evaluation found out.
 
     Attributes:
-        checkpoint: As the user named it.
-        model: What was loaded.
         settings: The evaluation's configuration.
-        data: The held-out file, its documents and what was left out.
-        rows: The comparisons.
+        models: One for each checkpoint, in the order in which they were named.
     """
 
-    checkpoint: str
-    model: str
     settings: dict[str, Any]
-    data: dict[str, Any]
-    rows: list[Row]
+    models: list[ModelReport]
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `evaluation.json`."""
-        return {
-            **{name: getattr(self, name) for name in ("checkpoint", "model", "settings", "data")},
-            "comparisons": [row.as_dict() for row in self.rows],
-        }
+        return {"settings": self.settings, "models": [one.as_dict() for one in self.models]}
+
+
+@dataclass(frozen=True, slots=True)
+class Resampling:
+    """The bootstrap's settings: number of resamples, and their seed."""
+
+    resamples: int
+    seed: int
+
+    def figures(self, sums: np.ndarray) -> list[Figures | None]:
+        """`figures_of` with these settings."""
+        return figures_of(sums, resamples=self.resamples, seed=self.seed)
 
 
 def rows_of(
     comparisons: Sequence[Comparison],
     sums: Mapping[str, np.ndarray],
     position_edges: Sequence[int],
-    *,
-    resamples: int,
-    seed: int,
+    resampling: Resampling,
 ) -> list[Row]:
     """Figures of each comparison, in all and by position.
 
@@ -83,14 +143,13 @@ def rows_of(
         comparisons: In the order of the rows.
         sums: What `PairedEvaluation.run` returns.
         position_edges: First byte of each position bin.
-        resamples: Bootstrap resamples.
-        seed: Seed of the resamples.
+        resampling: The bootstrap.
     """
     rows = []
     for one in comparisons:
         values = sums[one.name]  # [documents, bins, 4]
         stacked = np.concatenate([values.sum(axis=1)[None], values.swapaxes(0, 1)])
-        overall, *bins = figures_of(stacked, resamples=resamples, seed=seed)
+        overall, *bins = resampling.figures(stacked)
         positions = [
             PositionBin(first_byte, here)
             for first_byte, here in zip(position_edges, bins, strict=True)
@@ -98,3 +157,23 @@ def rows_of(
         ]
         rows.append(Row(one, overall, positions))
     return rows
+
+
+def slice_rows_of(
+    slices: Sequence[Slice],
+    comparisons: Sequence[Comparison],
+    sums: Mapping[str, np.ndarray],
+    resampling: Resampling,
+) -> list[SliceRows]:
+    """Figures of each comparison over the documents of each slice."""
+    made = []
+    for one in slices:
+        stacked = np.stack([sums[each.name].sum(axis=1) for each in comparisons])
+        figures = resampling.figures(stacked * one.members[None, :, None])
+        rows = [Row(each, own) for each, own in zip(comparisons, figures, strict=True)]
+        made.append(SliceRows(one, rows))
+    return made
+
+
+def _plain(figures: Figures | None) -> dict[str, Any]:
+    return figures.as_dict() if figures else {"documents": 0, "bytes": 0}

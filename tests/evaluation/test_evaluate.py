@@ -49,7 +49,10 @@ def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def report_in(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "evaluation.json").read_text())
+    """The only model of a report, and its settings."""
+    report = json.loads((folder / "evaluation.json").read_text())
+    (model,) = report["models"]
+    return {**model, "settings": report["settings"]}
 
 
 def test_a_run_folder_is_evaluated_and_reported(

@@ -1,0 +1,100 @@
+"""Controls: the same document with the metadata of another.
+
+If a model gains from `url: …` whatever the address is, it gains from the form and not from the
+content. A shuffled value is another document's (which may happen to be the same); a wrong value is
+one that another document has and this one has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import xxhash
+
+from bsmeta.evaluation.arms import OWN, WRONG
+from bsmeta.metadata.records import Document, Record
+
+
+class Documents(Protocol):
+    """Documents by index."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Document: ...
+
+
+class Donors:
+    """Which document lends which type of metadata to which other.
+
+    Documents stand in a random circle; a document takes each type from the next one in it that has
+    the type (so that, where all have all types, all its values come from one document).
+
+    Args:
+        documents: The held-out documents; read through once.
+        types: The metadata types.
+        seed: Seed of the circle.
+    """
+
+    def __init__(self, documents: Documents, types: Sequence[str], seed: int) -> None:
+        self._documents = documents
+        self._types = tuple(types)
+        self._order = np.random.default_rng(seed).permutation(len(documents))
+        self._place = np.argsort(self._order)
+        self._digests = np.zeros((len(self._types), len(documents)), dtype=np.uint64)
+        for index in range(len(documents)):
+            document = documents[index]
+            for row, key in enumerate(self._types):
+                self._digests[row, index] = _digest(document.records(key))
+
+    def dress(self, index: int, document: Document, values: str) -> Document:
+        """The document with its own, shuffled or wrong values.
+
+        A type that no other document can lend is left out.
+        """
+        if values == OWN:
+            return document
+        records = {}
+        for row, key in enumerate(self._types):
+            if not document.has(key):
+                continue
+            donor = self._donor(row, index, different=values == WRONG)
+            if donor is not None:
+                lent = self._documents[donor].records(key)
+                records[key] = _lend(document.records(key), lent)
+        return Document(document.text, document.url, {k: v for k, v in records.items() if v})
+
+    def _donor(self, row: int, index: int, *, different: bool) -> int | None:
+        digests = self._digests[row][self._order]
+        usable = digests != 0
+        place = int(self._place[index])
+        usable[place] = False
+        if different:
+            usable &= digests != digests[place]
+        places = np.flatnonzero(usable)
+        if not len(places):
+            return None
+        after = int(np.searchsorted(places, place))
+        return int(self._order[places[after % len(places)]])
+
+
+def _digest(records: Sequence[Record]) -> int:
+    """A number for the values of a type; 0 where there are none."""
+    if not records:
+        return 0
+    values: list[Any] = [(one.value, one.html_attrs) for one in records]
+    return xxhash.xxh3_64_intdigest(msgspec.json.encode(values)) or 1
+
+
+def _lend(own: Sequence[Record], lent: Sequence[Record]) -> list[Record]:
+    """The lender's global records, and its local values at our own places (in turn)."""
+    local = [record for record in lent if record.is_local()]
+    records = [record for record in lent if not record.is_local()]
+    for number, record in enumerate(one for one in own if one.is_local() and local):
+        source = local[number % len(local)]
+        records.append(
+            msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)
+        )
+    return records

@@ -1,0 +1,86 @@
+"""Prompt style: metadata as one would write it for a model that was never trained on it.
+
+`Title: …; URL: …; Entities: A, B.` before a text that stays as it is. What local metadata says in
+words (entities) is listed; what only marks places (html) has no words and is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from urllib.parse import unquote_plus
+
+import numpy as np
+
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.rendering import Rendered
+
+FIELDS = {
+    "url": "URL",
+    "datasource": "Data source",
+    "timestamp": "Date",
+    "length": "Number of characters",
+    "website_description": "Website description",
+    "entity": "Entities",
+    "entity_paragraph": "Entities by paragraph",
+}
+"""English names of fields; another key is written out with spaces and a capital letter."""
+
+LISTED = ("entity", "entity_paragraph")
+"""Local types whose values are listed."""
+
+
+def prompt_config(config: MetadataConfig) -> MetadataConfig:
+    """The configuration with the separators of a prompt."""
+    return replace(config, metadata_sep="; ", metadata_prefix_sep=".", metadata_prefix_start_seq="")
+
+
+class PromptRenderer:
+    """Renders documents in prompt style.
+
+    Args:
+        config: What `prompt_config` returns.
+    """
+
+    def __init__(self, config: MetadataConfig) -> None:
+        self._config = config
+
+    def render(self, document: Document, types: Sequence[str]) -> Rendered:
+        """The document behind the sentence that its metadata of these types makes."""
+        config = self._config
+        fields = {
+            key: text
+            for key in config.metadata_list
+            if key in types and (text := _field(key, document.records(key)))
+        }
+        if not fields:
+            return Rendered(document.text, body=document.text)
+        strings = [text + config.metadata_sep for text in fields.values()]
+        strings[-1] = strings[-1].removesuffix(config.metadata_sep) + config.metadata_prefix_sep
+        bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+        kinds = [1 + config.metadata_list.index(key) for key in fields]
+        return Rendered(
+            text=document.text,
+            prefix="".join(strings),
+            prefix_spans=np.stack((bounds[:-1], bounds[1:]), axis=1),
+            prefix_kinds=np.array(kinds, np.uint8),
+            lead=" ",
+            body=document.text,
+            types=tuple(fields),
+        )
+
+
+def _field(key: str, records: Sequence[Record]) -> str:
+    values = [
+        _readable(key, record) for record in records if key in LISTED or not record.is_local()
+    ]
+    name = FIELDS.get(key, key.replace("_", " ").capitalize())
+    return f"{name}: {', '.join(dict.fromkeys(values))}" if values else ""
+
+
+def _readable(key: str, record: Record) -> str:
+    value = str(record.value)
+    if key == "url":
+        return unquote_plus(value)
+    return value.replace("_", " ") if key in LISTED else value

@@ -1,0 +1,123 @@
+"""Slices: kinds of documents (of one site, of one length, of one time) to report by themselves."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
+
+import numpy as np
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.values import readable_url, year_and_month
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Some of the documents.
+
+    Attributes:
+        by: What decides: `site`, `length` or `time`.
+        name: Which of them, such as `docs.python.org` or `1,000 to 3,999 bytes`.
+        members: bool [documents].
+    """
+
+    by: str
+    name: str
+    members: np.ndarray
+
+
+def make_slices(
+    configs: Sequence[SliceConfig], documents: HeldOutDocuments, metadata: MetadataConfig
+) -> list[Slice]:
+    """The slices that the configuration declares; those without a document are left out.
+
+    Raises:
+        ConfigurationError: Lists all declarations that cannot be meant.
+    """
+    problems = [problem for one in configs for problem in _problems(one)]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    if not configs:
+        return []
+    facts = _facts(documents, metadata)
+    made: list[Slice] = []
+    for one in configs:
+        values = facts[one.by]
+        made += _by_site(one, values) if one.by == "site" else _by_band(one, values)
+    return [one for one in made if one.members.any()]
+
+
+def _problems(one: SliceConfig) -> list[str]:
+    if one.by not in SLICE_KINDS:
+        return [f"slices: by={one.by}: expected one of {list(SLICE_KINDS)}"]
+    edges = list(one.edges)
+    if one.by != "site" and (not edges or edges != sorted(set(edges))):
+        return [f"slices: by={one.by}: edges={edges}: expected rising numbers, at least one"]
+    return []
+
+
+def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
+    """Host, bytes and year of each document (None where it has no address or no time)."""
+    decoder = DocumentDecoder(
+        replace(metadata, metadata_list=["url", "timestamp"], metadata_column_list=None)
+    )
+    facts: dict[str, list] = {kind: [] for kind in SLICE_KINDS}
+    for index in range(len(documents)):
+        document = decoder.decode(documents.line(index))
+        facts["site"].append(_host(document))
+        facts["length"].append(len(document.text.encode("utf-8", "surrogatepass")))
+        facts["time"].append(_year(document))
+    return facts
+
+
+def _host(document: Document) -> str | None:
+    addresses = [str(record.value) for record in document.records("url")]
+    address = document.url or next(iter(addresses), None)
+    return readable_url(address, "host") if address else None
+
+
+def _year(document: Document) -> int | None:
+    try:
+        return next(
+            (year_and_month(str(one.value))[0] for one in document.records("timestamp")), None
+        )
+    except BadDocument:  # not a time: in no slice by time
+        return None
+
+
+def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
+    """One slice for each pattern, or for each of the most frequent hosts."""
+    counts = Counter(host for host in hosts if host)
+    patterns = list(config.sites) or [host for host, _ in counts.most_common(config.top)]
+    return [
+        Slice(
+            "site",
+            pattern,
+            np.array([bool(host) and fnmatch(str(host), pattern) for host in hosts]),
+        )
+        for pattern in patterns
+    ]
+
+
+def _by_band(config: SliceConfig, values: Sequence[int | None]) -> list[Slice]:
+    """Below the first edge, between neighbouring edges, from the last edge on."""
+    unit = " bytes" if config.by == "length" else ""
+    number = "{:,}" if config.by == "length" else "{}"
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    edges = [int(edge) for edge in config.edges]
+    names = [f"below {number.format(edges[0])}{unit}"]
+    for low, high in itertools.pairwise(edges):
+        names.append(f"{number.format(low)} to {number.format(high - 1)}{unit}")
+    names.append(f"{number.format(edges[-1])}{unit} and more")
+    bounds = [-np.inf, *edges, np.inf]
+    return [
+        Slice(config.by, name, (numbers >= low) & (numbers < high))
+        for name, (low, high) in zip(names, itertools.pairwise(bounds), strict=True)
+    ]
