@@ -8,8 +8,12 @@ default, `key: value` and `[key: value]…[/key: value]`. The strings are those 
 
 from __future__ import annotations
 
+from functools import lru_cache
+
+import msgspec
+
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.records import BadDocument, Record
+from bsmeta.metadata.records import BadDocument, Record, bad_document
 from bsmeta.metadata.values import Bucketing, readable_url, year_and_month
 
 
@@ -133,6 +137,17 @@ class EntityParagraph(MetadataType):
         return (text, "") if self._at_start else ("", text)
 
 
+class HtmlAttributes(msgspec.Struct, gc=False):
+    """The attributes of an html tag: names and, at the same places, values."""
+
+    attrs: list[str]
+    values: list[str | None]
+
+
+_ATTRIBUTES = msgspec.json.Decoder(HtmlAttributes | None)
+_REMEMBERED_TAGS = 1 << 14  # some megabytes; four tags in five come again on the same page
+
+
 class Html(MetadataType):
     """`<b class:level1 id:4>…</b>`, with the tags and attributes that the configuration keeps."""
 
@@ -142,6 +157,7 @@ class Html(MetadataType):
         every = rules.all_tags_rules
         kept = every.attributes_to_keep
         self._attributes = None if kept is None else frozenset(kept)
+        self._strings = lru_cache(maxsize=_REMEMBERED_TAGS)(self._opening_and_closing)
         self._dropped_lengths = (every.txt_min_chr_len, every.txt_max_chr_len)
         self._exceptions = frozenset(every.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
@@ -155,7 +171,7 @@ class Html(MetadataType):
         }
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        tag = record.value
+        tag = str(record.value)
         shortest, longest = self._dropped_lengths
         if shortest <= length <= longest and tag not in self._exceptions:
             return None
@@ -163,18 +179,24 @@ class Html(MetadataType):
             shortest, longest = self._dropped_tags[tag]
             if shortest <= length <= longest:
                 return None
-        attributes = record.html_attrs
-        if attributes is None or not attributes.attrs:
+        return self._strings(tag, bytes(record.html_attrs))
+
+    def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:
+        """The strings of a tag; its attributes are the JSON of an `HtmlAttributes`, if any."""
+        try:
+            found = _ATTRIBUTES.decode(attributes)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise bad_document(error, f"html_attrs of <{tag}>: ") from error
+        if found is None:
             return f"<{tag}>", f"</{tag}>"
-        names, values = attributes.attrs, attributes.values
-        if len(names) != len(values):
-            found = f"{len(names)} html attributes but {len(values)} values in <{tag}>"
-            raise BadDocument("html_attributes_mismatch", found)
-        kept = self._attributes
-        text = ""  # added to rather than joined: most tags have one attribute or two
-        for name, value in zip(names, values, strict=True):
-            if kept is None or name in kept:
-                text += f" {name}:{value or ''}"
+        if len(found.attrs) != len(found.values):
+            problem = f"<{tag}> has {len(found.attrs)} attributes, {len(found.values)} values"
+            raise BadDocument("html_attributes_mismatch", problem)
+        text = "".join(
+            f" {name}:{value or ''}"
+            for name, value in zip(found.attrs, found.values, strict=True)
+            if self._attributes is None or name in self._attributes
+        )
         return f"<{tag}{text}>", f"</{tag}>"
 
 

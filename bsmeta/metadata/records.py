@@ -7,7 +7,7 @@ long ones among them (one record for each html tag) only when they are rendered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import msgspec
@@ -34,15 +34,12 @@ class BadDocument(ValueError):
         self.detail = detail
 
 
-class HtmlAttributes(msgspec.Struct, gc=False):
-    """The attributes of an html tag: names and, at the same places, values."""
-
-    attrs: list[str]
-    values: list[str | None]
-
-
 class Record(msgspec.Struct, gc=False):
-    """One metadata record: global (about the document) or local (about a span of its text)."""
+    """One metadata record: global (about the document) or local (about a span of its text).
+
+    `html_attrs` stays JSON: the same attributes come again and again, and the html type remembers
+    how they read.
+    """
 
     value: str | int | float
     key: str | None = None
@@ -51,7 +48,7 @@ class Record(msgspec.Struct, gc=False):
     char_end_idx: int | None = None
     relative_start_pos: int | None = None
     relative_end_pos: int | None = None
-    html_attrs: HtmlAttributes | None = None
+    html_attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     def is_local(self) -> bool:
         """Whether the record is about a span; told by the span where `type` is missing."""
@@ -89,7 +86,7 @@ class Document:
         """Whether the document has a record of this metadata key."""
         return key in self._records or key in self._undecoded
 
-    def records(self, key: str) -> list[Record]:
+    def records(self, key: str) -> Sequence[Record]:
         """The records of a key, in the order of the data.
 
         Raises:
@@ -99,20 +96,28 @@ class Document:
         if raw is not None:
             _group(self._records, key, _decode_column(key, raw))
             del self._undecoded[key]
-        return self._records.get(key, [])
+        return self._records.get(key, ())
 
 
 def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
     try:
         return _RECORD_LIST.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _bad_document(error, f"metadata_{column}: ") from error
+        raise bad_document(error, f"metadata_{column}: ") from error
 
 
-def _group(groups: dict[str, list[Record]], key: str, records: Iterable[Record] | None) -> None:
-    """Add records to the groups by their key; one without a key takes that of its column."""
-    for record in records or ():
-        groups.setdefault(record.key or key, []).append(record)
+def _group(
+    groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
+) -> None:
+    """Add records to the groups by their key; one without a key has that of its column."""
+    if not records:
+        return
+    keys = {record.key for record in records}
+    if len(keys) == 1:  # as in a column of html: taken over as they are
+        groups.setdefault(records[0].key or column_key, []).extend(records)
+        return
+    for record in records:
+        groups.setdefault(record.key or column_key, []).append(record)
 
 
 def _is_empty(raw: msgspec.Raw) -> bool:
@@ -123,7 +128,7 @@ def _is_empty(raw: msgspec.Raw) -> bool:
     return bytes(found).translate(None, b" \t\r\n") in (b"", b"[]", b"null")
 
 
-def _bad_document(error: Exception, where: str = "") -> BadDocument:
+def bad_document(error: Exception, where: str = "") -> BadDocument:
     """Name what is wrong from the decoder's error."""
     detail = f"{where}{error}"
     if not isinstance(error, msgspec.ValidationError):
@@ -167,20 +172,20 @@ class DocumentDecoder:
         try:
             row = self._decoder.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _bad_document(error) from error
+            raise bad_document(error) from error
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
         records: dict[str, list[Record]] = {}
         undecoded: dict[str, msgspec.Raw] = {}
         if row.metadata is not None:
             _group(records, "", row.metadata)
-        else:
-            for field, key in self._eager:
-                _group(records, key, getattr(row, field))
-            for field, key in self._lazy:
-                raw = getattr(row, field)
-                if not _is_empty(raw):
-                    undecoded[key] = raw
+            return Document(row.text, row.url, records)
+        for field, key in self._eager:
+            _group(records, key, getattr(row, field))
+        for field, key in self._lazy:
+            raw = getattr(row, field)
+            if not _is_empty(raw):
+                undecoded[key] = raw
         return Document(row.text, row.url, records, undecoded)
 
 

@@ -133,7 +133,7 @@ class Renderer:
                 continue
             records = document.records(key)
             local = [record for record in records if record.is_local()]
-            for text in self._global_texts(key, records):
+            for text in self._global_texts(key, records if len(local) < len(records) else ()):
                 if self._prepends or self._types[key].prefix_only:
                     before.append((kind, text))
                 if self._appends and not self._types[key].prefix_only:
@@ -168,7 +168,7 @@ class Renderer:
         texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
         return [text for text in texts if text is not None]
 
-    def _local_tags(self, key: str, records: list[Record], text: str) -> LocalTags:
+    def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
         """What the local records of a type insert; those that the type drops are left out."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)

@@ -1,0 +1,129 @@
+"""Time per page of each metadata step, beside tokenizing the same pages.
+
+    python experiments/benchmarks/metadata.py --data 'examples/**/*.jsonl.gz' --tokenizer gpt2
+
+Prints one JSON line: microseconds of CPU per page to decode a line, choose its types, render it
+and mask its tokens, to tokenize what was rendered (`tokenizers`, one thread), and `ratio`, the
+part of that which rendering and masking take. Every page is rendered with all of its types, and
+rendering includes the decoding of the html and entity columns, which waits until then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import gzip
+import json
+import os
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from bsmeta.config.errors import DataError
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.masks import token_kinds
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import choose_types
+
+METADATA_LIST = [
+    "html",
+    "timestamp",
+    "website_description",
+    "title",
+    "url",
+    "datasource",
+    "length",
+    "entity",
+    "entity_paragraph",
+]
+
+Result = TypeVar("Result")
+
+
+class Stopwatch:
+    """CPU seconds by step. What is done several times counts by its fastest time."""
+
+    def __init__(self) -> None:
+        self.total: dict[str, float] = defaultdict(float)
+        self._fastest: dict[str, float] = {}
+
+    def time(self, step: str, action: Callable[..., Result], *arguments: Any) -> Result:
+        """Do something once, and keep its time if it is the fastest yet."""
+        start = time.process_time()
+        result = action(*arguments)
+        spent = time.process_time() - start
+        self._fastest[step] = min(spent, self._fastest.get(step, spent))
+        return result
+
+    def next(self) -> None:
+        """Add the fastest times to the totals, and begin anew."""
+        for step, spent in self._fastest.items():
+            self.total[step] += spent
+        self._fastest = {}
+
+
+def pages(pattern: str, limit: int) -> list[bytes]:
+    """The first lines of the shards that match a glob."""
+    lines: list[bytes] = []
+    for path in sorted(glob.glob(pattern, recursive=True)):
+        lines += gzip.decompress(Path(path).read_bytes()).splitlines()
+        if len(lines) >= limit:
+            break
+    if not lines:
+        raise DataError(f"--data {pattern!r} matches no shard with a page; give a glob of them")
+    return lines[:limit]
+
+
+def measure(
+    lines: list[bytes], tokenizer: Any, config: MetadataConfig, repeats: int
+) -> dict[str, float]:
+    """Microseconds per page by step, and means per page of what was made."""
+    decoder, renderer, rng = DocumentDecoder(config), Renderer(config), random.Random(0)
+    watch, tokens, tags = Stopwatch(), 0, 0
+    for line in lines:
+        for _ in range(repeats):
+            document = watch.time("decode", decoder.decode, line)
+            types = watch.time("sample", choose_types, document, config, rng)
+            rendered = watch.time("render", renderer.render, document, types)
+            strings = [rendered.prefix, rendered.lead + rendered.body]
+            _, body = watch.time("tokenize", tokenizer.encode_batch, strings)
+        offsets = np.array(body.offsets, np.int32).reshape(-1, 2) - len(rendered.lead)
+        starts, ends = np.ascontiguousarray(np.maximum(offsets, 0).T)
+        for _ in range(repeats):
+            watch.time("mask", token_kinds, starts, ends, rendered.spans, rendered.span_kinds)
+        watch.next()
+        tokens += len(starts)
+        tags += len(rendered.spans)
+    result = {f"{step}_us": total / len(lines) * 1e6 for step, total in watch.total.items()}
+    result["ratio"] = (result["render_us"] + result["mask_us"]) / result["tokenize_us"]
+    result |= {"tokens": tokens / len(lines), "inserted": tags / len(lines)}
+    return result
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", required=True, help="glob of .jsonl.gz shards")
+    parser.add_argument("--tokenizer", required=True, help="a folder or a name on the Hub")
+    parser.add_argument("--pages", type=int, default=500, help="pages to measure")
+    parser.add_argument("--repeats", type=int, default=3, help="times that each step is done")
+    arguments = parser.parse_args()
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokenizer = AutoTokenizer.from_pretrained(arguments.tokenizer).backend_tokenizer
+    config = MetadataConfig(
+        metadata_list=METADATA_LIST, metadata_probability=1.0, random_sample_metadata=False
+    )
+    lines = pages(arguments.data, arguments.pages)
+    result = measure(lines, tokenizer, config, arguments.repeats)
+    print(json.dumps({"pages": len(lines)} | {key: round(at, 3) for key, at in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
