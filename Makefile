@@ -5,10 +5,17 @@ PYTHON ?= python3
 VENV := $(CURDIR)/.venv
 STAMP := $(VENV)/.installed-$(shell cat requirements.txt requirements-dev.txt setup.py | cksum | cut -d' ' -f1)
 
-# DeepSpeed compiles one small op: once, inside the environment, with the environment's ninja.
+# DeepSpeed compiles a small op for training on a CPU: once, inside the environment, with its ninja.
 export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
+
+define COMPILE_OP
+from deepspeed.accelerator import get_accelerator
+if get_accelerator().device_name() == "cpu":
+    get_accelerator().create_op_builder("ShareMemCommBuilder").load()
+endef
+export COMPILE_OP
 
 .PHONY: env demo test test-slow lint format clean
 
@@ -22,6 +29,7 @@ $(STAMP):
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
 	$(VENV)/bin/python -m pip install -r requirements-dev.txt
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
+	$(VENV)/bin/python -c "$$COMPILE_OP"
 	rm -f $(VENV)/.installed-*
 	touch $@
 

@@ -10,10 +10,15 @@ if [[ "$gpus" -gt 0 ]]; then
   while [[ $((processes * 2)) -le "$gpus" && "$processes" -lt 8 ]]; do
     processes=$((processes * 2))
   done
-  launch=(--config_file experiments/accelerate/zero2.yaml --num_processes "$processes")
+  train=(accelerate launch --config_file experiments/accelerate/zero2.yaml)
+  train+=(--num_processes "$processes")
+  evaluate=(python)
 else
-  launch=(--config_file experiments/accelerate/cpu_zero2.yaml)
+  # Two processes share the cores; more threads than cores would wait for each other.
+  export OMP_NUM_THREADS=$((($(nproc) + 1) / 2))
+  train=(accelerate launch --config_file experiments/accelerate/cpu_zero2.yaml)
+  evaluate=(accelerate launch --config_file experiments/accelerate/cpu.yaml)
 fi
 
-accelerate launch "${launch[@]}" bsmeta/train.py --config-name demo overwrite_out_dir=true
-python bsmeta/evaluate.py checkpoint=runs/demo
+"${train[@]}" bsmeta/train.py --config-name demo overwrite_out_dir=true
+"${evaluate[@]}" bsmeta/evaluate.py checkpoint=runs/demo
