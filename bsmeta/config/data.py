@@ -23,9 +23,16 @@ class DataConfig:
     per_device_train_batch_size: int = key(
         8, "sequences in a micro-batch of one process", deepspeed="train_micro_batch_size_per_gpu"
     )
-    per_device_eval_batch_size: int = key(8, "sequences of max_seq_len in an evaluation batch of one process")
+    per_device_eval_batch_size: int = key(
+        8, "sequences of max_seq_len in an evaluation batch of one process"
+    )
     packing: str = key(
         "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
+    )
+    tokenizer_backend: str = key(
+        "auto",
+        "what runs the tokenizer in training: hf | tiktoken | gigatoken | auto (the fastest that is "
+        "installed and gives the same ids)",
     )
     num_streams: int = key(
         64, "logical streams that the data is cut into; world size x workers must divide it"

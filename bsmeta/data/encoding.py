@@ -8,20 +8,21 @@ original text a token stands for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.tokens import HfTokenizer, Tokens
+from bsmeta.data.tokens import TextTokenizer, Tokens
 from bsmeta.metadata.masks import inside_span, loss_tables, text_positions, token_kinds
 from bsmeta.metadata.rendering import Rendered
 
 
-@dataclass(slots=True)
+@dataclass
 class EncodedDocument:
     """A document of p prefix tokens and n further ones: body, suffix, EOS.
 
@@ -34,9 +35,7 @@ class EncodedDocument:
         targets: bool[n], as in `prefix_targets`; text and EOS always are.
         run: int32[n], the same number for tokens between which no piece may end (they share an
             inserted string), -1 for text.
-        text_starts: int32[n], first character of the original text that the token stands for.
-        text_ends: int32[n], end of those characters; equal to the start where there are none
-            (metadata, EOS, what joins prefix and body).
+        locate: Finds `text_starts` and `text_ends`, which training does not need.
     """
 
     prefix_ids: np.ndarray
@@ -46,25 +45,55 @@ class EncodedDocument:
     kinds: np.ndarray
     targets: np.ndarray
     run: np.ndarray
-    text_starts: np.ndarray
-    text_ends: np.ndarray
+    locate: Callable[[], tuple[np.ndarray, np.ndarray]]
+
+    @cached_property
+    def _text_spans(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.locate()
+
+    @property
+    def text_starts(self) -> np.ndarray:
+        """int32[n], first character of the original text that each token stands for."""
+        return self._text_spans[0]
+
+    @property
+    def text_ends(self) -> np.ndarray:
+        """int32[n], end of those characters; equal to the start where there are none.
+
+        There are none for metadata, EOS, and what joins prefix and body.
+        """
+        return self._text_spans[1]
 
 
 class DocumentEncoder:
     """Encodes rendered documents, a batch at a time.
+
+    Args:
+        tokenizer: A fast tokenizer with an EOS token.
+        config: `metadata_config` is used.
+        backend: What runs the tokenizer; see `choose_backend`.
+        sample: Documents on which the backend must agree with the tokenizer.
 
     Raises:
         ConfigurationError: If the tokenizer has no EOS token, or a piece would have no room for
             text beside its prefix.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DataConfig) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        *,
+        backend: str = "hf",
+        sample: Sequence[Rendered] = (),
+    ) -> None:
         if tokenizer.eos_token_id is None:
             raise ConfigurationError(
                 f"tokenizer_name: {tokenizer.name_or_path} has no eos_token; every document ends "
                 "in one, so name it in its tokenizer_config.json"
             )
-        self._tokenizer = HfTokenizer(tokenizer)
+        texts = [text for one in sample for text in (one.lead + one.body, one.prefix)]
+        self._tokenizer = TextTokenizer(tokenizer, backend, texts)
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
         metadata = config.metadata_config
         self._outside_targets, self._body_targets = loss_tables(metadata)
@@ -95,9 +124,7 @@ class DocumentEncoder:
 
     def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """Ids and kinds of the prefix; one that is too long keeps the separator that closes it."""
-        kinds = token_kinds(
-            tokens.starts, tokens.ends, rendered.prefix_spans, rendered.prefix_kinds
-        )
+        kinds = token_kinds(*tokens.characters(), rendered.prefix_spans, rendered.prefix_kinds)
         if len(kinds) <= self._most:
             return tokens.ids, kinds
         kept = self._most - len(self._separator)
@@ -105,9 +132,7 @@ class DocumentEncoder:
         return ids, np.pad(kinds[:kept], (0, len(self._separator)), mode="edge")
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-        kinds = token_kinds(
-            tokens.starts, tokens.ends, rendered.suffix_spans, rendered.suffix_kinds
-        )
+        kinds = token_kinds(*tokens.characters(), rendered.suffix_spans, rendered.suffix_kinds)
         return tokens.ids[: self._most], kinds[: self._most]
 
     def _document(
@@ -119,15 +144,15 @@ class DocumentEncoder:
     ) -> EncodedDocument:
         prefix_ids, prefix_kinds = prefix or NOTHING
         suffix_ids, suffix_kinds = suffix or NOTHING
-        spans, lead = rendered.spans, len(rendered.lead)
-        starts, ends = np.maximum(body.starts - lead, 0), np.maximum(body.ends - lead, 0)
-        kinds = token_kinds(starts, ends, spans, rendered.span_kinds)
-        run = runs(starts, kinds, spans)
+        if len(rendered.spans):
+            starts, _ = characters = in_body(rendered, body)
+            kinds = token_kinds(*characters, rendered.spans, rendered.span_kinds)
+            run = runs(starts, kinds, rendered.spans)
+        else:
+            kinds = np.zeros(len(body.ids), np.uint8)
+            run = np.full(len(body.ids), -1, np.int32)
         # Behind the body: the suffix, which is a run of its own, and EOS, which is none.
-        behind = len(suffix_ids) + 1
-        nowhere = np.full(behind, len(rendered.text), np.int32)
-        suffix_run = np.full(behind, len(kinds), np.int32)
-        suffix_run[-1] = -1
+        suffix_run = np.full(len(suffix_ids), len(kinds), np.int32)
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_kinds=prefix_kinds,
@@ -141,14 +166,28 @@ class DocumentEncoder:
                     self._body_targets[EOS_KIND],
                 )
             ),
-            run=np.concatenate((run, suffix_run)),
-            text_starts=np.concatenate((text_positions(starts, spans), nowhere)),
-            text_ends=np.concatenate((text_positions(ends, spans), nowhere)),
+            run=np.concatenate((run, suffix_run, EOS_RUN)),
+            locate=partial(locate, rendered, body, len(suffix_ids) + 1),
         )
 
 
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))
 EOS_KIND = np.zeros(1, np.uint8)
+EOS_RUN = np.full(1, -1, np.int32)
+
+
+def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
+    """Characters of the body that its tokens cover; the lead is before its first one."""
+    lead = len(rendered.lead)
+    starts, ends = tokens.characters()
+    return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
+
+
+def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, np.ndarray]:
+    """Characters of the original text that tokens stand for, the last `behind` of them for none."""
+    nowhere = np.full(behind, len(rendered.text), np.int32)
+    starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, body))
+    return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
 def runs(starts: np.ndarray, kinds: np.ndarray, spans: np.ndarray) -> np.ndarray:

@@ -129,6 +129,14 @@ class LineReader:
         return True
 
 
+def first_lines(path: str, count: int) -> list[bytes]:
+    """The first lines of a shard."""
+    reader = LineReader(path)
+    lines = reader.read(0, count)
+    reader.close()
+    return lines
+
+
 def has_line(path: str, line: int) -> bool:
     """Whether a shard has a line of this number."""
     reader = LineReader(path)

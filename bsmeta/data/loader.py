@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -109,12 +110,17 @@ def micro_batches(
         worker_init_fn=_set_up_worker,
     )
     blocks = iter(loader)
-    while True:
-        in_turn = list(itertools.islice(blocks, max(num_workers, 1)))
-        for block in in_turn:
-            if isinstance(block, UserError):
-                raise block
-        yield from merged(in_turn, size)
+    try:
+        while True:
+            in_turn = list(itertools.islice(blocks, max(num_workers, 1)))
+            for block in in_turn:
+                if isinstance(block, UserError):
+                    raise block
+            yield from merged(in_turn, size)
+    finally:
+        # At once: kept alive by the error's traceback, the iterator would be collected as part of
+        # a cycle, its queues first, and then wait 10 s in vain for each of its processes.
+        del blocks
 
 
 def merged(blocks: list[Block], size: int) -> Iterator[MicroBatch]:
@@ -152,11 +158,17 @@ def micro_batch(tensors: dict[str, torch.Tensor], notes: list[SequenceNotes]) ->
 def _set_up_worker(_: int) -> None:
     """A loader process leaves stopping to the trainer, which must first save what it has.
 
-    Schedulers signal every process of a job. So the first SIGTERM is passed over, and the handlers
-    inherited from the trainer do not run; a second SIGTERM (the DataLoader's own, when it cleans
-    up) ends the process.
+    Schedulers signal every process of a job, so signals of others are passed over (and the handlers
+    inherited from the trainer do not run); a SIGTERM of the trainer itself ends the process.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_with_the_trainer, daemon=True).start()
+
+
+def _end_with_the_trainer() -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)

@@ -8,7 +8,7 @@ world size and number of loader processes, they continue the very same sequence 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import xxhash
@@ -17,13 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.bad_documents import POLICIES
-from bsmeta.data.lines import has_line
+from bsmeta.data.lines import first_lines, has_line
 from bsmeta.data.loader import MicroBatch, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
 from bsmeta.data.plan import Position, division, sequences_done, shares_of
-from bsmeta.data.shards import list_shards, shards_fingerprint
+from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.streams import LogicalStream
 from bsmeta.data.windows import WindowMaker
+
+SAMPLE_LINES = 8
 
 
 class TrainStream:
@@ -74,7 +76,7 @@ class TrainStream:
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
-        self._maker = WindowMaker(config, tokenizer, seed)
+        self._maker = WindowMaker(config, tokenizer, seed, sample_lines(self._shards))
         self.fingerprint = self._fingerprint(tokenizer)
         self._positions: dict[int, Position] = {}
         if state is not None:
@@ -156,6 +158,12 @@ def check_values(config: DataConfig) -> None:
             problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
     if problems:
         raise ConfigurationError("\n".join(problems))
+
+
+def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
+    """The first lines of a few shards, the same on every rank."""
+    chosen = {shards[index].path for index in (0, len(shards) // 2, -1)}
+    return [line for path in sorted(chosen) for line in first_lines(path, SAMPLE_LINES)]
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

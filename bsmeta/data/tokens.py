@@ -1,86 +1,112 @@
-"""Text into token ids and the characters that each token covers.
+"""Texts into token ids and, where asked for, the characters that each token covers.
 
-`HfTokenizer` is the oracle: the ids are those of the Hugging Face tokenizer. For byte-level BPE
-(GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so the characters
-follow from the tokens' lengths in bytes by cumulative sums, and the tokenizer need not keep track
-of them, which costs it as much as the encoding. Other tokenizers report their own offsets.
+For byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
+the characters follow from the tokens' lengths in bytes by cumulative sums, and no tokenizer need
+keep track of them, which costs as much as the encoding. Others report their own offsets.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.backends import choose_backend
+
+PROBE = "One  two\n\t3 naïve 😀 x<y"
 
 
-class Tokens(NamedTuple):
-    """The tokens of a text: ids, and the span of characters [start, end) of each (all int32[n]).
+class Tokens:
+    """The tokens of a text.
 
-    A character that takes several tokens lies in the span of each of them.
+    Attributes:
+        ids: int32[n].
     """
 
-    ids: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    __slots__ = ("_lengths", "_offsets", "_text", "ids")
+
+    def __init__(
+        self,
+        ids: np.ndarray,
+        text: str,
+        lengths: np.ndarray | None = None,
+        offsets: np.ndarray | None = None,
+    ) -> None:
+        self.ids = ids
+        self._text = text
+        self._lengths = lengths
+        self._offsets = offsets
+
+    def characters(self) -> tuple[np.ndarray, np.ndarray]:
+        """First character of each token, and the end of its last one (both int32[n]).
+
+        A character that takes several tokens lies in the span of each of them.
+        """
+        if self._lengths is None:
+            assert self._offsets is not None
+            return self._offsets[:, 0], self._offsets[:, 1]
+        lengths = self._lengths[self.ids]
+        ends = np.cumsum(lengths, dtype=np.int32)
+        starts = ends - lengths
+        if self._text.isascii() or not len(ends):
+            return starts, ends
+        raw = np.frombuffer(self._text.encode(), np.uint8)
+        character = np.cumsum((raw & 0xC0) != 0x80, dtype=np.int32) - 1  # of each byte
+        return character[starts], character[ends - 1] + 1
 
 
-class HfTokenizer:
-    """Encodes batches of texts with a fast Hugging Face tokenizer, without special tokens added.
+class TextTokenizer:
+    """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.
+
+    Args:
+        tokenizer: The tokenizer.
+        backend: A name of `choose_backend`; another than `hf` is for byte-level BPE only.
+        sample: Texts on which it must give the ids of the tokenizer itself.
 
     Raises:
-        ConfigurationError: If the tokenizer is not a fast one.
+        ConfigurationError: If the tokenizer is not a fast one, or the backend does not suit it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
-        if backend is None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, backend: str = "hf", sample: Sequence[str] = ()
+    ) -> None:
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if fast is None:
             raise ConfigurationError(
                 f"tokenizer_name: {tokenizer.name_or_path} is no fast tokenizer (it has no "
                 "tokenizer.json); expected one that the tokenizers library can run"
             )
-        self._tokenizer = Tokenizer.from_str(backend.to_str())  # ours: its settings are changed
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self._byte_lengths = byte_lengths(self._tokenizer)
+        self._oracle = Tokenizer.from_str(fast.to_str())  # ours: its settings are changed
+        self._oracle.no_truncation()
+        self._oracle.no_padding()
+        self._lengths = byte_lengths(self._oracle)
+        if self._lengths is not None:
+            self._backend = choose_backend(backend, self._oracle, [*sample, PROBE])
+        elif backend not in ("hf", "auto"):
+            raise ConfigurationError(
+                f"data_config.tokenizer_backend={backend} needs byte-level BPE, which "
+                f"{tokenizer.name_or_path} is not; use auto or hf"
+            )
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
         """The tokens of each text."""
-        if self._byte_lengths is None:
-            encodings = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-            return [_with_offsets(encoding) for encoding in encodings]
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        if self._lengths is not None:
+            lengths = self._lengths
+            pairs = zip(self._backend(texts), texts, strict=True)
+            return [Tokens(ids, text, lengths=lengths) for ids, text in pairs]
+        encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
         return [
-            tokens_of(text, np.array(encoding.ids, np.int32), self._byte_lengths)
-            for text, encoding in zip(texts, encodings, strict=True)
+            Tokens(
+                np.array(encoding.ids, np.int32),
+                text,
+                offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
+            )
+            for encoding, text in zip(encodings, texts, strict=True)
         ]
-
-
-def _with_offsets(encoding: Encoding) -> Tokens:
-    offsets = np.array(encoding.offsets, np.int32).reshape(-1, 2)
-    return Tokens(np.array(encoding.ids, np.int32), offsets[:, 0], offsets[:, 1])
-
-
-def tokens_of(text: str, ids: np.ndarray, lengths: np.ndarray) -> Tokens:
-    """Characters of byte-level tokens.
-
-    Args:
-        text: What was encoded.
-        ids: Its tokens (int32[n]).
-        lengths: Length in bytes of each entry of the vocabulary.
-    """
-    ends = np.cumsum(lengths[ids], dtype=np.int32)
-    starts = ends - lengths[ids]
-    if not text.isascii() and len(ids):
-        raw = np.frombuffer(text.encode(), np.uint8)
-        character = np.cumsum((raw & 0xC0) != 0x80, dtype=np.int32) - 1  # of each byte
-        starts, ends = character[starts], character[ends - 1] + 1
-    return Tokens(ids, starts, ends)
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
@@ -89,15 +115,8 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
     A byte-level vocabulary writes each byte as one character, so lengths are those of the entries.
     """
     parts = json.loads(tokenizer.to_str())
-    if parts["model"]["type"] != "BPE" or parts["normalizer"] is not None:
-        return None
-    before = parts["pre_tokenizer"] or {}
-    steps = before.get("pretokenizers", [before])
-    byte_level = [step for step in steps if step.get("type") == "ByteLevel"]
-    changes = {"Replace", "Prepend", "Metaspace"} & {step.get("type") for step in steps}
-    if not byte_level or changes or any(step["add_prefix_space"] for step in byte_level):
-        return None
-    if any(token["lstrip"] or token["rstrip"] for token in parts["added_tokens"]):
+    steps = (parts["pre_tokenizer"] or {}).get("pretokenizers", [parts["pre_tokenizer"] or {}])
+    if parts["model"]["type"] != "BPE" or "ByteLevel" not in [step.get("type") for step in steps]:
         return None
     vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = {token["content"]: token["id"] for token in parts["added_tokens"]}
@@ -106,4 +125,10 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         lengths[number] = len(entry)
     for entry, number in added.items():
         lengths[number] = len(entry.encode())
-    return lengths
+    # A tokenizer may still add, drop or replace characters: it has many ways to.
+    whole = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
+    totals = [
+        int(lengths[encoding.ids].sum())
+        for encoding in tokenizer.encode_batch(whole, add_special_tokens=False)
+    ]
+    return lengths if totals == [len(text.encode()) for text in whole] else None

@@ -51,11 +51,23 @@ class Window:
 class WindowMaker:
     """Makes windows into sequences.
 
+    Args:
+        config: Where documents come from, and how they become sequences.
+        tokenizer: A fast tokenizer with an EOS token.
+        seed: Seed of the run.
+        sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
+
     Raises:
         ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
     """
 
-    def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        sample: Sequence[bytes] = (),
+    ) -> None:
         self._config = config
         self._seed = seed
         self._metadata = config.metadata_config
@@ -67,7 +79,12 @@ class WindowMaker:
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
         self._decoder = DocumentDecoder(self._metadata)
         self._renderer = Renderer(self._metadata)
-        self._encoder = DocumentEncoder(tokenizer, config)
+        self._encoder = DocumentEncoder(
+            tokenizer,
+            config,
+            backend=config.tokenizer_backend,
+            sample=[one for line in sample if (one := self._with_everything(line))],
+        )
 
     def make(self, window: Window) -> tuple[PackedWindow, Counter[str]]:
         """The sequences of a window, and how many of its documents were skipped, by reason.
@@ -101,6 +118,14 @@ class WindowMaker:
             seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),
         )
         return packed, rejecter.counts
+
+    def _with_everything(self, line: bytes) -> Rendered | None:
+        """A document with all metadata that it has; None if it is bad."""
+        try:
+            document = self._decoder.decode(line)
+            return self._renderer.render(document, self._metadata.metadata_list)
+        except BadDocument:
+            return None
 
     def _render(self, window: Window, rejecter: Rejecter) -> Iterator[tuple[int, Rendered]]:
         """The good documents, each with its number in the shard."""

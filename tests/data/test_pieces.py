@@ -32,8 +32,7 @@ def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
         kinds=kinds,
         targets=kinds == 0,
         run=run,
-        text_starts=starts,
-        text_ends=starts + (run < 0),
+        locate=lambda: (starts, starts + (run < 0)),
     )
 
 

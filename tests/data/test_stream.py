@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import signal
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -201,3 +205,51 @@ def test_an_error_of_a_loader_process_is_raised_as_it_is(folder: Path, tmp_path:
         file.write('{"text": 3}\n')
     with pytest.raises(DataError, match=r"^\S+part-02.jsonl, line 1: text_not_string"):
         run(config, 30)
+
+
+def test_loader_processes_pass_over_the_signals_of_others(folder: Path) -> None:
+    """A scheduler signals every process of a job; the trainer must still get its batches."""
+    before = set(psutil.Process().children())
+    stream = TrainStream(
+        small_config(folder, num_workers=2),
+        small_tokenizer(),
+        seed=1,
+        rank=0,
+        world_size=1,
+        global_batch_size=8,
+    )
+    batches = iter(stream)
+    next(batches)
+    workers = set(psutil.Process().children()) - before
+    assert len(workers) == 2
+    kill = "import os, sys; [os.kill(int(pid), int(sys.argv[1])) for pid in sys.argv[2:]]"
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        pids = [str(worker.pid) for worker in workers]
+        subprocess.run([sys.executable, "-c", kill, str(number.value), *pids], check=True)
+    assert len(list(itertools.islice(batches, 20))) == 20
+    batches.close()
+    assert not any(worker.is_running() for worker in workers)
+
+
+def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.data.helpers import *\n"
+        "stream = TrainStream(small_config(Path(sys.argv[1]), num_workers=2), small_tokenizer(),"
+        " seed=1, rank=0, world_size=1, global_batch_size=8)\n"
+        "cycle = {'batches': iter(stream)}\n"
+        "cycle['itself'] = cycle\n"
+        "next(cycle['batches'])\n"
+        "raise ValueError('as expected')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)],
+        cwd=Path(__file__).resolve().parents[2],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("ValueError: as expected\n")

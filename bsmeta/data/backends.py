@@ -1,0 +1,205 @@
+"""Tokenizers that give token ids fast: `tokenizers` itself, and others with the same ids.
+
+The Hugging Face tokenizer is the oracle. tiktoken (built from its merges, pattern and special
+tokens) and gigatoken are several times as fast; either is used only where its ids equal the
+oracle's on a sample of the very data that is encoded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from bsmeta.config.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+Backend = Callable[[Sequence[str]], list[np.ndarray]]
+"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""What a `ByteLevel` pre-tokenizer splits by where it does so itself."""
+
+
+class Unavailable(Exception):
+    """A backend cannot stand in for this tokenizer; the message says why."""
+
+
+def hf_backend(tokenizer: Tokenizer) -> Backend:
+    """The oracle, in batches and without keeping track of characters."""
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    return encode
+
+
+def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
+    """tiktoken with the tokenizer's vocabulary.
+
+    tiktoken numbers entries by the rank of their merge: `ids` leads from ranks to ids.
+
+    Raises:
+        Unavailable: If the tokenizer is no byte-level BPE with one splitting pattern.
+    """
+    try:
+        from tiktoken import Encoding
+    except ImportError as error:
+        raise Unavailable("it is not installed") from error
+    parts = json.loads(tokenizer.to_str())
+    ranks = merge_ranks(parts["model"])
+    added = parts["added_tokens"]
+    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
+        raise Unavailable("its special tokens depend on what stands around them")
+    names = sorted(token["content"] for token in added)
+    if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
+        raise Unavailable("one of its special tokens begins another")
+    ids = np.array([*ranks.values(), *(token["id"] for token in added)], np.int32)
+    special = {token["content"]: len(ranks) + i for i, token in enumerate(added)}
+    encoding = Encoding(
+        "",
+        pat_str=split_pattern(parts),
+        mergeable_ranks={entry: rank for rank, entry in enumerate(ranks)},
+        special_tokens=special,
+    )
+    allowed = set(special)
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        return [ids[encoding.encode_to_numpy(text, allowed_special=allowed)] for text in texts]
+
+    return encode
+
+
+def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
+    """Ids of a byte-level vocabulary's entries, in the order of their ranks: bytes, then merges.
+
+    Raises:
+        Unavailable: If the vocabulary lacks a byte, or has merges of another kind.
+    """
+    if model["type"] != "BPE":
+        raise Unavailable("it is not BPE")
+    vocabulary, alphabet = model["vocab"], byte_alphabet()
+    if not all(character in vocabulary for character in alphabet):
+        raise Unavailable("its vocabulary lacks a byte")
+    ranks = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
+    for left, right in model["merges"]:
+        entry = bytes(alphabet[character] for character in left + right)
+        ranks.setdefault(entry, vocabulary[left + right])
+    return ranks
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character with which a byte-level vocabulary writes each byte.
+
+    Printable characters of Latin-1 stand for themselves; the other bytes take, in order, the
+    characters from 256 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def split_pattern(parts: dict[str, Any]) -> str:
+    """The regular expression by which a tokenizer splits a text before it merges.
+
+    Raises:
+        Unavailable: If it normalizes the text, or splits it in another way or more than once.
+    """
+    before = parts["pre_tokenizer"] or {}
+    if parts["normalizer"] is not None:
+        raise Unavailable("it normalizes the text")
+    match before.get("pretokenizers", [before]):
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return GPT2_PATTERN
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ] if not split["invert"]:
+            return pattern
+    raise Unavailable("it does not split the text by one pattern")
+
+
+def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
+    """gigatoken with the tokenizer's vocabulary.
+
+    Raises:
+        Unavailable: If it is not installed, or does not know this kind of tokenizer.
+    """
+    try:
+        from gigatoken import Tokenizer as Gigatoken
+    except ImportError as error:
+        raise Unavailable("it is not installed") from error
+    try:
+        fast = Gigatoken.from_json(tokenizer.to_str())
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        # One thread: its pool would cost more than it saves, and does not outlive a fork.
+        rows = fast.encode_batch(list(texts), parallel=False).layout
+        ids = np.asarray(rows.content.data).astype(np.int32)
+        offsets = itertools.pairwise(np.asarray(rows.offsets.data).tolist())
+        return [ids[begin:end] for begin, end in offsets]
+
+    return encode
+
+
+BACKENDS = {"gigatoken": gigatoken_backend, "tiktoken": tiktoken_backend, "hf": hf_backend}
+"""From the fastest to the oracle."""
+
+
+def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
+    """The backend of that name, or for `auto` the fastest, if it agrees with the oracle.
+
+    Args:
+        name: A key of `BACKENDS`, or `auto`.
+        tokenizer: The oracle.
+        sample: Texts on which the ids must be the oracle's.
+
+    Returns:
+        The backend; the oracle itself where none agrees, which is logged.
+
+    Raises:
+        ConfigurationError: If there is no backend of that name, or the one that was asked for
+            cannot be built for this tokenizer.
+    """
+    if name not in (*BACKENDS, "auto"):
+        raise ConfigurationError(
+            f"data_config.tokenizer_backend={name}: expected one of auto, {', '.join(BACKENDS)}"
+        )
+    oracle = hf_backend(tokenizer)
+    if name == "hf":
+        return oracle
+    expected = oracle(sample)
+    for candidate in BACKENDS if name == "auto" else (name,):
+        try:
+            backend = BACKENDS[candidate](tokenizer)
+        except Unavailable as error:
+            if name != "auto":
+                raise ConfigurationError(
+                    f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
+                    f"{error}; use auto or hf"
+                ) from error
+            log.info("tokenizer backend %s is left out: %s", candidate, error)
+            continue
+        different = sum(
+            not np.array_equal(*pair) for pair in zip(backend(sample), expected, strict=True)
+        )
+        if not different:
+            log.info("tokenizer backend: %s (same ids on %d texts)", candidate, len(sample))
+            return backend
+        log.warning(
+            "tokenizer backend %s differs from the oracle on %d of %d texts and is left out",
+            candidate,
+            different,
+            len(sample),
+        )
+    return oracle
