@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.describe import describe, key_names
+from bsmeta.config.describe import describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -66,7 +66,7 @@ def run_entry_point(
         except BaseException as error:  # here, or Hydra prints its own report first
             codes.append(report(error, schema))
 
-    sys.argv[1:] = [*sys.argv[1:], *_quiet_hydra(sys.argv[1:])]
+    sys.argv[1:] = [*open_mappings(sys.argv[1:], schema), *_quiet_hydra(sys.argv[1:])]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
     try:
         hydra.main(
@@ -110,9 +110,20 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
     register(schema)
     try:
         with hydra.initialize_config_dir(str(REPOSITORY / "hydra_configs"), version_base="1.3"):
-            return to_plain(hydra.compose(config_name, list(overrides)), schema)
+            return to_plain(hydra.compose(config_name, open_mappings(overrides, schema)), schema)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigurationError(_explain(error, schema)) from error
+
+
+def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
+    """The overrides, with `++` before those of a mapping (`weights.url=2`, `weights={url: 2}`).
+
+    The schema is closed, but the entries of a mapping are free; Hydra asks for the `++` that says
+    so, which nobody knows by heart.
+    """
+    names = [re.escape(one.name) for one in keys(schema) if one.type.startswith("dict")]
+    inside_mapping = re.compile(rf"({'|'.join(names) or '(?!)'})(\.[^=]+)?=")
+    return [f"++{one}" if inside_mapping.match(one) else one for one in overrides]
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
@@ -123,7 +134,24 @@ def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
             f"the configuration does not begin with the schema: its defaults list must start with "
             f"the schema of {schema.__name__} (see hydra_configs/demo.yaml)"
         )
+    unknown = list(_added(plain))
+    if unknown:
+        raise ConfigurationError("; ".join(_unknown(name, schema) for name in unknown))
     return plain
+
+
+def _added(section: Any, prefix: str = "") -> Iterator[str]:
+    """Names that `+name=value` has put into a section beside those of its schema."""
+    known = {field.name for field in dataclasses.fields(section)}
+    for name, value in vars(section).items():
+        if name not in known:
+            yield prefix + name
+        elif dataclasses.is_dataclass(value):
+            yield from _added(value, f"{prefix}{name}.")
+
+
+def _unknown(name: str, schema: type) -> str:
+    return f"{name} is not a key of {schema.__name__}" + _suggestion(name, schema)
 
 
 def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
@@ -192,10 +220,12 @@ def _explain(error: Exception, schema: type) -> str:
     # "+key=value" cannot work either: the schema is closed
     message = "; ".join(x for x in dict.fromkeys(lines) if not x.startswith("To append"))
     unknown = re.search(r"(?:Key|key) '([\w.]+)'", message)
-    if unknown:
-        leaf = unknown[1].rsplit(".", 1)[-1]
-        names = {name.rsplit(".", 1)[-1]: name for name in key_names(schema)}
-        near = difflib.get_close_matches(leaf, names, n=1)
-        if near and near[0] != leaf:
-            message += f"; did you mean {names[near[0]]}?"
-    return message
+    return message + _suggestion(unknown[1], schema) if unknown else message
+
+
+def _suggestion(name: str, schema: type) -> str:
+    """The nearest key, if there is one."""
+    leaf = name.rsplit(".", 1)[-1]
+    names = {name.rsplit(".", 1)[-1]: name for name in key_names(schema)}
+    near = difflib.get_close_matches(leaf, names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near and near[0] != leaf else ""

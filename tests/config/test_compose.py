@@ -1,0 +1,85 @@
+"""From command lines to configurations and exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.compose import compose, load_resolved, to_yaml
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+
+METADATA = "data_config.metadata_config"
+TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("learning_rat=1", "did you mean learning_rate?"),
+        (f"{METADATA}.metadata_lis=[url]", f"did you mean {METADATA}.metadata_list?"),
+        ("+learning_rat=1", "did you mean learning_rate?"),
+        ("learning_rate=fast", "Value 'fast' of type 'str' could not be converted to Float"),
+        ("max_train_steps=1.5", "could not be converted to Integer"),
+        (f"{METADATA}.metadata_list=url", "metadata_list"),
+    ],
+)
+def test_a_wrong_override_is_refused_with_its_key(override: str, told: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        compose(TrainConfig, "demo", [override])
+    assert told in str(error.value)
+    assert "+learning_rat" not in str(error.value).replace(override, "")
+
+
+@pytest.mark.parametrize("plus", ["", "++"])
+def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
+    name = f"{METADATA}.random_sample_metadata_weights"
+    start = f"{METADATA}.local_metadata_special_token_start"
+    overrides = [f"{plus}{name}.url=2", f"{plus}{start}={{html: '<HTML>'}}"]
+    metadata = compose(TrainConfig, "demo", overrides).data_config.metadata_config
+    assert metadata.random_sample_metadata_weights == {"url": 2.0}
+    assert metadata.local_metadata_special_token_start == {"html": "<HTML>"}
+
+
+def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
+    config = compose(TrainConfig, "v2", ["data_config.exclude=[a.gz]"])
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    assert load_resolved(tmp_path / "config.yaml", TrainConfig) == config
+    again = load_resolved(tmp_path / "config.yaml", TrainConfig, ["seed=7"])
+    assert again.seed == 7
+
+
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TRAIN), *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
+    fine = start(tmp_path, "--config-name", "demo", "check_only=true")
+    assert (fine.returncode, fine.stderr) == (0, "")
+    assert "= 4 sequences = 1,024 tokens of 256 a sequence" in " ".join(fine.stdout.split())
+    wrong = start(tmp_path, "--config-name", "demo", "check_only=true", "learning_rat=1")
+    assert wrong.returncode == 2
+    assert wrong.stderr.startswith("configuration error: ")
+    missing = start(tmp_path, "--config-name", "nothing")
+    assert missing.returncode == 2
+    assert "Cannot find primary config 'nothing'" in missing.stderr
+    unknown = start(tmp_path, "--config-name", "demo", "task=translation")
+    assert "task=translation: expected one of causal_lm" in unknown.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help").stdout
+    assert "learning_rate: float = 5e-05" in text
+    assert "[DeepSpeed: gradient_accumulation_steps]" in text
+    assert "data_config.metadata_config.metadata_list: list[str] = ['html', " in text
