@@ -429,6 +429,12 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"data_config.packing": "data_config.packing=best_fit"},
     ),
+    "a misspelt tokenizer backend": (
+        {"data_config.tokenizer_backend": "tictoken"},
+        {},
+        {},
+        {"data_config.tokenizer_backend": "data_config.tokenizer_backend=tiktoken"},
+    ),
     "a misspelt schedule": (
         {"lr_scheduler_type": "cosin"},
         {},
@@ -571,6 +577,14 @@ def test_the_global_batch_is_shown_as_a_sum(tmp_path: Path) -> None:
         '"auto" or 64 (4 (data_config.per_device_train_batch_size) x 8 '
         "(gradient_accumulation_steps) x 2 (processes) = 64)"
     ) in str(caught.value)
+
+
+def test_metadata_is_checked_with_the_rest(tmp_path: Path) -> None:
+    metadata = {"data_config.metadata_config.metadata_probability": 1.5}
+    with pytest.raises(ConfigurationError) as caught:
+        run_check(tmp_path, metadata, {"gradient_clipping": 2.0})
+    assert "2 problems in the configuration\n1. gradient_clipping in" in str(caught.value)
+    assert "\n2. data_config.metadata_config.metadata_probability is 1.5" in str(caught.value)
 
 
 def test_every_bounded_key_is_a_key_of_the_schema() -> None:

@@ -16,6 +16,7 @@ CHOICES = {
     "mixed_precision": ("no", "bf16", "fp16"),
     "data_config.packing": ("best_fit", "pad"),
     "data_config.bad_documents": ("strict", "skip"),
+    "data_config.tokenizer_backend": ("auto", "hf", "tiktoken", "gigatoken"),
 }
 
 AT_LEAST = {
@@ -25,7 +26,6 @@ AT_LEAST = {
     "data_config.window_documents": 1,
     "data_config.num_workers": 0,
     "data_config.max_bad_documents": 0,
-    "data_config.metadata_config.max_seq_len": 2,
     "weight_decay": 0,
     "adam_beta1": 0,
     "adam_beta2": 0,
