@@ -137,14 +137,15 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     plain = [*plan_comparisons(config.comparisons, types), *chosen]
     repeated = [one for one in plain if one.group in ("all", "each", "chosen")]
     varied = [
-        _varied(one, control, values=control) for control in config.controls for one in repeated
+        _varied(one, control, replace(one.test, values=control))
+        for control in config.controls
+        for one in repeated
     ]
     if config.prompt:
-        varied += [_varied(one, PROMPT, style=PROMPT) for one in repeated]
+        varied += [_varied(one, PROMPT, replace(one.test, style=PROMPT)) for one in repeated]
     return [text_alone(), *plain, *varied]
 
 
-def _varied(one: Comparison, group: str, **changes: str) -> Comparison:
-    """The comparison again, with other values or in another style, in a group of its own."""
-    name = f"{group}/{one.name.partition('/')[2] or one.name}"
-    return Comparison(group, name, one.base, replace(one.test, **changes))
+def _varied(one: Comparison, group: str, test: Arm) -> Comparison:
+    """The comparison with another arm, in a group of its own."""
+    return Comparison(group, f"{group}/{one.name.partition('/')[2] or one.name}", one.base, test)

@@ -112,7 +112,13 @@ def _markdown_page(report: Report, plots_made: list[str]) -> str:
 def _rich(table: Table, columns: tuple[int, ...]) -> RichTable:
     made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
     for number in columns:
-        made.add_column(table.heads[number], justify="right" if number else "left", no_wrap=True)
+        cells = [table.heads[number], *(row[number] for row in table.rows)]
+        made.add_column(
+            table.heads[number],
+            justify="right" if number else "left",
+            min_width=max(map(len, cells)) if number else None,  # names may be cut, numbers not
+            no_wrap=True,
+        )
     for row in table.rows:
         made.add_row(*[row[number] for number in columns])
     return made

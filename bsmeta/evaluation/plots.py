@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.evaluation.results import ModelReport, Report
+from bsmeta.evaluation.arms import PROMPT, SHUFFLED, WRONG
+from bsmeta.evaluation.results import ModelReport, Report, Row
 from bsmeta.evaluation.tables import label
 
 if TYPE_CHECKING:
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HELPS, HURTS, UNSURE, GRID = "#1b7837", "#b2182b", "#6b6b6b", "#d9d9d9"
+VARIANTS = {SHUFFLED: "v", WRONG: "X", PROMPT: "s"}
+"""Markers of the comparisons that vary another one."""
+WORDS = {SHUFFLED: "shuffled values", WRONG: "wrong values", PROMPT: "plain English"}
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position curve shows."""
 
@@ -41,23 +45,46 @@ def figures_of_report(report: Report, metrics: Path | None) -> dict[str, Figure]
 
 
 def difference_plot(model: ModelReport) -> Figure:
-    """The difference of each comparison with its interval."""
-    compared = [row for row in model.rows if row.compares]
-    figure, axes = _canvas(7.5, 1.4 + 0.36 * len(compared))
-    for height, row in enumerate(reversed(compared)):
-        figures = row.figures
-        assert figures is not None
-        low, high = figures.difference_low, figures.difference_high
-        colour = HELPS if high < 0 else HURTS if low > 0 else UNSURE
-        axes.plot([low, high], [height, height], color=colour, linewidth=2.5)
-        axes.plot(figures.difference, height, "o", color=colour, markersize=6)
+    """The difference of each comparison with its interval; its variants in the same line."""
+    lines: dict[str, list[Row]] = {}
+    for row in model.rows:
+        if row.compares:
+            lines.setdefault(_line_of(row), []).append(row)
+    figure, axes = _canvas(7.5, 1.5 + 0.4 * len(lines))
+    for place, rows in enumerate(lines.values()):
+        for number, row in enumerate(rows):
+            _interval(axes, place + 0.18 * (number - (len(rows) - 1) / 2), row)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(compared)), [label(row) for row in reversed(compared)])
-    axes.set_ylim(-0.7, len(compared) - 0.3)
-    axes.set_xlabel("bits per byte, with minus without metadata (left of 0: metadata helps)")
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.set_ylim(len(lines) - 0.4, -0.6)
+    axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
     axes.set_title(f"What metadata changes, with 95% intervals\n{model.checkpoint}", fontsize=10)
     axes.grid(axis="x", color=GRID)
+    used = {row.comparison.group for rows in lines.values() for row in rows} & set(VARIANTS)
+    for group in (name for name in VARIANTS if name in used):
+        axes.plot([], [], color=UNSURE, marker=VARIANTS[group], linestyle="", label=WORDS[group])
+    if used:
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _line_of(row: Row) -> str:
+    """The line of the plot: a variant stands in the line of the comparison that it varies."""
+    if row.comparison.group not in VARIANTS:
+        return label(row)
+    name = row.comparison.name.partition("/")[2]
+    return "all together" if name == "all" else name.replace("+", " + ")
+
+
+def _interval(axes: Axes, height: float, row: Row) -> None:
+    figures = row.figures
+    assert figures is not None
+    low, high = figures.difference_low, figures.difference_high
+    colour = HELPS if high < 0 else HURTS if low > 0 else UNSURE
+    marker = VARIANTS.get(row.comparison.group, "o")
+    own = row.comparison.group not in VARIANTS
+    axes.plot([low, high], [height, height], color=colour, linewidth=2.5 if own else 1.2)
+    axes.plot(figures.difference, height, marker, color=colour, markersize=6 if own else 4.5)
 
 
 def position_plot(model: ModelReport) -> Figure:

@@ -1,4 +1,4 @@
-"""The tables of a report, as text cells: `evaluation.md`, `report.html` and the terminal show them."""
+"""The tables of a report, as text cells: for `evaluation.md`, `report.html` and the terminal."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ GROUPS = {
     "all": "{}",
     "each": "{}",
     "left_out": "all but {}",
-    "added": "{} added to the others",
+    "added": "{} added last",
     "chosen": "{}",
-    SHUFFLED: "{}, shuffled values",
-    WRONG: "{}, wrong values",
-    PROMPT: "{}, in plain English",
+    SHUFFLED: "{} (shuffled)",
+    WRONG: "{} (wrong)",
+    PROMPT: "{} (plain English)",
 }
 HEADS = [
     "comparison",
