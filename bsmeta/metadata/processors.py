@@ -8,8 +8,6 @@ default, `key: value` and `[key: value]…[/key: value]`. The strings are those 
 
 from __future__ import annotations
 
-from functools import lru_cache
-
 import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
@@ -157,7 +155,7 @@ class Html(MetadataType):
         every = rules.all_tags_rules
         kept = every.attributes_to_keep
         self._attributes = None if kept is None else frozenset(kept)
-        self._strings = lru_cache(maxsize=_REMEMBERED_TAGS)(self._opening_and_closing)
+        self._remembered: dict[tuple[str, bytes], tuple[str, str]] = {}
         self._dropped_lengths = (every.txt_min_chr_len, every.txt_max_chr_len)
         self._exceptions = frozenset(every.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
@@ -179,7 +177,14 @@ class Html(MetadataType):
             shortest, longest = self._dropped_tags[tag]
             if shortest <= length <= longest:
                 return None
-        return self._strings(tag, bytes(record.html_attrs))
+        attributes = bytes(record.html_attrs)
+        strings = self._remembered.get((tag, attributes))
+        if strings is None:
+            if len(self._remembered) >= _REMEMBERED_TAGS:
+                self._remembered.clear()
+            strings = self._opening_and_closing(tag, attributes)
+            self._remembered[tag, attributes] = strings
+        return strings
 
     def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:
         """The strings of a tag; its attributes are the JSON of an `HtmlAttributes`, if any."""

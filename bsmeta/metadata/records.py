@@ -129,13 +129,13 @@ def _is_empty(raw: msgspec.Raw) -> bool:
 
 
 def bad_document(error: Exception, where: str = "") -> BadDocument:
-    """Name what is wrong from the decoder's error."""
+    """Name what is wrong from the decoder's error, with the part of the line it is about."""
     detail = f"{where}{error}"
     if not isinstance(error, msgspec.ValidationError):
         return BadDocument("not_json", detail)
     if "`$.text`" in detail:
         return BadDocument("text_not_string", detail)
-    if " - at `$" not in detail:
+    if not where and " - at `$" not in detail:
         return BadDocument("not_an_object", detail)
     return BadDocument("wrong_type", detail)
 
@@ -178,6 +178,8 @@ class DocumentDecoder:
         records: dict[str, list[Record]] = {}
         undecoded: dict[str, msgspec.Raw] = {}
         if row.metadata is not None:
+            if not all(record.key for record in row.metadata):
+                raise BadDocument("wrong_type", "a record of the list `metadata` has no `key`")
             _group(records, "", row.metadata)
             return Document(row.text, row.url, records)
         for field, key in self._eager:
@@ -196,10 +198,9 @@ def _columns(config: MetadataConfig) -> list[str]:
         columns += [name for name, column_key in COLUMN_KEYS.items() if column_key == key]
         columns.append(key)
     wanted = config.metadata_column_list
-    if wanted is None:
-        return columns
-    extra = [name for name in wanted if name not in columns]
-    return [name for name in columns if name in wanted] + extra
+    if wanted is not None:
+        columns = [name for name in columns if name in wanted] + wanted
+    return list(dict.fromkeys(columns))
 
 
 def _field(column: str) -> str:

@@ -140,8 +140,9 @@ class Renderer:
                     behind.append((kind, text))
             if local:
                 tags.append(self._local_tags(key, local, document.text))
-                if self._config.add_local_metadata_special_tokens_in_prefix:
-                    before.append((kind, self._announcements.get(key, key)))
+                announcement = self._announcements.get(key, key)
+                if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
+                    before.append((kind, announcement))
         return self._assemble(document.text, before, behind, tags)
 
     def special_tokens(self) -> list[str]:
@@ -166,7 +167,7 @@ class Renderer:
         if metadata_type.always_present:
             records = [Record(value="")]
         texts = [metadata_type.global_text(record) for record in records if not record.is_local()]
-        return [text for text in texts if text is not None]
+        return [text for text in texts if text]
 
     def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
         """What the local records of a type insert; those that the type drops are left out."""

@@ -66,7 +66,7 @@ def test_a_record_may_lie_in_a_column_of_another_name() -> None:
 
 
 def test_only_the_columns_that_are_named_are_read() -> None:
-    settings = config(KEYS, metadata_column_list=["website_desc", "mood_swing"])
+    settings = config(KEYS, metadata_column_list=["mood_swing", "website_desc"])
     columns = {
         "metadata_html": "not even records",
         "metadata_title": [world("title", "T")],
@@ -117,6 +117,7 @@ def test_fields_of_other_types_may_be_null() -> None:
         (b'{"text": 1}', "text_not_string"),
         (b'{"text": "a", "url": 1}', "wrong_type"),
         (b'{"text": "a", "metadata": {}}', "wrong_type"),
+        (b'{"text": "a", "metadata": [{"value": "v"}]}', "wrong_type"),
         (b'{"text": "a", "metadata": [{"value": true}]}', "wrong_type"),
         (b'{"text": "a", "metadata_title": [{"value": null}]}', "wrong_type"),
         (b'{"text": "a", "metadata_title": [{"key": "title"}]}', "wrong_type"),
@@ -129,6 +130,21 @@ def test_a_bad_line_is_named(line: bytes, reason: str) -> None:
         DocumentDecoder(config(KEYS)).decode(line)
     assert caught.value.reason == reason
     assert caught.value.detail
+
+
+@pytest.mark.parametrize("column", [b"1", b"{}", b'"a long string, no list"', b"[1]", b'["\xff"]'])
+def test_a_long_column_that_holds_no_records(column: bytes) -> None:
+    line = b'{"text": "a", "metadata_html": ' + column + b"}"
+    document = DocumentDecoder(config(["html"])).decode(line)
+    with pytest.raises(BadDocument) as caught:
+        document.records("html")
+    assert caught.value.reason in ("wrong_type", "not_json")
+
+
+def test_keys_and_columns_may_be_named_twice() -> None:
+    settings = config(["mood", "mood"], metadata_column_list=["x", "mood", "x"])
+    document = DocumentDecoder(settings).decode(b'{"text": "", "metadata_mood": [{"value": 1}]}')
+    assert found(document, ["mood"]) == {"mood": [1]}
 
 
 def test_long_columns_are_checked_when_they_are_rendered() -> None:

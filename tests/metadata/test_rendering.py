@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from bsmeta.metadata.rendering import Renderer
@@ -195,6 +197,20 @@ def test_html_attributes_to_keep() -> None:
     assert render(settings, "t", record).body == "<a>t</a>"
 
 
+def test_html_attributes_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bsmeta.metadata.processors._REMEMBERED_TAGS", 3)
+    records = [html("a", 0, 1, row, -row, id=str(row % 5)) for row in range(10)]
+    opened = "".join(f"<a id:{row % 5}>" for row in range(10))
+    assert render(config(["html"]), "t", *records).body == opened + "t" + "</a>" * 10
+
+
+def test_a_renderer_can_be_sent_to_another_process() -> None:
+    settings = config(["html", "url"])
+    read = document(settings, "t", html("a", 0, 1, 0, 0))
+    renderer = pickle.loads(pickle.dumps(Renderer(settings)))
+    assert renderer.render(read, ("html",)).body == "<a>t</a>"
+
+
 def test_html_without_attributes() -> None:
     assert render(config(["html"]), "t", local("html", "a", 0, 1, 0, 0)).body == "<a>t</a>"
 
@@ -286,6 +302,17 @@ def test_special_tokens() -> None:
     assert Renderer(config(["html"], **wrappers)).special_tokens() == []
     settings = config(["html"], local_metadata_special_token_state=True, **wrappers)
     assert Renderer(settings).special_tokens() == ["<E>", "<HTML>", "</HTML>"]
+
+
+def test_what_reads_as_nothing_is_left_out() -> None:
+    settings = config(
+        ["title", "html"],
+        metadata_templates={"title": "{value}"},
+        local_metadata_special_tokens={"html": ""},
+    )
+    rendered = render(settings, "ab", world("title", ""), html("b", 0, 1, 0, 0))
+    assert (rendered.prefix, rendered.lead, rendered.body) == ("", "", "<b>a</b>b")
+    assert rendered.types == ("html",)
 
 
 def test_types_that_the_document_lacks_are_passed_over() -> None:
