@@ -1,0 +1,137 @@
+"""Which comparisons are made, and with whose values."""
+
+from __future__ import annotations
+
+import pytest
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.evaluation.arms import configured_comparisons
+from bsmeta.evaluation.controls import Donors
+from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
+from bsmeta.metadata.records import Document, Record
+
+
+def test_comparisons_in_their_order() -> None:
+    config = EvaluateConfig(
+        comparisons=["all", "left_out", "added"],
+        chosen=["url+title"],
+        controls=["wrong"],
+        prompt=True,
+    )
+    made = configured_comparisons(config, ["title", "url", "length"])
+    shown = [(one.name, one.base.types, one.test.types) for one in made]
+    everything = ("title", "url", "length")
+    assert shown == [
+        ("text", (), ()),
+        ("all", (), everything),
+        ("left_out/title", (), ("url", "length")),
+        ("left_out/url", (), ("title", "length")),
+        ("left_out/length", (), ("title", "url")),
+        ("added/title", ("url", "length"), everything),
+        ("added/url", ("title", "length"), everything),
+        ("added/length", ("title", "url"), everything),
+        ("chosen/url+title", (), ("title", "url")),
+        ("wrong/all", (), everything),
+        ("wrong/url+title", (), ("title", "url")),
+        ("prompt/all", (), everything),
+        ("prompt/url+title", (), ("title", "url")),
+    ]
+    assert [(one.test.values, one.test.style) for one in made[-4:]] == [
+        ("wrong", "training"),
+        ("wrong", "training"),
+        ("own", "prompt"),
+        ("own", "prompt"),
+    ]
+
+
+def test_all_unknown_names_are_listed_at_once() -> None:
+    config = EvaluateConfig(chosen=["url+colour"], controls=["mixed"])
+    with pytest.raises(ConfigurationError) as caught:
+        configured_comparisons(config, ["url"])
+    assert "controls=['mixed']: mixed unknown" in str(caught.value)
+    assert "colour is not in metadata_list ['url']" in str(caught.value)
+
+
+def page(number: int, **values: str) -> Document:
+    records = {key: [Record(value=value, key=key, type="global")] for key, value in values.items()}
+    return Document(f"text {number}", None, records)
+
+
+def values(document: Document, key: str) -> list[str]:
+    return [str(record.value) for record in document.records(key)]
+
+
+def test_shuffled_values_come_from_one_other_document() -> None:
+    documents = [page(i, url=f"url {i}", title=f"title {i}") for i in range(6)]
+    donors = Donors(documents, ["url", "title"], seed=0)
+    lenders = set()
+    for index, document in enumerate(documents):
+        dressed = donors.dress(index, document, "shuffled")
+        assert dressed.text == document.text
+        (url,), (title,) = values(dressed, "url"), values(dressed, "title")
+        assert url != f"url {index}"
+        assert url.removeprefix("url ") == title.removeprefix("title ")
+        lenders.add(url)
+    assert len(lenders) == 6  # each lends once
+    assert donors.dress(0, documents[0], "own") is documents[0]
+
+
+def test_wrong_values_are_never_the_documents_own() -> None:
+    documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
+    donors = Donors(documents, ["site"], seed=4)
+    for index, document in enumerate(documents):
+        (lent,) = values(donors.dress(index, document, "wrong"), "site")
+        assert lent != values(document, "site")[0]
+
+
+def test_a_type_that_nobody_can_lend_is_left_out() -> None:
+    documents = [page(0, site="a", only="x"), page(1, site="a")]
+    donors = Donors(documents, ["site", "only"], seed=0)
+    assert values(donors.dress(0, documents[0], "shuffled"), "site") == ["a"]
+    assert not donors.dress(0, documents[0], "shuffled").has("only")
+    assert not donors.dress(0, documents[0], "wrong").has("site")
+    assert not donors.dress(1, documents[1], "shuffled").has("only")  # it has none of its own
+
+
+def local(value: str, start: int) -> Record:
+    return Record(value, "entity", "local", char_start_idx=start, char_end_idx=start + 1)
+
+
+def test_local_values_are_put_at_the_documents_own_places() -> None:
+    documents = [
+        Document("abcdef", None, {"entity": [local("A", 0), local("B", 2), local("C", 4)]}),
+        Document("xyz", None, {"entity": [local("X", 1), local("Y", 2)]}),
+    ]
+    dressed = Donors(documents, ["entity"], seed=0).dress(0, documents[0], "shuffled")
+    shown = [(one.value, one.char_start_idx) for one in dressed.records("entity")]
+    assert shown == [("X", 0), ("Y", 2), ("X", 4)]
+
+
+def test_a_prompt_reads_like_english() -> None:
+    config = prompt_config(MetadataConfig(metadata_list=["url", "entity", "html", "my_field"]))
+    document = Document(
+        "Some text.",
+        None,
+        {
+            "url": [Record("https://a.org/two%20words", "url", "global")],
+            "entity": [local("New_York", 0), local("Oslo", 2), local("Oslo", 5)],
+            "html": [local("b", 0)],
+            "my_field": [Record("7", "my_field", "global")],
+        },
+    )
+    rendered = PromptRenderer(config).render(document, ("url", "entity", "html", "my_field"))
+    assert rendered.prefix == (
+        "URL: https://a.org/two words; Entities: New York, Oslo; My field: 7."
+    )
+    assert (rendered.lead, rendered.body) == (" ", "Some text.")
+    assert rendered.types == ("url", "entity", "my_field")
+    assert rendered.prefix_spans[-1].tolist() == [56, 68]
+    assert rendered.prefix_kinds.tolist() == [1, 2, 4]
+
+
+def test_a_prompt_without_fields_is_the_text() -> None:
+    config = prompt_config(MetadataConfig(metadata_list=["url"]))
+    rendered = PromptRenderer(config).render(page(1), ("url",))
+    assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
