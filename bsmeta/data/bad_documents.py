@@ -37,16 +37,11 @@ REASONS = (
 )
 
 
-def count_names() -> list[str]:
-    """Names under which skipped documents are counted; always the same."""
-    return [f"bad_documents/{reason}" for reason in REASONS]
-
-
 class Rejecter:
     """Applies `bad_documents` to the documents of one window.
 
     Attributes:
-        counts: Number of documents skipped, by the names of `count_names`.
+        counts: Number of documents skipped, by reason.
     """
 
     def __init__(self, config: DataConfig, shard: Shard) -> None:
@@ -69,7 +64,7 @@ class Rejecter:
                 f"{self._shard.path}, line {line + 1}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and goes on)"
             )
-        self.counts[f"bad_documents/{error.reason}"] += 1
+        self.counts[error.reason] += 1
 
 
 def reason_of(line: bytes, error: BadDocument) -> BadDocument:

@@ -124,15 +124,15 @@ class DocumentEncoder:
 
     def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """Ids and kinds of the prefix; one that is too long keeps the separator that closes it."""
-        kinds = token_kinds(*tokens.characters(), rendered.prefix_spans, rendered.prefix_kinds)
+        kinds = covered_kinds(tokens, rendered.prefix_spans, rendered.prefix_kinds)
         if len(kinds) <= self._most:
             return tokens.ids, kinds
         kept = self._most - len(self._separator)
         ids = np.concatenate((tokens.ids[:kept], self._separator))
-        return ids, np.pad(kinds[:kept], (0, len(self._separator)), mode="edge")
+        return ids, np.append(kinds[:kept], np.repeat(kinds[kept - 1], len(self._separator)))
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-        kinds = token_kinds(*tokens.characters(), rendered.suffix_spans, rendered.suffix_kinds)
+        kinds = covered_kinds(tokens, rendered.suffix_spans, rendered.suffix_kinds)
         return tokens.ids[: self._most], kinds[: self._most]
 
     def _document(
@@ -188,6 +188,12 @@ def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, n
     nowhere = np.full(behind, len(rendered.text), np.int32)
     starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, body))
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
+
+
+def covered_kinds(tokens: Tokens, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """`token_kinds` of a text that its spans cover wholly (uint8)."""
+    starts, _ = tokens.characters()
+    return kinds[np.searchsorted(spans[:, 1], starts, side="right")]
 
 
 def runs(starts: np.ndarray, kinds: np.ndarray, spans: np.ndarray) -> np.ndarray:

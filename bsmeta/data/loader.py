@@ -12,19 +12,22 @@ import itertools
 import os
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bsmeta.config.errors import UserError
-from bsmeta.data.packed import PackedSequence, SequenceNotes
+from bsmeta.data.packed import PackedSequence
+from bsmeta.data.plan import Position
 
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """What the model wants otherwise than it is stored."""
+
+NO_TYPES = np.zeros(1, np.int32)
 
 
 @dataclass(slots=True)
@@ -49,86 +52,134 @@ class MicroBatch:
     counts: dict[str, float]
 
 
+class Notes(NamedTuple):
+    """What is kept of a sequence beside its tokens."""
+
+    tokens: int
+    documents: tuple[str, ...]
+    stream: int
+    behind: Position
+
+
 @dataclass(slots=True)
 class Block:
-    """Sequences of one loader process: their arrays stacked to [sequences, L], and their notes."""
+    """Sequences of one loader process.
+
+    Attributes:
+        tensors: What the model gets, each [sequences, L].
+        counts: float64[sequences, counts].
+        notes: One a sequence.
+    """
 
     tensors: dict[str, torch.Tensor]
-    notes: list[SequenceNotes]
+    counts: np.ndarray
+    notes: list[Notes]
 
 
 class SequenceBlocks(IterableDataset):
-    """Blocks of `size` sequences of one loader process; endless.
+    """Blocks of sequences of one loader process; endless.
 
     Args:
         sequences: Makes the sequences of loader process w.
         size: Sequences in a block.
+        length: Tokens of a sequence that is filled up.
+        pad: Token to fill it up with.
     """
 
-    def __init__(self, sequences: Callable[[int], Iterator[PackedSequence]], size: int) -> None:
+    def __init__(
+        self,
+        sequences: Callable[[int], Iterator[PackedSequence]],
+        *,
+        size: int,
+        length: int,
+        pad: int,
+    ) -> None:
         self._sequences = sequences
         self._size = size
+        self._length = length
+        self._pad = pad
 
     def __iter__(self) -> Iterator[Block | UserError]:
         worker = get_worker_info()
         sequences = self._sequences(worker.id if worker else 0)
         while True:
             try:
-                yield stacked(list(itertools.islice(sequences, self._size)))
+                block = list(itertools.islice(sequences, self._size))
             except UserError as error:
                 yield error  # raised in the trainer's process, where no stack trace buries it
                 return
+            yield stacked(block, self._length, self._pad)
 
 
-def stacked(sequences: list[PackedSequence]) -> Block:
-    """One block of sequences of one length."""
-    names = sequences[0].arrays
-    tensors = {
-        name: torch.from_numpy(np.stack([one.arrays[name] for one in sequences])) for name in names
+def stacked(sequences: list[PackedSequence], length: int, pad: int) -> Block:
+    """A block of sequences, filled up to one length; the padding is a piece of its own."""
+    shape = (len(sequences), length)
+    ids, kinds = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
+    loss_mask = np.zeros(shape, np.bool_)
+    lengths: list[np.ndarray] = []
+    types: list[np.ndarray] = []
+    for row, one in enumerate(sequences):
+        tokens = len(one.ids)
+        ids[row, :tokens] = one.ids
+        kinds[row, :tokens] = one.kinds
+        loss_mask[row, :tokens] = one.loss_mask
+        lengths += [one.lengths, np.array([length - tokens])]
+        types += [one.types, NO_TYPES]
+    piece_lengths = np.concatenate(lengths)
+    begins = np.cumsum(piece_lengths) - piece_lengths
+    positions = np.arange(ids.size) - np.repeat(begins, piece_lengths)
+    arrays = {
+        "input_ids": ids,
+        "position_ids": positions.astype(np.int32).reshape(shape),
+        "loss_mask": loss_mask,
+        "kinds": kinds,
+        "document_types": np.repeat(np.concatenate(types), piece_lengths).reshape(shape),
     }
-    return Block(tensors, [one.notes for one in sequences])
+    return Block(
+        tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
+        counts=np.stack([one.counts for one in sequences]),
+        notes=[Notes(len(one.ids), one.documents, one.stream, one.behind) for one in sequences],
+    )
 
 
 def micro_batches(
-    sequences: Callable[[int], Iterator[PackedSequence]], size: int, num_workers: int
+    blocks: SequenceBlocks, size: int, num_workers: int, names: list[str]
 ) -> Iterator[MicroBatch]:
-    """Micro-batches of `size` sequences; endless.
+    """Micro-batches; endless.
 
     Args:
-        sequences: Makes the sequences of loader process w; together, one of each in turn, they
-            are the rank's sequences in order.
-        size: Sequences in a micro-batch.
+        blocks: The blocks of each loader process; together, a sequence of each in turn, they are
+            the rank's sequences in order.
+        size: Sequences in a micro-batch and in a block.
         num_workers: Loader processes; 0 makes everything in this one.
+        names: Names of the counts.
 
     Raises:
         UserError: What a loader process raised.
     """
     loader = DataLoader(
-        SequenceBlocks(sequences, size),
-        batch_size=None,
-        num_workers=num_workers,
-        worker_init_fn=_set_up_worker,
+        blocks, batch_size=None, num_workers=num_workers, worker_init_fn=_set_up_worker
     )
-    blocks = iter(loader)
+    iterator = iter(loader)
     try:
         while True:
-            in_turn = list(itertools.islice(blocks, max(num_workers, 1)))
+            in_turn = list(itertools.islice(iterator, max(num_workers, 1)))
             for block in in_turn:
                 if isinstance(block, UserError):
                     raise block
-            yield from merged(in_turn, size)
+            yield from merged(in_turn, size, names)
     finally:
         # At once: kept alive by the error's traceback, the iterator would be collected as part of
         # a cycle, its queues first, and then wait 10 s in vain for each of its processes.
-        del blocks
+        del iterator
 
 
-def merged(blocks: list[Block], size: int) -> Iterator[MicroBatch]:
+def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[MicroBatch]:
     """Micro-batches of blocks of the same length, taking a sequence of each block in turn."""
     pin = torch.cuda.is_available()
-    notes = list(
-        itertools.chain.from_iterable(zip(*(block.notes for block in blocks), strict=True))
-    )
+    in_turn = zip(*(block.notes for block in blocks), strict=True)
+    notes = list(itertools.chain.from_iterable(in_turn))
+    counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
     tensors = {}
     for name in blocks[0].tensors:
         whole = torch.stack([block.tensors[name] for block in blocks], dim=1).flatten(0, 1)
@@ -136,23 +187,14 @@ def merged(blocks: list[Block], size: int) -> Iterator[MicroBatch]:
         tensors[name] = whole.pin_memory() if pin else whole
     for first in range(0, len(notes), size):
         part = slice(first, first + size)
-        yield micro_batch({name: whole[part] for name, whole in tensors.items()}, notes[part])
-
-
-def micro_batch(tensors: dict[str, torch.Tensor], notes: list[SequenceNotes]) -> MicroBatch:
-    """The micro-batch of some sequences."""
-    counts: Counter[str] = Counter()
-    for one in notes:
-        counts.update(one.counts)
-    documents = dict.fromkeys(name for one in notes for name in one.documents)
-    return MicroBatch(
-        tensors=tensors,
-        weight=float(tensors["loss_mask"].sum()),
-        tokens=sum(one.tokens for one in notes),
-        documents=list(documents),
-        states={one.stream: one.state for one in notes},
-        counts={name: float(count) for name, count in counts.items()},
-    )
+        yield MicroBatch(
+            tensors={name: whole[part] for name, whole in tensors.items()},
+            weight=float(tensors["loss_mask"][part].sum()),
+            tokens=sum(one.tokens for one in notes[part]),
+            documents=list(dict.fromkeys(name for one in notes[part] for name in one.documents)),
+            states={one.stream: one.behind.state() for one in notes[part]},
+            counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
+        )
 
 
 def _set_up_worker(_: int) -> None:

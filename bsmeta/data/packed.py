@@ -1,15 +1,20 @@
-"""The pieces of a window packed into sequences, and one sequence as the model gets it."""
+"""The pieces of a window packed into sequences, and one sequence of them.
+
+Arrays over all tokens of a window are made once; a sequence is a slice of them. It is filled up and
+given positions only when it is put into a batch (`loader`).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from bsmeta.data.packing import best_fit, one_each
 from bsmeta.data.pieces import Piece
+from bsmeta.data.plan import Position
 from bsmeta.data.seeds import permutation
 
 Packing = Callable[[Sequence[int], int], list[list[int]]]
@@ -18,71 +23,54 @@ PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
 
 
 @dataclass(slots=True)
-class SequenceNotes:
-    """What the trainer keeps of a sequence beside its tokens.
-
-    Attributes:
-        tokens: Number of tokens that are not padding.
-        documents: Names of the documents with a piece in it, `<shard>:<number>`.
-        counts: Sums for the log: documents that begin here, in all and by type.
-        stream: The stream that it comes from.
-        state: The position of that stream behind this sequence.
-    """
-
-    tokens: int
-    documents: tuple[str, ...]
-    counts: Counter[str]
-    stream: int = -1
-    state: dict[str, int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
 class PackedSequence:
-    """A sequence of L = `max_seq_len` tokens, as the model gets it.
+    """A sequence of n tokens in p pieces, not filled up yet.
 
     Attributes:
-        arrays: Each of length L: `input_ids` (int32); `position_ids` (int32), from 0 in each piece,
-            and in the padding; `loss_mask` (bool), the targets, never padding; `kinds` (uint8), 0
-            for text, EOS and padding, 1 + i for metadata of type metadata_list[i];
-            `document_types` (int32), bit i: the token's document was rendered with type i.
-        notes: The rest.
+        ids: int32[n].
+        kinds: uint8[n], 0 for text and EOS, 1 + i for metadata of type metadata_list[i].
+        loss_mask: bool[n], the targets.
+        lengths: int64[p], tokens of each piece.
+        types: int32[p], types that its document was rendered with (bit i: metadata_list[i]).
+        documents: Names of the documents with a piece in it, `<shard>:<number>`.
+        counts: float64[c], sums for the log; see `counts.count_names`.
+        stream: The stream that it comes from.
+        behind: The position of that stream behind this sequence.
     """
 
-    arrays: dict[str, np.ndarray]
-    notes: SequenceNotes
+    ids: np.ndarray
+    kinds: np.ndarray
+    loss_mask: np.ndarray
+    lengths: np.ndarray
+    types: np.ndarray
+    documents: tuple[str, ...]
+    counts: np.ndarray
+    stream: int
+    behind: Position
 
 
 @dataclass(slots=True)
 class PieceTable:
-    """What is known of each piece of a window beyond its tokens; arrays of one entry a piece.
+    """What is known of each piece beyond its tokens; arrays of one entry a piece.
 
     Attributes:
         document: int64, number of its document in the shard.
-        types: int32, the types that its document was rendered with (bit i: metadata_list[i]).
-        opens: bool, whether it is the first piece of its document.
+        types: int32, as in `PackedSequence`.
+        counts: float64[pieces, c], what it adds to the sums for the log.
     """
 
     document: np.ndarray
     types: np.ndarray
-    opens: np.ndarray
-
-    def take(self, order: np.ndarray) -> PieceTable:
-        """The rows in another order."""
-        return PieceTable(self.document[order], self.types[order], self.opens[order])
+    counts: np.ndarray
 
 
 class PackedWindow:
     """The sequences of a window, in the order in which they are given out.
 
-    Tokens and pieces stand in that order, so that a sequence is a slice of each array: sequence s
-    holds the pieces from `first_piece[s]` to `first_piece[s + 1]`, and piece p the tokens from
-    `first_token[p]` to `first_token[p + 1]`. Padding is not stored.
-
     Args:
         pieces: The pieces.
-        table: The same pieces' documents and types.
-        shard: Name of the shard.
-        keys: `metadata_list`.
+        table: The rest about the same pieces.
+        shard: Name of the shard that they come from.
         packing: A key of `PACKINGS`.
         capacity: Tokens of a sequence.
         seed: Of the order of the sequences.
@@ -94,73 +82,73 @@ class PackedWindow:
         table: PieceTable,
         *,
         shard: str,
-        keys: Sequence[str],
         packing: str,
         capacity: int,
         seed: int,
     ) -> None:
-        lengths = [len(piece) for piece in pieces]
-        packed = PACKINGS[packing](lengths, capacity)
-        sequences = [packed[index] for index in permutation(len(packed), seed)]
-        order = np.array([piece for sequence in sequences for piece in sequence], np.int64)
-        chosen = [pieces[index] for index in order]
-        self._ids = joined([piece.ids for piece in chosen], np.int32)
-        self._kinds = joined([piece.kinds for piece in chosen], np.uint8)
-        self._loss_mask = joined([piece.loss_mask for piece in chosen], np.bool_)
-        self._first_token = offsets([lengths[index] for index in order])
-        self._first_piece = offsets([len(sequence) for sequence in sequences])
-        self._table = table.take(order)
+        packed = PACKINGS[packing]([len(piece) for piece in pieces], capacity)
+        sequences = [packed[index] for index in permutation(len(packed), seed).tolist()]
+        order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(pieces))
+        chosen = [pieces[index] for index in order.tolist()]
         self._shard = shard
-        self._keys = keys
-        self._capacity = capacity
+        self._ids = joined(chosen, "prefix_ids", "ids", np.int32)
+        self._kinds = joined(chosen, "prefix_kinds", "kinds", np.uint8)
+        self._loss_mask = joined(chosen, "prefix_targets", "targets", np.bool_)
+        self._lengths = np.array([len(piece) for piece in chosen], np.int64)
+        self._documents = table.document[order].tolist()
+        self._types = table.types[order]
+        # Sequence s holds the pieces from first_piece[s] on, piece p the tokens from
+        # first_token[p] on; in plain lists, which are faster to look up.
+        first_token = offsets(self._lengths)
+        first_piece = offsets([len(sequence) for sequence in sequences])
+        self._first_token: list[int] = first_token.tolist()
+        self._first_piece: list[int] = first_piece.tolist()
+        counts = table.counts[order]
+        self._counts = np.add.reduceat(counts, first_piece[:-1]) if sequences else counts
+        first_text = np.array([piece.first_text for piece in chosen], np.int64)
+        self._loss_mask[first_token[:-1]] = False
+        self._loss_mask[first_token[:-1] + first_text] = False
 
     def __len__(self) -> int:
         """Number of sequences."""
         return len(self._first_piece) - 1
 
-    def sequence(self, index: int, pad: int) -> PackedSequence:
-        """A sequence, filled up with the token `pad`."""
-        first, last = self._first_piece[index], self._first_piece[index + 1]
-        begin, end = self._first_token[first], self._first_token[last]
-        # Where the pieces begin in the sequence; padding is one more, perhaps of length 0.
-        begins = self._first_token[first : last + 1] - begin
-        lengths = np.diff(begins, append=self._capacity)
-        table = self._table
-        positions = np.arange(self._capacity) - np.repeat(begins, lengths)
-        arrays = {
-            "input_ids": filled(self._ids[begin:end], self._capacity, pad),
-            "position_ids": positions.astype(np.int32),
-            "loss_mask": filled(self._loss_mask[begin:end], self._capacity, False),
-            "kinds": filled(self._kinds[begin:end], self._capacity, 0),
-            "document_types": np.repeat(np.append(table.types[first:last], np.int32(0)), lengths),
-        }
-        numbers = dict.fromkeys(table.document[first:last].tolist())
-        notes = SequenceNotes(
-            tokens=int(end - begin),
-            documents=tuple(f"{self._shard}:{number}" for number in numbers),
-            counts=self._counts(table.types[first:last][table.opens[first:last]]),
+    def sequence(self, index: int, stream: int, behind: Position) -> PackedSequence:
+        """A sequence, with where it comes from."""
+        first, last = self._first_piece[index : index + 2]
+        tokens = slice(self._first_token[first], self._first_token[last])
+        return PackedSequence(
+            ids=self._ids[tokens],
+            kinds=self._kinds[tokens],
+            loss_mask=self._loss_mask[tokens],
+            lengths=self._lengths[first:last],
+            types=self._types[first:last],
+            documents=tuple(
+                f"{self._shard}:{number}" for number in dict.fromkeys(self._documents[first:last])
+            ),
+            counts=self._counts[index],
+            stream=stream,
+            behind=behind,
         )
-        return PackedSequence(arrays, notes)
-
-    def _counts(self, types: np.ndarray) -> Counter[str]:
-        counts = Counter(documents=len(types))
-        for bit, key in enumerate(self._keys):
-            counts[f"documents/{key}"] = int(((types >> bit) & 1).sum())
-        return counts
 
 
-def joined(arrays: list[np.ndarray], dtype: type) -> np.ndarray:
-    """The arrays behind each other; an empty one of the type where there is none."""
-    return np.concatenate(arrays) if arrays else np.zeros(0, dtype)
+def joined(pieces: Sequence[Piece], prefix: str, rest: str, dtype: type) -> np.ndarray:
+    """An array of the pieces' documents, put together piece by piece.
+
+    Args:
+        pieces: The pieces.
+        prefix: Name of the array for the prefix.
+        rest: Name of the array for the other tokens.
+        dtype: Of both.
+    """
+    parts: list[np.ndarray] = []
+    for piece in pieces:
+        if piece.prefixed:
+            parts.append(getattr(piece.document, prefix))
+        parts.append(getattr(piece.document, rest)[piece.start : piece.stop])
+    return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 
-def offsets(lengths: Sequence[int]) -> np.ndarray:
+def offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     """Where each part begins and, last, where all end (int64)."""
-    return np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-
-def filled(part: np.ndarray, length: int, value: int) -> np.ndarray:
-    """The array, filled up to a length with a value."""
-    whole = np.full(length, value, part.dtype)
-    whole[: len(part)] = part
-    return whole
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

@@ -59,17 +59,25 @@ class Piece:
     def loss_mask(self) -> np.ndarray:
         """Which tokens are targets (bool): all that the configuration trains on, but two.
 
-        Not a piece's first token, which nothing predicts; nor the first token of text behind a
-        prefix: without metadata that token comes first and is no target, so neither is it with
-        metadata.
+        Not a piece's first token, which nothing predicts; nor its `first_text`.
         """
         mask = self._behind(self.document.prefix_targets, self.document.targets).copy()
-        mask[0] = False
-        if self.prefix_length:
-            text = self.document.kinds[self.start : self.stop] == 0
-            if text.any():
-                mask[self.prefix_length + np.argmax(text)] = False
+        mask[[0, self.first_text]] = False
         return mask
+
+    @property
+    def first_text(self) -> int:
+        """The first token of text behind the prefix; 0 without a prefix or without text.
+
+        Without metadata that token comes first and is no target, so neither is it with metadata.
+        """
+        if not self.prefixed:
+            return 0
+        kinds = self.document.kinds
+        if kinds[self.start] == 0:
+            return self.prefix_length
+        text = np.flatnonzero(kinds[self.start : self.stop] == 0)
+        return self.prefix_length + int(text[0]) if len(text) else 0
 
     def _behind(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
         part = rest[self.start : self.stop]

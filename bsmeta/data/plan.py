@@ -8,8 +8,8 @@ stands is a `Position`: a few integers, from which it can be made anew anywhere.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.seeds import derive, permutation
@@ -29,8 +29,7 @@ class Share:
         return (self.offset + window * self.stride) * window_documents
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a stream stands: all that it needs to go on.
 
     Attributes:
@@ -55,7 +54,7 @@ class Position:
 
     def state(self) -> dict[str, int]:
         """The position as it is saved."""
-        return asdict(self)
+        return self._asdict()
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Position:
@@ -64,7 +63,7 @@ class Position:
         Raises:
             ConfigurationError: If it does not consist of exactly these integers, none negative.
         """
-        expected = {field.name for field in fields(cls)}
+        expected = set(cls._fields)
         whole = all(type(value) is int and value >= 0 for value in state.values())
         if set(state) != expected or not whole:
             raise ConfigurationError(

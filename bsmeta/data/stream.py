@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.bad_documents import POLICIES
+from bsmeta.data.counts import count_names
 from bsmeta.data.lines import first_lines, has_line
-from bsmeta.data.loader import MicroBatch, micro_batches
+from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
 from bsmeta.data.plan import Position, division, sequences_done, shares_of
 from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
@@ -93,9 +94,13 @@ class TrainStream:
         Raises:
             DataError: If documents cannot be read or used.
         """
-        return micro_batches(
-            self._sequences, self._config.per_device_train_batch_size, self._config.num_workers
+        config, metadata = self._config, self._config.metadata_config
+        size = config.per_device_train_batch_size
+        blocks = SequenceBlocks(
+            self._sequences, size=size, length=metadata.max_seq_len, pad=self._pad
         )
+        names = count_names(metadata.metadata_list)
+        return micro_batches(blocks, size, config.num_workers, names)
 
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
         """The sequences of one loader process; a stream is opened when its turn first comes."""
@@ -108,9 +113,7 @@ class TrainStream:
 
     def _open(self, stream: int) -> Iterator[PackedSequence]:
         shares = shares_of(stream, self._shards, self._config.num_streams)
-        logical = LogicalStream(
-            stream, shares, self._maker, self._config, seed=self._seed, pad=self._pad
-        )
+        logical = LogicalStream(stream, shares, self._maker, self._config, self._seed)
         return logical.sequences(self._positions.get(stream, Position()))
 
     def _check_streams_have_documents(self) -> None:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data.bad_documents import count_names
+from bsmeta.data.counts import bad_counts
 from bsmeta.data.lines import LineReader
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position, Share, order_of
@@ -29,7 +28,6 @@ class LogicalStream:
         maker: Makes windows into sequences.
         config: `window_documents` and `max_bad_documents` are used.
         seed: Seed of the run.
-        pad: Token id of the padding.
     """
 
     def __init__(
@@ -38,16 +36,13 @@ class LogicalStream:
         shares: Sequence[Share],
         maker: WindowMaker,
         config: DataConfig,
-        *,
         seed: int,
-        pad: int,
     ) -> None:
         self._stream = stream
         self._shares = shares
         self._maker = maker
         self._config = config
         self._seed = seed
-        self._pad = pad
 
     def sequences(self, position: Position) -> Iterator[PackedSequence]:
         """The sequences from a position on.
@@ -56,12 +51,13 @@ class LogicalStream:
             DataError: If a whole epoch gives none, too many documents are bad, or one is bad where
                 `bad_documents` is strict.
         """
+        keys = self._config.metadata_config.metadata_list
         skipped: Counter[str] = Counter()  # not yet reported by a sequence
         while True:
             begin = position
             for share, number, window in self._epoch(begin):
                 packed, bad = self._maker.make(window)
-                here = replace(position, share=share, window=number)
+                here = position._replace(share=share, window=number)
                 position = Position(
                     epoch=here.epoch,
                     share=share,
@@ -72,10 +68,13 @@ class LogicalStream:
                 if here.sequence == 0:  # otherwise reported before the run was resumed
                     skipped.update(bad)
                 for index in range(here.sequence, len(packed)):
-                    here = replace(here, sequence=index + 1, emitted=here.emitted + 1)
+                    here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
                     behind = here if index + 1 < len(packed) else position
-                    yield self._finished(packed.sequence(index, self._pad), behind, skipped)
-                    skipped.clear()
+                    sequence = packed.sequence(index, self._stream, behind)
+                    if skipped:
+                        sequence.counts += bad_counts(skipped, keys)
+                        skipped.clear()
+                    yield sequence
             if begin.is_epoch_start() and position.emitted == begin.emitted:
                 raise DataError(self._no_sequences())
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
@@ -96,14 +95,6 @@ class LogicalStream:
                 if len(lines) < count:
                     break
             reader.close()
-
-    def _finished(
-        self, sequence: PackedSequence, behind: Position, skipped: Counter[str]
-    ) -> PackedSequence:
-        sequence.notes.stream = self._stream
-        sequence.notes.state = behind.state()
-        sequence.notes.counts.update({name: skipped[name] for name in count_names()})
-        return sequence
 
     def _checked(self, bad: int, window: Window) -> int:
         most = self._config.max_bad_documents

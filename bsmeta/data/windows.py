@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.bad_documents import Rejecter, reason_of
+from bsmeta.data.counts import document_counts
 from bsmeta.data.encoding import DocumentEncoder
 from bsmeta.data.packed import PackedWindow, PieceTable
 from bsmeta.data.pieces import Piece, cut, cut_alike
@@ -102,17 +103,18 @@ class WindowMaker:
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
         cuts = self._cut(rendered)
         owner = np.repeat(np.arange(len(cuts)), [len(pieces) for pieces in cuts])
-        bits = np.array([self._type_bits(one) for one in rendered], np.int32)
+        types = np.array([self._type_bits(one) for one in rendered], np.int32)[owner]
         table = PieceTable(
             document=np.array(numbers, np.int64)[owner],
-            types=bits[owner],
-            opens=np.diff(owner, prepend=-1) > 0,
+            types=types,
+            counts=document_counts(
+                types, np.diff(owner, prepend=-1) > 0, self._metadata.metadata_list
+            ),
         )
         packed = PackedWindow(
             [piece for pieces in cuts for piece in pieces],
             table,
             shard=window.shard.name,
-            keys=self._metadata.metadata_list,
             packing=self._config.packing,
             capacity=self._metadata.max_seq_len,
             seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),

@@ -99,8 +99,8 @@ def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
     )
     owners: Counter[str] = Counter()
     for number in range(streams):
-        epoch = itertools.takewhile(lambda one: one.notes.state["epoch"] == 0, stream._open(number))
-        owners.update({name for one in epoch for name in one.notes.documents})
+        epoch = itertools.takewhile(lambda one: one.behind.epoch == 0, stream._open(number))
+        owners.update({name for one in epoch for name in one.documents})
     assert set(owners.values()) == {1}  # each document in one stream only
     assert len(owners) == 30 + 41 + 17 + 26 + 33 + 9
 

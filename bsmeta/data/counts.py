@@ -1,0 +1,46 @@
+"""Sums that travel with the sequences to the log: documents by type, documents skipped by reason.
+
+They are kept as an array, in the order of `count_names`, from the window to the micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from bsmeta.data.bad_documents import REASONS
+
+
+def count_names(keys: Sequence[str]) -> list[str]:
+    """Names of the counts; the same in every batch of a run.
+
+    Args:
+        keys: `metadata_list`.
+    """
+    types = [f"documents/{key}" for key in keys]
+    return ["documents", *types, *(f"bad_documents/{reason}" for reason in REASONS)]
+
+
+def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
+    """What pieces add to the counts: a document counts where its first piece is.
+
+    Args:
+        types: int32[pieces], types of each piece's document (bit i: keys[i]).
+        opens: bool[pieces], whether the piece is its document's first.
+        keys: `metadata_list`.
+
+    Returns:
+        float64[pieces, counts].
+    """
+    counts = np.zeros((len(types), len(count_names(keys))))
+    bits = np.arange(len(keys), dtype=np.int32)
+    counts[:, 0] = opens
+    counts[:, 1 : 1 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
+    return counts
+
+
+def bad_counts(bad: Counter[str], keys: Sequence[str]) -> np.ndarray:
+    """The counts of skipped documents alone (float64[counts])."""
+    return np.array([0.0] * (1 + len(keys)) + [float(bad[reason]) for reason in REASONS])
