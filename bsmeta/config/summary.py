@@ -41,11 +41,7 @@ def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
             f"{config.max_train_steps:,} x {batch * length:,} tokens = "
             f"{config.max_train_steps * batch * length:,} tokens",
         ),
-        (
-            "learning rate",
-            f"{config.learning_rate:g} after {config.num_warmup_steps:,} updates, then "
-            f"{config.lr_scheduler_type}",
-        ),
+        ("learning rate", _schedule(config)),
         ("evaluation", _every(config.eval_steps if data.validation_file else 0)),
         ("checkpoints", _checkpoints(config)),
     ]
@@ -78,6 +74,13 @@ def _launch(config: TrainConfig, launch: Launch) -> str:
     if launch.deepspeed:
         engine = f"DeepSpeed with {launch.deepspeed_config_file}"
     return f"{launch.num_processes} processes, {engine}, precision {config.mixed_precision}"
+
+
+def _schedule(config: TrainConfig) -> str:
+    peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} updates"
+    if config.num_warmup_steps >= config.max_train_steps:
+        return f"rising towards {peak} all along: the warm-up of {warm_up} outlasts the run"
+    return f"{peak} after {warm_up}, then {config.lr_scheduler_type}"
 
 
 def _every(steps: int) -> str:

@@ -472,18 +472,6 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"learning_rate": "learning_rate=1e-4"},
     ),
-    "a warm-up longer than the run": (
-        {"num_warmup_steps": 2000},
-        {"scheduler": DROP},
-        {},
-        {"num_warmup_steps": "num_warmup_steps=50"},
-    ),
-    "a save after the end": (
-        {"extra_steps_to_eval_save_at": [2, 5000]},
-        {},
-        {},
-        {"extra_steps_to_eval_save_at": "raise max_train_steps"},
-    ),
     "a negative interval": ({"save_steps": -1}, {}, {}, {"save_steps": "save_steps=1"}),
 }
 

@@ -67,25 +67,12 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
     if config.data_config.train_file is None:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files)"
         yield _refused(config, "data_config.train_file", "the training shards", fix)
-    yield from _steps(config)
     yield from _trackers(config)
 
 
 def value_of(config: TrainConfig, key: str) -> Any:
     """The value of a dotted key."""
     return reduce(getattr, key.split("."), config)
-
-
-def _steps(config: TrainConfig) -> Iterator[Problem]:
-    last = config.max_train_steps
-    if config.num_warmup_steps > last >= 1:
-        expected = f"at most max_train_steps={last}: the peak would never be reached"
-        fix = f"num_warmup_steps={max(1, last // 20)}, or a larger max_train_steps"
-        yield _refused(config, "num_warmup_steps", expected, fix)
-    if any(not 1 <= step <= last for step in config.extra_steps_to_eval_save_at):
-        expected = f"steps from 1 to max_train_steps={last}"
-        fix = "leave the others out, or raise max_train_steps"
-        yield _refused(config, "extra_steps_to_eval_save_at", expected, fix)
 
 
 def _trackers(config: TrainConfig) -> Iterator[Problem]:
