@@ -74,6 +74,9 @@ class PackedWindow:
         packing: A key of `PACKINGS`.
         capacity: Tokens of a sequence.
         seed: Of the order of the sequences.
+
+    Attributes:
+        packing: For each sequence the indices of its pieces, in the order in which they stand.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class PackedWindow:
     ) -> None:
         packed = PACKINGS[packing]([len(piece) for piece in pieces], capacity)
         sequences = [packed[index] for index in permutation(len(packed), seed).tolist()]
+        self.packing = sequences
         order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(pieces))
         chosen = [pieces[index] for index in order.tolist()]
         self._shard = shard

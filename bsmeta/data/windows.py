@@ -49,6 +49,21 @@ class Window:
     damage: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class WindowDocument:
+    """A document of a window.
+
+    Attributes:
+        number: Its number in the shard.
+        rendered: The document with the metadata that was drawn for it.
+        pieces: What is trained on, in order.
+    """
+
+    number: int
+    rendered: Rendered
+    pieces: list[Piece]
+
+
 class WindowMaker:
     """Makes windows into sequences.
 
@@ -93,6 +108,11 @@ class WindowMaker:
         Raises:
             DataError: If a document is bad or the shard damaged, and `bad_documents` is strict.
         """
+        documents, skipped = self.documents(window)
+        return self.pack(window, documents), skipped
+
+    def documents(self, window: Window) -> tuple[list[WindowDocument], Counter[str]]:
+        """The good documents of a window, and how many were skipped, by reason; see `make`."""
         rejecter = Rejecter(self._config, window.shard)
         numbers, rendered = [], []
         for number, one in self._render(window, rejecter):
@@ -101,17 +121,22 @@ class WindowMaker:
         if window.damage:
             line = window.first + len(window.lines)
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
-        cuts = self._cut(rendered)
+        parts = zip(numbers, rendered, self._cut(rendered), strict=True)
+        return [WindowDocument(*one) for one in parts], rejecter.counts
+
+    def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
+        """The sequences that hold the pieces of a window's documents."""
+        cuts = [one.pieces for one in documents]
         owner = np.repeat(np.arange(len(cuts)), [len(pieces) for pieces in cuts])
-        types = np.array([self._type_bits(one) for one in rendered], np.int32)[owner]
+        types = np.array([self._type_bits(one.rendered) for one in documents], np.int32)[owner]
         table = PieceTable(
-            document=np.array(numbers, np.int64)[owner],
+            document=np.array([one.number for one in documents], np.int64)[owner],
             types=types,
             counts=document_counts(
                 types, np.diff(owner, prepend=-1) > 0, self._metadata.metadata_list
             ),
         )
-        packed = PackedWindow(
+        return PackedWindow(
             [piece for pieces in cuts for piece in pieces],
             table,
             shard=window.shard.name,
@@ -119,7 +144,6 @@ class WindowMaker:
             capacity=self._metadata.max_seq_len,
             seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),
         )
-        return packed, rejecter.counts
 
     def _with_everything(self, line: bytes) -> Rendered | None:
         """A document with all metadata that it has; None if it is bad."""
