@@ -40,5 +40,10 @@ class DataConfig:
     window_documents: int = key(1024, "documents that a stream reads, packs and shuffles at a time")
     num_workers: int = key(0, "loader processes of each rank (0: in the training process)")
 
+    index_dir: str | None = key(
+        None,
+        "cache folder for the shards' access points; null: bsmeta/index in the user's cache folder",
+    )
+
     bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
     max_bad_documents: int = key(1000, "skip: give up after so many")

@@ -1,73 +1,22 @@
 """Lines of a shard, from any line on.
 
-A `LineReader` stands at one place of one shard; reading on from there costs no search. It knows
-nothing of JSON: what a line means is decided in `windows`.
+A `LineReader` stands at one place of one shard; reading on from there costs no search, and a place
+further on is entered at an access point, where there are any. It knows nothing of JSON: what a line
+means is decided in `windows`.
 """
 
 from __future__ import annotations
 
-import importlib
-import zlib
-from collections.abc import Iterator
-from types import ModuleType
-from typing import Any, BinaryIO
-
-BLOCK = 1 << 20
-COMPRESSED_BLOCK = 1 << 18
-
-
-def fastest(name: str, standard: ModuleType) -> Any:
-    """isal's twin of a module; the standard library's own where isal is not built."""
-    try:
-        return importlib.import_module(f"isal.{name}")
-    except ImportError:
-        return standard
-
-
-ZLIB = fastest("isal_zlib", zlib)
-GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
-
-
-class DamagedFileError(Exception):
-    """A compressed file is cut, damaged, or of another format."""
-
-
-def inflate(file: BinaryIO) -> Iterator[bytes]:
-    """The content of a gzip file of one or several members, in blocks of at most `BLOCK` bytes.
-
-    Raises:
-        DamagedFileError: When everything before the damage was given out.
-    """
-    data = file.read(COMPRESSED_BLOCK)
-    while data:
-        member = ZLIB.decompressobj(wbits=GZIP_MEMBER)
-        while not member.eof:
-            if not data:
-                raise DamagedFileError("the file ends in the middle of its data")
-            try:
-                block = member.decompress(data, BLOCK)
-            except ZLIB.error as error:
-                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
-            if block:
-                yield block
-            data = member.unconsumed_tail
-            if not data and not member.eof:
-                data = file.read(COMPRESSED_BLOCK)
-        # Behind a member: another one, or zeros that fill up a block of a tape.
-        data = member.unused_data.lstrip(b"\0")
-        while not data and (more := file.read(COMPRESSED_BLOCK)):
-            data = more.lstrip(b"\0")
-
-
-def blocks(path: str, file: BinaryIO) -> Iterator[bytes]:
-    """The content of a shard in blocks; see `inflate`."""
-    if path.endswith(".gz"):
-        return inflate(file)
-    return iter(lambda: file.read(BLOCK), b"")
+from bsmeta.data.index import IndexCache
+from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
 
 
 class LineReader:
     """The lines of one shard, without their ends.
+
+    Args:
+        path: The shard.
+        indexes: Where its access points may be found.
 
     Attributes:
         path: The shard.
@@ -75,29 +24,36 @@ class LineReader:
         damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, indexes: IndexCache | None = None) -> None:
         self.path = path
-        self._open()
+        self._indexes = indexes
+        self._enter(None)
 
-    def _open(self) -> None:
-        self.line = 0
+    def _enter(self, point: AccessPoint | None) -> None:
+        self.line = point.line if point else 0
         self.damage = ""
         self._file = open(self.path, "rb")  # noqa: SIM115 (closed by `close`)
-        self._blocks = blocks(self.path, self._file)
+        self._blocks = content(self.path, self._file, point)
         self._lines: list[bytes] = []  # complete lines that were read, the next one last
         self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
 
     def read(self, first: int, count: int) -> list[bytes]:
         """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
-        if first < self.line:
-            self.close()
-            self._open()
-        while self.line < first and self._next() is not None:
-            pass
+        self._go_to(first)
         lines: list[bytes] = []
         while len(lines) < count and (line := self._next()) is not None:
             lines.append(line)
         return lines
+
+    def _go_to(self, line: int) -> None:
+        if line < self.line or line > self.line + len(self._lines):
+            index = self._indexes.load(self.path) if self._indexes else None
+            point = index.before(line) if index else None
+            if line < self.line or (point and point.line > self.line + len(self._lines)):
+                self.close()
+                self._enter(point)
+        while self.line < line and self._next() is not None:
+            pass
 
     def close(self) -> None:
         """Closes the file."""
@@ -137,9 +93,9 @@ def first_lines(path: str, count: int) -> list[bytes]:
     return lines
 
 
-def has_line(path: str, line: int) -> bool:
+def has_line(path: str, line: int, indexes: IndexCache) -> bool:
     """Whether a shard has a line of this number."""
-    reader = LineReader(path)
+    reader = LineReader(path, indexes)
     found = reader.read(line, 1)
     reader.close()
     return bool(found)

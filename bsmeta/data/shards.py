@@ -16,7 +16,7 @@ from pathlib import Path
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 
-SUFFIXES = (".jsonl.gz", ".jsonl")
+SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def expand(entry: str) -> list[str]:
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
         files = [path for path in paths if path.endswith(SUFFIXES)]
         if not files:
-            raise DataError(f"data_config.train_file: no {' or '.join(SUFFIXES)} in {entry}")
+            raise DataError(f"data_config.train_file: no file in {entry} ends in one of {SUFFIXES}")
         return files
     if os.path.exists(entry):
         return [entry]

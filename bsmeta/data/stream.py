@@ -18,6 +18,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.bad_documents import POLICIES
 from bsmeta.data.counts import count_names
+from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import first_lines, has_line
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
@@ -73,6 +74,7 @@ class TrainStream:
             micro_batch_size=config.per_device_train_batch_size,
         )
         self._shards = list_shards(config)
+        self._indexes = IndexCache(config.index_dir)
         self._check_streams_have_documents()
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
@@ -113,7 +115,9 @@ class TrainStream:
 
     def _open(self, stream: int) -> Iterator[PackedSequence]:
         shares = shares_of(stream, self._shards, self._config.num_streams)
-        logical = LogicalStream(stream, shares, self._maker, self._config, self._seed)
+        logical = LogicalStream(
+            stream, shares, self._maker, self._config, self._seed, self._indexes
+        )
         return logical.sequences(self._positions.get(stream, Position()))
 
     def _check_streams_have_documents(self) -> None:
@@ -122,7 +126,7 @@ class TrainStream:
         for stream in range(max(config.num_streams - len(shards), 0), config.num_streams):
             for share in shares_of(stream, shards, config.num_streams):
                 first = share.first_document(0, config.window_documents)
-                if first and not has_line(share.shard.path, first):
+                if first and not has_line(share.shard.path, first, self._indexes):
                     raise ConfigurationError(
                         f"data_config.num_streams={config.num_streams} is too many for "
                         f"{len(shards)} shards: {share.stride} streams share {share.shard.name} in "

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.counts import bad_counts
+from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position, Share, order_of
@@ -28,6 +29,7 @@ class LogicalStream:
         maker: Makes windows into sequences.
         config: `window_documents` and `max_bad_documents` are used.
         seed: Seed of the run.
+        indexes: Access points of the shards; wanted for each one that is read.
     """
 
     def __init__(
@@ -37,12 +39,14 @@ class LogicalStream:
         maker: WindowMaker,
         config: DataConfig,
         seed: int,
+        indexes: IndexCache,
     ) -> None:
         self._stream = stream
         self._shares = shares
         self._maker = maker
         self._config = config
         self._seed = seed
+        self._indexes = indexes
 
     def sequences(self, position: Position) -> Iterator[PackedSequence]:
         """The sequences from a position on.
@@ -85,7 +89,8 @@ class LogicalStream:
         order = order_of(self._shares, self._seed, begin.epoch, self._stream)
         for place in range(begin.share, len(order)):
             share = order[place]
-            reader = LineReader(share.shard.path)
+            self._indexes.request(share.shard.path)
+            reader = LineReader(share.shard.path, self._indexes)
             for number in itertools.count(begin.window if place == begin.share else 0):
                 first = share.first_document(number, count)
                 lines = reader.read(first, count)

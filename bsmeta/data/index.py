@@ -1,0 +1,212 @@
+"""Access points of shards, so that a line in the middle costs no more than one at the beginning.
+
+    python -m bsmeta.data.index 'shards/*.jsonl.gz' [--cache FOLDER]
+
+builds them ahead. Otherwise a loader process builds those of the shards that it reads, in a thread
+beside its work, for the resumed run that will need them. An index is a small file in a cache
+folder, named by the shard's size, time and first bytes, and so never of another content.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import logging
+import os
+import queue
+import struct
+import sys
+import tempfile
+import threading
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import xxhash
+from filelock import FileLock
+
+from bsmeta.config.errors import UserError
+from bsmeta.data.inflate import BLOCK, AccessPoint
+from bsmeta.data.shards import expand
+
+log = logging.getLogger(__name__)
+
+SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
+SMALLEST = 1 << 20  # bytes of a file that is worth an index
+HEAD = 1 << 16
+VERSION = 1
+
+
+class ShardIndex:
+    """The access points of one shard.
+
+    Args:
+        numbers: int64[points, 4]: raw, line, offset and bits of each `AccessPoint`, in order.
+        windows: Their windows, compressed.
+    """
+
+    def __init__(self, numbers: np.ndarray, windows: Sequence[bytes]) -> None:
+        self._numbers = numbers
+        self._windows = windows
+
+    def before(self, line: int) -> AccessPoint | None:
+        """The last point from which line `line` can be reached; None if there is none.
+
+        A point may lie inside a line, so the line that it lies in is not reached from it.
+        """
+        place = int(np.searchsorted(self._numbers[:, 1], line, side="left")) - 1
+        if place < 0:
+            return None
+        raw, number, offset, bits = self._numbers[place].tolist()
+        return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
+
+    def save(self, path: Path) -> None:
+        """Writes the index, all of it or nothing."""
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+            np.savez(
+                file,
+                numbers=self._numbers,
+                ends=np.cumsum([len(window) for window in self._windows], dtype=np.int64),
+                windows=np.frombuffer(b"".join(self._windows), np.uint8),
+            )
+        os.replace(file.name, path)
+
+    @classmethod
+    def load(cls, path: Path) -> ShardIndex:
+        """Reads an index."""
+        with np.load(path) as saved:
+            windows, ends = saved["windows"].tobytes(), saved["ends"].tolist()
+            spans = zip([0, *ends], ends, strict=False)
+            return cls(saved["numbers"], [windows[start:end] for start, end in spans])
+
+
+class IndexCache:
+    """The indexes in a cache folder.
+
+    Args:
+        folder: The folder; None is `bsmeta/index` in the user's cache folder.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        self._folder = Path(folder) if folder else Path(caches) / "bsmeta" / "index"
+        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._builder = 0  # the process whose thread builds indexes: threads do not survive a fork
+
+    def load(self, path: str) -> ShardIndex | None:
+        """The index of a shard as it is now; None if there is none yet."""
+        file = self._file(path)
+        return ShardIndex.load(file) if file.exists() else None
+
+    def build(self, path: str) -> None:
+        """Makes the index of a shard unless it is there; one process at a time does.
+
+        Raises:
+            OSError: If the shard is damaged, or the index cannot be written.
+        """
+        file = self._file(path)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{file}.lock"):
+            if not file.exists():
+                build_index(path).save(file)
+
+    def request(self, path: str) -> None:
+        """Has the index of a shard built beside other work, if it is worth one."""
+        if os.path.getsize(path) < SMALLEST or self._file(path).exists():
+            return
+        self._wanted.put(path)
+        if self._builder != os.getpid():
+            self._builder = os.getpid()
+            threading.Thread(target=self._build_wanted, daemon=True).start()
+
+    def _build_wanted(self) -> None:
+        while True:
+            path = self._wanted.get()
+            try:
+                self.build(path)
+            except OSError as error:
+                log.warning("no access points for %s: %s", path, error)
+
+    def _file(self, path: str) -> Path:
+        status = os.stat(path)
+        with open(path, "rb") as file:
+            key = xxhash.xxh3_64(file.read(HEAD))
+        key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+        return self._folder / f"{os.path.basename(path)}-{key.hexdigest()}.npz"
+
+
+def build_index(path: str) -> ShardIndex:
+    """The access points of a shard, from one pass over it.
+
+    Raises:
+        OSError: If the shard is damaged.
+    """
+    if path.endswith(".gz"):
+        return gzip_index(path)
+    if path.endswith(".zst"):  # has no places to enter: it is read from its beginning
+        return ShardIndex(np.zeros((0, 4), np.int64), [])
+    with open(path, "rb") as file:
+        ends = line_ends(file)
+    raw = np.arange(0, os.path.getsize(path), SPACING)
+    numbers = np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
+    return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
+
+
+def gzip_index(path: str) -> ShardIndex:
+    """The access points of a gzip file, found by indexed_gzip while it is read.
+
+    It exports them as a header, then 18 bytes a point, then the windows of those points that have
+    one (the first of each member has none).
+    """
+    from indexed_gzip import IndexedGzipFile
+
+    exported = io.BytesIO()
+    with IndexedGzipFile(path, spacing=SPACING) as file:
+        ends = line_ends(file)
+        file.export_index(fileobj=exported)
+    data = exported.getvalue()
+    header = struct.Struct("<5sBBQQIII")
+    *_, window_size, count = header.unpack_from(data)
+    rows = np.frombuffer(data, POINT, count=count, offset=header.size)
+    place, windows = header.size + rows.nbytes, []
+    for has_window in rows["has_window"]:
+        size = window_size if has_window else 0
+        windows.append(zlib.compress(data[place : place + size], 1))
+        place += size
+    raw = rows["raw"].astype(np.int64)
+    numbers = [raw, np.searchsorted(ends, raw), rows["offset"], rows["bits"]]
+    return ShardIndex(np.stack(numbers, axis=1).astype(np.int64), windows)
+
+
+POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_window", "u1")])
+
+
+def line_ends(file: BinaryIO) -> np.ndarray:
+    """Places of all line ends (int64)."""
+    ends, place = [np.zeros(0, np.int64)], 0
+    while block := file.read(BLOCK):
+        ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)
+        place += len(block)
+    return np.concatenate(ends)
+
+
+def main() -> None:
+    """Builds the indexes of the shards that the command line names."""
+    parser = argparse.ArgumentParser(description="Build the access points of shards.")
+    parser.add_argument("shards", nargs="+", help="files, folders or globs")
+    parser.add_argument("--cache", help="cache folder (data_config.index_dir)")
+    arguments = parser.parse_args()
+    cache = IndexCache(arguments.cache)
+    try:
+        for path in sorted({path for entry in arguments.shards for path in expand(entry)}):
+            cache.build(path)
+            print(path)
+    except (UserError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Decompression of a shard, from its beginning or from an access point in the middle.
+
+A gzip file can be entered only where a deflate block begins, which may be inside a byte, and only
+with the 32 KB that come before it in the decompressed data. An `AccessPoint` keeps both (made by
+`index`). isal has no call to begin inside a byte, so empty deflate blocks are put before the data
+that end in just the right bit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import zlib
+from collections.abc import Generator, Iterator
+from types import ModuleType
+from typing import Any, BinaryIO, NamedTuple
+
+BLOCK = 1 << 20
+COMPRESSED_BLOCK = 1 << 18
+GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
+BARE_DEFLATE = -15  # ... and: a deflate stream alone
+TRAILER = 8  # bytes of checksum and size behind the deflate stream of a gzip member
+CUT = "the file ends in the middle of its data"
+
+
+def fastest(name: str, standard: ModuleType) -> Any:
+    """isal's twin of a module; the standard library's own where isal is not built."""
+    try:
+        return importlib.import_module(f"isal.{name}")
+    except ImportError:
+        return standard
+
+
+ZLIB = fastest("isal_zlib", zlib)
+
+
+class DamagedFileError(Exception):
+    """A compressed file is cut, damaged, or of another format."""
+
+
+class AccessPoint(NamedTuple):
+    """A place where a shard can be entered.
+
+    Attributes:
+        raw: Bytes of content before it.
+        line: Ends of lines before it.
+        offset: The first whole byte of the file behind it.
+        bits: Bits of the byte before that one which belong to it, too (0 to 7).
+        window: The content before it that is referred to (up to 32 KB).
+    """
+
+    raw: int
+    line: int
+    offset: int
+    bits: int
+    window: bytes
+
+
+def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iterator[bytes]:
+    """The content of a shard in blocks of about `BLOCK` bytes.
+
+    Args:
+        path: Its name tells the format: `.gz`, `.zst`, or plain.
+        file: The open file.
+        point: Where to begin; None begins at the beginning.
+
+    Raises:
+        DamagedFileError: When everything before the damage was given out.
+    """
+    if path.endswith(".gz"):
+        return inflate(file) if point is None else inflate_from(file, point)
+    if path.endswith(".zst"):
+        return decompress_zst(file)
+    file.seek(0 if point is None else point.offset)
+    return iter(lambda: file.read(BLOCK), b"")
+
+
+def inflate(file: BinaryIO, data: bytes = b"") -> Iterator[bytes]:
+    """The content of a gzip file of any number of members; `data` was read from it before."""
+    data = data or file.read(COMPRESSED_BLOCK)
+    while data:
+        data = yield from inflate_member(file, data, ZLIB.decompressobj(wbits=GZIP_MEMBER))
+        # Behind a member: another one, or zeros that fill up the last block of a tape.
+        data = data.lstrip(b"\0")
+        while not data and (more := file.read(COMPRESSED_BLOCK)):
+            data = more.lstrip(b"\0")
+
+
+def inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
+    """The content of a gzip file from an access point on."""
+    file.seek(point.offset - (point.bits > 0))
+    data = file.read(COMPRESSED_BLOCK)
+    if point.bits:
+        data = aligned(data, point.bits)
+    member = ZLIB.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
+    data = yield from inflate_member(file, data, member)
+    data += file.read(max(TRAILER - len(data), 0))
+    yield from inflate(file, data[TRAILER:])
+
+
+def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
+    """The content of one deflate stream; returns what was read beyond its end."""
+    while not member.eof:
+        if not data:
+            raise DamagedFileError(CUT)
+        try:
+            block = member.decompress(data, BLOCK)
+        except ZLIB.error as error:
+            raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+        if block:
+            yield block
+        data = member.unconsumed_tail
+        if not data and not member.eof:
+            data = file.read(COMPRESSED_BLOCK)
+    return member.unused_data
+
+
+def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a Zstandard file of any number of frames."""
+    import zstandard
+
+    data = file.read(COMPRESSED_BLOCK)
+    while data:
+        frame = zstandard.ZstdDecompressor().decompressobj()
+        while not frame.eof:
+            if not data:
+                raise DamagedFileError(CUT)
+            try:
+                block = frame.decompress(data)
+            except zstandard.ZstdError as error:
+                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+            if block:
+                yield block
+            data = b"" if frame.eof else file.read(COMPRESSED_BLOCK)
+        data = frame.unused_data or file.read(COMPRESSED_BLOCK)
+
+
+# An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
+# block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
+FIXED_BLOCK = "0100000000"
+
+# An empty block with codes of its own can be of odd length. This one is 95 bits long. RFC 1951,
+# section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
+OWN_BLOCK = (
+    "0" "01"  # not the last block, type 2
+    "00000" "10000" "1111"  # 257 codes of bytes and lengths, 2 of distances, 19 of code lengths
+    # Lengths of the 19 codes, in their odd order: 18 (a run of zeros) and 1 have one bit.
+    + "000" * 2 + "100" + "000" * 14 + "100" + "000"
+    + "0"  # the byte 0: length 1
+    + "1" + "1111111"  # 138 zeros
+    + "1" + "0101011"  # 11 + 106 = 117 zeros
+    + "0" "0" "0"  # end of block and both distances: length 1
+    + "1"  # the end of the block
+)  # fmt: skip
+
+
+def aligned(data: bytes, bits: int) -> bytes:
+    """A deflate stream that begins in the highest `bits` bits of `data[0]`, made to begin in bit 0.
+
+    Empty blocks fill the bits before it.
+    """
+    wanted = 8 - bits
+    filler = OWN_BLOCK if wanted % 2 else ""
+    while len(filler) % 8 != wanted:
+        filler += FIXED_BLOCK
+    number = int(filler[::-1], 2)  # the first bit is the lowest
+    number |= data[0] >> wanted << len(filler)
+    return number.to_bytes((len(filler) + bits) // 8, "little") + data[1:]

@@ -1,0 +1,187 @@
+"""Access points: any line from the middle of a file, and indexes that never are of another file."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+import random
+import subprocess
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsmeta.data import index as index_module
+from bsmeta.data import inflate
+from bsmeta.data.index import IndexCache, build_index
+from bsmeta.data.lines import LineReader
+
+WORDS = [f"word{number}" for number in range(3000)]
+
+
+def text_lines(count: int) -> list[bytes]:
+    generator = random.Random(0)
+    return [
+        f"{i} {' '.join(generator.choices(WORDS, k=generator.randint(0, 150)))}".encode()
+        for i in range(count)
+    ]
+
+
+LINES = text_lines(6000)
+DATA = b"\n".join(LINES) + b"\n"
+
+
+@pytest.fixture(autouse=True)
+def _many_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "SPACING", 1 << 16)
+    monkeypatch.setattr(index_module, "SMALLEST", 1 << 10)
+
+
+def written(tmp_path: Path, form: str) -> str:
+    if form == "plain":
+        path = tmp_path / "shard.jsonl"
+        path.write_bytes(DATA)
+    else:
+        path = tmp_path / "shard.jsonl.gz"
+        cut = len(DATA) // 3 if form == "members" else 0
+        parts = [part for part in (DATA[:cut], DATA[cut:]) if part]
+        level = 1 if form == "level 1" else 9
+        path.write_bytes(b"".join(gzip.compress(part, level) for part in parts))
+    return str(path)
+
+
+@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain"])
+@pytest.mark.parametrize("library", ["fastest", "standard"])
+def test_every_point_leads_to_the_lines_behind_it(
+    tmp_path: Path, form: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library == "standard":
+        monkeypatch.setattr(inflate, "ZLIB", zlib)
+    path = written(tmp_path, form)
+    index = build_index(path)
+    raws = set()
+    for line in range(0, len(LINES), 40):
+        point = index.before(line)
+        raws.add(point.raw if point else -1)
+        with open(path, "rb") as file:
+            blocks = inflate.content(path, file, point)
+            start = point.raw if point else 0
+            assert DATA[start:].startswith(next(blocks))
+    assert len(raws) >= len(DATA) // (1 << 17)
+    # Every alignment inside a byte occurs.
+    bits = {index.before(line).bits for line in range(100, len(LINES), 10) if index.before(line)}
+    assert bits == {0} if form == "plain" else len(bits) >= 7
+
+
+@pytest.mark.parametrize("form", ["level 9", "members", "plain"])
+def test_any_lines_in_any_order(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path, form)
+    cache = IndexCache(str(tmp_path / "cache"))
+    cache.build(path)
+    reader = LineReader(path, cache)
+    generator = random.Random(1)
+    for _ in range(60):
+        first, count = generator.randrange(6100), generator.choice([1, 7, 900])
+        assert reader.read(first, count) == LINES[first : first + count]
+    reader.close()
+
+
+def test_the_rest_of_a_file_of_several_members_from_a_point_in_the_first(tmp_path: Path) -> None:
+    path = written(tmp_path, "members")
+    cache = IndexCache(str(tmp_path / "cache"))
+    cache.build(path)
+    assert LineReader(path, cache).read(1500, 9000) == LINES[1500:]
+
+
+def test_a_point_is_used_and_not_the_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "level 9")
+    cache = IndexCache(str(tmp_path / "cache"))
+    cache.build(path)
+    reader = LineReader(path, cache)
+    monkeypatch.setattr(inflate, "inflate", None)  # what reads from the beginning
+    assert reader.read(5000, 3) == LINES[5000:5003]
+
+
+def test_a_changed_file_has_another_index(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "level 9"))
+    cache = IndexCache(str(tmp_path / "cache"))
+    cache.build(str(path))
+    assert cache.load(str(path))
+    path.write_bytes(gzip.compress(b"x" + DATA))
+    assert cache.load(str(path)) is None
+    assert LineReader(str(path), cache).read(5000, 1) == [LINES[5000]]
+
+
+def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    path = Path(written(tmp_path, "level 9"))
+    path.write_bytes(path.read_bytes()[:-100_000])
+    cache = IndexCache(str(tmp_path / "cache"))
+    cache.build(str(path))
+    reader = LineReader(str(path), cache)
+    assert reader.read(2000, 2) == LINES[2000:2002]
+    assert len(reader.read(5000, 1000)) < 1000
+    assert reader.damage
+
+
+def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "shard.jsonl.gz"
+    path.write_bytes(b"this is no gzip" * 1000)
+    cache = IndexCache(str(tmp_path / "cache"))
+    with pytest.raises(OSError, match="zran"):
+        cache.build(str(path))
+    caplog.set_level(logging.WARNING)
+    cache.request(str(path))
+    wait_until(lambda: "no access points for" in caplog.text)
+
+
+def test_an_index_that_is_asked_for_is_built_beside_other_work(tmp_path: Path) -> None:
+    path = written(tmp_path, "level 9")
+    cache = IndexCache(str(tmp_path / "cache"))
+    assert cache.load(path) is None
+    cache.request(path)
+    wait_until(lambda: cache.load(path) is not None)
+
+
+def test_a_small_file_gets_none(tmp_path: Path) -> None:
+    path = tmp_path / "small.jsonl"
+    path.write_bytes(b"a\n")
+    IndexCache(str(tmp_path / "cache")).request(str(path))
+    assert not (tmp_path / "cache").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    path = written(tmp_path, "members")
+    command = [sys.executable, "-m", "bsmeta.data.index", "--cache", str(tmp_path / "cache")]
+    done = subprocess.run([*command, path], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{path}\n"
+    assert IndexCache(str(tmp_path / "cache")).load(path)
+    missing = subprocess.run([*command, "gone.gz"], capture_output=True, text=True, check=False)
+    assert missing.returncode == 2
+    assert "gone.gz does not exist" in missing.stderr
+
+
+@given(st.text("abc", min_size=1, max_size=300), st.integers(1, 7))
+def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
+    data = text.encode()
+    compressor = zlib.compressobj(9, zlib.DEFLATED, -15)
+    stream = compressor.compress(data) + compressor.flush()
+    shifted = int.from_bytes(stream, "little") << (8 - bits) | 0b1010101 >> (bits - 1)
+    begun = inflate.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
+    for library in (zlib, inflate.ZLIB):
+        assert library.decompressobj(wbits=-15).decompress(begun) == data
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Waits for another thread; fails after a time that only a hanging one takes."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
