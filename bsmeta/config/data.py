@@ -40,10 +40,21 @@ class DataConfig:
     window_documents: int = key(1024, "documents that a stream reads, packs and shuffles at a time")
     num_workers: int = key(0, "loader processes of each rank (0: in the training process)")
 
-    index_dir: str | None = key(
+    on_changed_data: str = key(
+        "error",
+        "a resumed run whose shards, tokenizer, seed or data settings differ from the "
+        "checkpoint's: error | warn (log the differences and go on)",
+    )
+    cache_dir: str | None = key(
         None,
-        "cache folder for the shards' access points; null: bsmeta/index in the user's cache folder",
+        "folder for access points of shards and hashes of held-out documents; null: bsmeta in the "
+        "user's cache folder",
     )
 
+    on_test_overlap: str = key(
+        "error",
+        "a training document with the text or URL of one of validation_file: error | drop (and "
+        "count)",
+    )
     bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
     max_bad_documents: int = key(1000, "skip: give up after so many")

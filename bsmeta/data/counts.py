@@ -12,6 +12,9 @@ import numpy as np
 
 from bsmeta.data.bad_documents import REASONS
 
+TEST_OVERLAP = "test_overlap"
+"""Training documents dropped because they are held out."""
+
 
 def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run.
@@ -20,7 +23,8 @@ def count_names(keys: Sequence[str]) -> list[str]:
         keys: `metadata_list`.
     """
     types = [f"documents/{key}" for key in keys]
-    return ["documents", *types, *(f"bad_documents/{reason}" for reason in REASONS)]
+    bad = [f"bad_documents/{reason}" for reason in REASONS]
+    return ["documents", *types, *bad, TEST_OVERLAP]
 
 
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
@@ -41,6 +45,7 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
     return counts
 
 
-def bad_counts(bad: Counter[str], keys: Sequence[str]) -> np.ndarray:
+def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
-    return np.array([0.0] * (1 + len(keys)) + [float(bad[reason]) for reason in REASONS])
+    reasons = [float(skipped[reason]) for reason in (*REASONS, TEST_OVERLAP)]
+    return np.array([0.0] * (1 + len(keys)) + reasons)

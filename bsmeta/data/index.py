@@ -3,8 +3,7 @@
     python -m bsmeta.data.index 'shards/*.jsonl.gz' [--cache FOLDER]
 
 builds them ahead. Otherwise a loader process builds those of the shards that it reads, in a thread
-beside its work, for the resumed run that will need them. An index is a small file in a cache
-folder, named by the shard's size, time and first bytes, and so never of another content.
+beside its work, for the resumed run that will need them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import os
 import queue
 import struct
 import sys
-import tempfile
 import threading
 import zlib
 from collections.abc import Sequence
@@ -24,10 +22,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import xxhash
-from filelock import FileLock
 
 from bsmeta.config.errors import UserError
+from bsmeta.data.cache import Cache
 from bsmeta.data.inflate import BLOCK, AccessPoint
 from bsmeta.data.shards import expand
 
@@ -35,8 +32,7 @@ log = logging.getLogger(__name__)
 
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
 SMALLEST = 1 << 20  # bytes of a file that is worth an index
-HEAD = 1 << 16
-VERSION = 1
+KIND = "index"
 
 
 class ShardIndex:
@@ -62,16 +58,14 @@ class ShardIndex:
         raw, number, offset, bits = self._numbers[place].tolist()
         return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
 
-    def save(self, path: Path) -> None:
-        """Writes the index, all of it or nothing."""
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
-            np.savez(
-                file,
-                numbers=self._numbers,
-                ends=np.cumsum([len(window) for window in self._windows], dtype=np.int64),
-                windows=np.frombuffer(b"".join(self._windows), np.uint8),
-            )
-        os.replace(file.name, path)
+    def save(self, file: BinaryIO) -> None:
+        """Writes the index."""
+        np.savez(
+            file,
+            numbers=self._numbers,
+            ends=np.cumsum([len(window) for window in self._windows], dtype=np.int64),
+            windows=np.frombuffer(b"".join(self._windows), np.uint8),
+        )
 
     @classmethod
     def load(cls, path: Path) -> ShardIndex:
@@ -86,35 +80,30 @@ class IndexCache:
     """The indexes in a cache folder.
 
     Args:
-        folder: The folder; None is `bsmeta/index` in the user's cache folder.
+        cache: The folder.
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._folder = Path(folder) if folder else Path(caches) / "bsmeta" / "index"
+    def __init__(self, cache: Cache) -> None:
+        self._cache = cache
         self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._builder = 0  # the process whose thread builds indexes: threads do not survive a fork
 
     def load(self, path: str) -> ShardIndex | None:
         """The index of a shard as it is now; None if there is none yet."""
-        file = self._file(path)
+        file = self._cache.file(path, KIND)
         return ShardIndex.load(file) if file.exists() else None
 
     def build(self, path: str) -> None:
-        """Makes the index of a shard unless it is there; one process at a time does.
+        """Makes the index of a shard unless it is there.
 
         Raises:
             OSError: If the shard is damaged, or the index cannot be written.
         """
-        file = self._file(path)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):
-            if not file.exists():
-                build_index(path).save(file)
+        self._cache.make(path, KIND, lambda file: build_index(path).save(file))
 
     def request(self, path: str) -> None:
         """Has the index of a shard built beside other work, if it is worth one."""
-        if os.path.getsize(path) < SMALLEST or self._file(path).exists():
+        if os.path.getsize(path) < SMALLEST or self._cache.file(path, KIND).exists():
             return
         self._wanted.put(path)
         if self._builder != os.getpid():
@@ -128,13 +117,6 @@ class IndexCache:
                 self.build(path)
             except OSError as error:
                 log.warning("no access points for %s: %s", path, error)
-
-    def _file(self, path: str) -> Path:
-        status = os.stat(path)
-        with open(path, "rb") as file:
-            key = xxhash.xxh3_64(file.read(HEAD))
-        key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        return self._folder / f"{os.path.basename(path)}-{key.hexdigest()}.npz"
 
 
 def build_index(path: str) -> ShardIndex:
@@ -196,12 +178,12 @@ def main() -> None:
     """Builds the indexes of the shards that the command line names."""
     parser = argparse.ArgumentParser(description="Build the access points of shards.")
     parser.add_argument("shards", nargs="+", help="files, folders or globs")
-    parser.add_argument("--cache", help="cache folder (data_config.index_dir)")
+    parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
     arguments = parser.parse_args()
-    cache = IndexCache(arguments.cache)
+    indexes = IndexCache(Cache(arguments.cache))
     try:
         for path in sorted({path for entry in arguments.shards for path in expand(entry)}):
-            cache.build(path)
+            indexes.build(path)
             print(path)
     except (UserError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

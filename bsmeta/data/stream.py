@@ -8,6 +8,8 @@ world size and number of loader processes, they continue the very same sequence 
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,9 +17,12 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.bad_documents import POLICIES
+from bsmeta.data.cache import Cache
 from bsmeta.data.counts import count_names
+from bsmeta.data.held_out import POLICIES as OVERLAP_POLICIES
+from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import first_lines, has_line
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
@@ -27,7 +32,16 @@ from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.streams import LogicalStream
 from bsmeta.data.windows import WindowMaker
 
+log = logging.getLogger(__name__)
+
 SAMPLE_LINES = 8
+
+CHOICES = {
+    "packing": tuple(PACKINGS),
+    "bad_documents": POLICIES,
+    "on_test_overlap": OVERLAP_POLICIES,
+    "on_changed_data": ("error", "warn"),
+}
 
 
 class TrainStream:
@@ -74,16 +88,23 @@ class TrainStream:
             micro_batch_size=config.per_device_train_batch_size,
         )
         self._shards = list_shards(config)
-        self._indexes = IndexCache(config.index_dir)
+        cache = Cache(config.cache_dir)
+        self._indexes = IndexCache(cache)
         self._check_streams_have_documents()
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
-        self._maker = WindowMaker(config, tokenizer, seed, sample_lines(self._shards))
+        self._maker = WindowMaker(
+            config,
+            tokenizer,
+            seed,
+            held_out=held_out(config, cache),
+            sample=sample_lines(self._shards),
+        )
         self.fingerprint = self._fingerprint(tokenizer)
         self._positions: dict[int, Position] = {}
         if state is not None:
-            check_fingerprint(state["fingerprint"], self.fingerprint)
+            check_fingerprint(state["fingerprint"], self.fingerprint, config.on_changed_data)
             self._positions = {
                 int(stream): Position.from_state(saved)
                 for stream, saved in state["streams"].items()
@@ -156,7 +177,7 @@ def check_values(config: DataConfig) -> None:
         ConfigurationError: Listing all of them.
     """
     problems = []
-    for name, choices in (("packing", tuple(PACKINGS)), ("bad_documents", POLICIES)):
+    for name, choices in CHOICES.items():
         if getattr(config, name) not in choices:
             found = getattr(config, name)
             problems.append(f"data_config.{name}={found}: expected one of {', '.join(choices)}")
@@ -165,6 +186,29 @@ def check_values(config: DataConfig) -> None:
             problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
     if problems:
         raise ConfigurationError("\n".join(problems))
+
+
+def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
+    """What must not be trained on; None without a validation file.
+
+    Raises:
+        DataError: If the validation file cannot be read.
+    """
+    path = config.validation_file
+    if path is None:
+        return None
+    if not os.path.exists(path):
+        log.warning(
+            "data_config.validation_file: %s is not there: it is left out by name only", path
+        )
+        return None
+    try:
+        return HeldOutDocuments.of(path, cache)
+    except OSError as error:
+        raise DataError(
+            f"data_config.validation_file: the documents of {path} cannot be read, or their hashes "
+            f"not be kept in the cache folder (data_config.cache_dir): {error}"
+        ) from error
 
 
 def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
@@ -178,18 +222,27 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
 
 
-def check_fingerprint(saved: dict[str, Any], current: dict[str, Any]) -> None:
-    """Refuses to continue a run on other data.
+def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
+    """Compares what decides the sequences in the checkpoint and now.
+
+    Args:
+        saved: The fingerprint in the checkpoint.
+        current: That of this run.
+        on_changed: `error` refuses differences, `warn` logs them.
 
     Raises:
         ConfigurationError: Naming each difference.
     """
-    differences = list(differing("", saved, current))
-    if differences:
-        raise ConfigurationError(
-            "the checkpoint was trained on other data, so its run cannot be continued exactly:\n"
-            + "\n".join(differences)
-        )
+    differences = "\n".join(differing("", saved, current))
+    if not differences:
+        return
+    if on_changed == "warn":
+        log.warning("the run goes on with other data than the checkpoint's:\n%s", differences)
+        return
+    raise ConfigurationError(
+        "the checkpoint is of a run on other data, which cannot be continued exactly "
+        f"(data_config.on_changed_data=warn goes on nevertheless):\n{differences}"
+    )
 
 
 def differing(name: str, saved: Any, current: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data.counts import bad_counts
+from bsmeta.data.counts import TEST_OVERLAP, skipped_counts
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
 from bsmeta.data.packed import PackedSequence
@@ -67,7 +67,7 @@ class LogicalStream:
                     share=share,
                     window=number + 1,
                     emitted=here.emitted + len(packed) - here.sequence,
-                    bad=self._checked(here.bad + bad.total(), window),
+                    bad=self._checked(here.bad + bad.total() - bad[TEST_OVERLAP], window),
                 )
                 if here.sequence == 0:  # otherwise reported before the run was resumed
                     skipped.update(bad)
@@ -76,7 +76,7 @@ class LogicalStream:
                     behind = here if index + 1 < len(packed) else position
                     sequence = packed.sequence(index, self._stream, behind)
                     if skipped:
-                        sequence.counts += bad_counts(skipped, keys)
+                        sequence.counts += skipped_counts(skipped, keys)
                         skipped.clear()
                     yield sequence
             if begin.is_epoch_start() and position.emitted == begin.emitted:

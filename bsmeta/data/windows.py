@@ -15,15 +15,16 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.bad_documents import Rejecter, reason_of
-from bsmeta.data.counts import document_counts
+from bsmeta.data.counts import TEST_OVERLAP, document_counts
 from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.packed import PackedWindow, PieceTable
 from bsmeta.data.pieces import Piece, cut, cut_alike
 from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.shards import Shard
-from bsmeta.metadata.records import BadDocument, DocumentDecoder
+from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import choose_types
 
@@ -71,6 +72,7 @@ class WindowMaker:
         config: Where documents come from, and how they become sequences.
         tokenizer: A fast tokenizer with an EOS token.
         seed: Seed of the run.
+        held_out: What must not be trained on.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
 
     Raises:
@@ -82,10 +84,13 @@ class WindowMaker:
         config: DataConfig,
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
+        *,
+        held_out: HeldOutDocuments | None = None,
         sample: Sequence[bytes] = (),
     ) -> None:
         self._config = config
         self._seed = seed
+        self._held_out = held_out
         self._metadata = config.metadata_config
         if len(self._metadata.metadata_list) > MOST_TYPES:
             raise ConfigurationError(
@@ -106,7 +111,8 @@ class WindowMaker:
         """The sequences of a window, and how many of its documents were skipped, by reason.
 
         Raises:
-            DataError: If a document is bad or the shard damaged, and `bad_documents` is strict.
+            DataError: If a document is bad or the shard damaged, and `bad_documents` is strict;
+                or one is held out, and `on_test_overlap` is error.
         """
         documents, skipped = self.documents(window)
         return self.pack(window, documents), skipped
@@ -161,12 +167,27 @@ class WindowMaker:
                 document = self._decoder.decode(line)
                 if not document.text:
                     raise BadDocument("empty_text", "there is nothing to train on")
+                if self._is_held_out(document, window, number):
+                    rejecter.counts[TEST_OVERLAP] += 1
+                    continue
                 types = choose_types(document, self._metadata, generator)
                 rendered = self._renderer.render(document, types)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
             else:
                 yield number, rendered
+
+    def _is_held_out(self, document: Document, window: Window, number: int) -> bool:
+        if self._held_out is None:
+            return False
+        shared = self._held_out.overlap(document.text, document.url)
+        if shared and self._config.on_test_overlap == "error":
+            raise DataError(
+                f"{window.shard.path}, line {number + 1}: the document has the {shared} of one in "
+                f"data_config.validation_file={self._config.validation_file}; leave the shard out "
+                "(data_config.exclude), or set data_config.on_test_overlap=drop"
+            )
+        return bool(shared)
 
     def _type_bits(self, rendered: Rendered) -> int:
         if self._metadata.without_metadata_same_context:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from bsmeta.data import index as index_module
 from bsmeta.data import inflate
+from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache, build_index
 from bsmeta.data.lines import LineReader
 
@@ -32,13 +33,13 @@ def text_lines(count: int) -> list[bytes]:
     ]
 
 
-LINES = text_lines(6000)
+LINES = text_lines(2500)
 DATA = b"\n".join(LINES) + b"\n"
 
 
 @pytest.fixture(autouse=True)
 def _many_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(index_module, "SPACING", 1 << 16)
+    monkeypatch.setattr(index_module, "SPACING", 40_000)
     monkeypatch.setattr(index_module, "SMALLEST", 1 << 10)
 
 
@@ -65,75 +66,75 @@ def test_every_point_leads_to_the_lines_behind_it(
     path = written(tmp_path, form)
     index = build_index(path)
     raws = set()
-    for line in range(0, len(LINES), 40):
+    for line in range(0, len(LINES), 25):
         point = index.before(line)
         raws.add(point.raw if point else -1)
         with open(path, "rb") as file:
             blocks = inflate.content(path, file, point)
             start = point.raw if point else 0
             assert DATA[start:].startswith(next(blocks))
-    assert len(raws) >= len(DATA) // (1 << 17)
-    # Every alignment inside a byte occurs.
+    assert len(raws) > 5
+    # Blocks begin anywhere inside a byte.
     bits = {index.before(line).bits for line in range(100, len(LINES), 10) if index.before(line)}
-    assert bits == {0} if form == "plain" else len(bits) >= 7
+    assert bits == {0} if form == "plain" else len(bits) >= 3
 
 
 @pytest.mark.parametrize("form", ["level 9", "members", "plain"])
 def test_any_lines_in_any_order(tmp_path: Path, form: str) -> None:
     path = written(tmp_path, form)
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
     generator = random.Random(1)
     for _ in range(60):
-        first, count = generator.randrange(6100), generator.choice([1, 7, 900])
+        first, count = generator.randrange(2600), generator.choice([1, 7, 400])
         assert reader.read(first, count) == LINES[first : first + count]
     reader.close()
 
 
 def test_the_rest_of_a_file_of_several_members_from_a_point_in_the_first(tmp_path: Path) -> None:
     path = written(tmp_path, "members")
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
-    assert LineReader(path, cache).read(1500, 9000) == LINES[1500:]
+    assert LineReader(path, cache).read(600, 9000) == LINES[600:]
 
 
 def test_a_point_is_used_and_not_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path, "level 9")
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(path)
     reader = LineReader(path, cache)
     monkeypatch.setattr(inflate, "inflate", None)  # what reads from the beginning
-    assert reader.read(5000, 3) == LINES[5000:5003]
+    assert reader.read(2000, 3) == LINES[2000:2003]
 
 
 def test_a_changed_file_has_another_index(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "level 9"))
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(str(path))
     assert cache.load(str(path))
     path.write_bytes(gzip.compress(b"x" + DATA))
     assert cache.load(str(path)) is None
-    assert LineReader(str(path), cache).read(5000, 1) == [LINES[5000]]
+    assert LineReader(str(path), cache).read(2000, 1) == [LINES[2000]]
 
 
 def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     path = Path(written(tmp_path, "level 9"))
     path.write_bytes(path.read_bytes()[:-100_000])
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     cache.build(str(path))
     reader = LineReader(str(path), cache)
-    assert reader.read(2000, 2) == LINES[2000:2002]
-    assert len(reader.read(5000, 1000)) < 1000
+    assert reader.read(1000, 2) == LINES[1000:1002]
+    assert len(reader.read(2000, 1000)) < 1000
     assert reader.damage
 
 
 def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "shard.jsonl.gz"
     path.write_bytes(b"this is no gzip" * 1000)
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     with pytest.raises(OSError, match="zran"):
         cache.build(str(path))
     caplog.set_level(logging.WARNING)
@@ -143,7 +144,7 @@ def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 def test_an_index_that_is_asked_for_is_built_beside_other_work(tmp_path: Path) -> None:
     path = written(tmp_path, "level 9")
-    cache = IndexCache(str(tmp_path / "cache"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
     assert cache.load(path) is None
     cache.request(path)
     wait_until(lambda: cache.load(path) is not None)
@@ -152,7 +153,7 @@ def test_an_index_that_is_asked_for_is_built_beside_other_work(tmp_path: Path) -
 def test_a_small_file_gets_none(tmp_path: Path) -> None:
     path = tmp_path / "small.jsonl"
     path.write_bytes(b"a\n")
-    IndexCache(str(tmp_path / "cache")).request(str(path))
+    IndexCache(Cache(str(tmp_path / "cache"))).request(str(path))
     assert not (tmp_path / "cache").exists()
 
 
@@ -161,7 +162,7 @@ def test_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bsmeta.data.index", "--cache", str(tmp_path / "cache")]
     done = subprocess.run([*command, path], capture_output=True, text=True, check=True)
     assert done.stdout == f"{path}\n"
-    assert IndexCache(str(tmp_path / "cache")).load(path)
+    assert IndexCache(Cache(str(tmp_path / "cache"))).load(path)
     missing = subprocess.run([*command, "gone.gz"], capture_output=True, text=True, check=False)
     assert missing.returncode == 2
     assert "gone.gz does not exist" in missing.stderr

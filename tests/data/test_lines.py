@@ -10,6 +10,7 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.inflate import BLOCK
 from bsmeta.data.lines import LineReader, has_line
@@ -40,8 +41,8 @@ def test_any_lines_in_any_order(shard: str, places: list[tuple[int, int]]) -> No
 
 
 def test_has_line(shard: str, tmp_path: Path) -> None:
-    assert has_line(shard, 499, IndexCache(str(tmp_path)))
-    assert not has_line(shard, 500, IndexCache(str(tmp_path)))
+    assert has_line(shard, 499, IndexCache(Cache(str(tmp_path))))
+    assert not has_line(shard, 500, IndexCache(Cache(str(tmp_path))))
 
 
 def test_the_last_line_may_lack_its_end_and_blank_lines_count(tmp_path: Path) -> None:

@@ -186,6 +186,14 @@ def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, who
     ]
 
 
+def test_a_state_of_other_data_may_be_used_when_told_so(
+    folder: Path, whole: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = small_config(folder, metadata_probability=1.0, on_changed_data="warn")
+    run(config, 1, state=whole.state)
+    assert "metadata_config.metadata_probability: 0.5 in the checkpoint, 1.0 now" in caplog.text
+
+
 def test_a_state_without_some_streams_is_refused(folder: Path, whole: Run) -> None:
     streams = {k: v for k, v in whole.state["streams"].items() if k != "2"}
     with pytest.raises(ConfigurationError, match="incomplete"):

@@ -1,0 +1,86 @@
+"""Keeps the held-out documents out of training by their content, whatever the file is called.
+
+`shards` leaves the validation file out by its name. Here the texts and URLs of its documents are
+known as 64-bit hashes (xxh3), kept in the cache folder, and every training document is looked up.
+"""
+
+from __future__ import annotations
+
+from typing import BinaryIO
+
+import msgspec
+import numpy as np
+import xxhash
+
+from bsmeta.data.cache import Cache
+from bsmeta.data.lines import LineReader
+
+POLICIES = ("error", "drop")
+BATCH = 256
+
+
+class HeldOutDocuments:
+    """The texts and URLs that must not be trained on.
+
+    Args:
+        prints: Hashes of texts and URLs.
+    """
+
+    def __init__(self, prints: np.ndarray) -> None:
+        self._prints = frozenset(prints.tolist())
+
+    @classmethod
+    def of(cls, path: str, cache: Cache) -> HeldOutDocuments:
+        """Those of a file.
+
+        Raises:
+            OSError: If the file or the cache cannot be read or written.
+        """
+
+        def write(file: BinaryIO) -> None:
+            np.savez(file, prints=fingerprints(path))
+
+        with np.load(cache.make(path, "held-out", write)) as saved:
+            return cls(saved["prints"])
+
+    def overlap(self, text: str, url: str | None) -> str:
+        """What a document shares with the held-out ones: `text`, `url`, or nothing."""
+        if text_print(text) in self._prints:
+            return "text"
+        if url is not None and url_print(url) in self._prints:
+            return "url"
+        return ""
+
+
+def text_print(text: str) -> int:
+    """The hash by which a text is known."""
+    return xxhash.xxh3_64_intdigest(text.encode())
+
+
+def url_print(url: str) -> int:
+    """The hash by which a URL is known; another than that of the same text."""
+    return xxhash.xxh3_64_intdigest(url.encode(), seed=1)
+
+
+class _Line(msgspec.Struct):
+    text: str | None = None
+    url: str | None = None
+
+
+def fingerprints(path: str) -> np.ndarray:
+    """Hashes of the texts and URLs of a file (uint64); bad documents have none."""
+    decoder = msgspec.json.Decoder(_Line)
+    prints: set[int] = set()
+    reader = LineReader(path)
+    while lines := reader.read(reader.line, BATCH):
+        for line in lines:
+            try:
+                document = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue
+            if document.text:
+                prints.add(text_print(document.text))
+            if document.url:
+                prints.add(url_print(document.url))
+    reader.close()
+    return np.array(sorted(prints), np.uint64)

@@ -1,0 +1,89 @@
+"""The held-out documents stay out, by name and by content."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data.cache import Cache
+from bsmeta.data.held_out import HeldOutDocuments
+from bsmeta.data.loader import MicroBatch
+from bsmeta.data.stream import TrainStream
+from tests.data.helpers import page, pages, small_config, small_tokenizer, write_shard
+
+
+def batches(config: DataConfig, count: int) -> list[MicroBatch]:
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    return list(itertools.islice(iter(stream), count))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two training shards, the held-out file, and a copy of a part of it under another name."""
+    write_shard(tmp_path / "a.jsonl.gz", pages(20))
+    write_shard(tmp_path / "b.jsonl.gz", pages(20, first=100))
+    write_shard(tmp_path / "test.jsonl.gz", pages(10, first=200))
+    write_shard(tmp_path / "c.jsonl.gz", pages(5, first=300) + pages(4, first=203))
+    return tmp_path
+
+
+def config(folder: Path, **changes: object) -> DataConfig:
+    values = {"num_streams": 1, "window_documents": 100, "packing": "pad"}
+    held_out = {"validation_file": f"{folder}/test.jsonl.gz", "cache_dir": f"{folder}/cache"}
+    return small_config(folder, **(values | held_out | changes))
+
+
+def test_a_copy_under_another_name_is_an_error(folder: Path) -> None:
+    with pytest.raises(DataError) as error:
+        batches(config(folder), 200)
+    message = str(error.value)
+    assert f"{folder}/c.jsonl.gz, line 6: the document has the text of one in" in message
+    assert "data_config.on_test_overlap=drop" in message
+
+
+def test_it_can_be_excluded(folder: Path) -> None:
+    assert batches(config(folder, exclude=["c.*"]), 100)
+
+
+def test_it_can_be_dropped_and_is_counted(folder: Path) -> None:
+    taken = batches(config(folder, on_test_overlap="drop", max_bad_documents=0), 200)
+    epoch = [one for one in taken if one.states[0]["epoch"] == 0]
+    names = {name for one in taken for name in one.documents}
+    assert not names & {f"c.jsonl.gz:{number}" for number in range(5, 9)}
+    assert "c.jsonl.gz:4" in names
+    assert sum(one.counts["test_overlap"] for one in epoch) == 4
+
+
+def test_another_text_of_the_same_url(folder: Path) -> None:
+    document = page(500, 9) | {"url": "https://example.org/201"}
+    write_shard(folder / "c.jsonl.gz", [document])
+    with pytest.raises(DataError, match=r"c\.jsonl\.gz, line 1: the document has the url of one"):
+        batches(config(folder), 200)
+
+
+def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
+    path, cache = folder / "test.jsonl.gz", Cache(f"{folder}/cache")
+    first = HeldOutDocuments.of(str(path), cache)
+    assert first.overlap(page(200, 1)["text"], None) == "text"
+    assert first.overlap("new", "https://example.org/200") == "url"
+    assert first.overlap("https://example.org/200", None) == ""
+    write_shard(path, pages(3, first=700))
+    assert HeldOutDocuments.of(str(path), cache).overlap("", "https://example.org/200") == ""
+
+
+def test_bad_documents_of_the_held_out_file_are_passed_over(folder: Path) -> None:
+    path = folder / "test.jsonl"
+    path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n')
+    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    assert documents.overlap("good", None) == "text"
+
+
+def test_a_held_out_file_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert batches(config(folder, validation_file="gone/test.jsonl.gz", exclude=["c.*"]), 2)
+    assert "gone/test.jsonl.gz is not there: it is left out by name only" in caplog.text
