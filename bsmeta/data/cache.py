@@ -1,22 +1,29 @@
 """Where facts about a file are kept that take a pass over it to find.
 
-A cached file is named by the size, the time and the first bytes of the file that it is about, and
-so is never of another content. One process at a time makes it, all of it or nothing.
+They are arrays, in a file of their own that is named by the size, the time and the first bytes of
+the file that they are about, and so is never of another content. One process at a time makes it,
+all of it or nothing.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
+import numpy as np
 import xxhash
 from filelock import FileLock
 
+log = logging.getLogger(__name__)
+
 HEAD = 1 << 16
 VERSION = 1
+
+Arrays = dict[str, np.ndarray]
 
 
 class Cache:
@@ -30,29 +37,38 @@ class Cache:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self._folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
-    def file(self, path: str, kind: str) -> Path:
-        """Where facts of a kind about a file are kept, as that file is now."""
+    def load(self, path: str, kind: str) -> Arrays | None:
+        """The facts of a kind about a file as it is now; None if they are not there."""
+        kept = self._file(path, kind)
+        if not kept.exists():
+            return None
+        try:
+            with np.load(kept) as saved:
+                return dict(saved)
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+            log.warning("%s is damaged and is made again: %s", kept, error)
+            kept.unlink(missing_ok=True)
+            return None
+
+    def make(self, path: str, kind: str, facts: Callable[[], Arrays]) -> None:
+        """Keeps the facts that `facts` finds, unless they are there.
+
+        Raises:
+            OSError: If the folder cannot be written, or `facts` cannot read the file.
+        """
+        kept = self._file(path, kind)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{kept}.lock"):
+            if kept.exists():
+                return
+            found = facts()
+            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+                np.savez(file, **found)  # type: ignore[arg-type]
+            os.replace(file.name, kept)
+
+    def _file(self, path: str, kind: str) -> Path:
         status = os.stat(path)
         with open(path, "rb") as file:
             key = xxhash.xxh3_64(file.read(HEAD))
         key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
         return self._folder / f"{os.path.basename(path)}-{key.hexdigest()}.{kind}.npz"
-
-    def make(self, path: str, kind: str, write: Callable[[BinaryIO], None]) -> Path:
-        """The same, made with `write` if it is not there yet.
-
-        Raises:
-            OSError: If it cannot be written, or `write` cannot read the file.
-        """
-        cached = self.file(path, kind)
-        self._folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{cached}.lock"):
-            if not cached.exists():
-                with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
-                    try:
-                        write(file)  # type: ignore[arg-type]
-                    except BaseException:
-                        os.unlink(file.name)
-                        raise
-                os.replace(file.name, cached)
-        return cached

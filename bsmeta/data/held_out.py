@@ -6,15 +6,18 @@ known as 64-bit hashes (xxh3), kept in the cache folder, and every training docu
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import logging
 
 import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.data.cache import Cache
+from bsmeta.data.cache import Arrays, Cache
 from bsmeta.data.lines import LineReader
 
+log = logging.getLogger(__name__)
+
+KIND = "held-out"
 POLICIES = ("error", "drop")
 BATCH = 256
 
@@ -34,14 +37,17 @@ class HeldOutDocuments:
         """Those of a file.
 
         Raises:
-            OSError: If the file or the cache cannot be read or written.
+            OSError: If the file cannot be read.
         """
-
-        def write(file: BinaryIO) -> None:
-            np.savez(file, prints=fingerprints(path))
-
-        with np.load(cache.make(path, "held-out", write)) as saved:
-            return cls(saved["prints"])
+        kept = cache.load(path, KIND)
+        if kept is None:
+            found: Arrays = {"prints": fingerprints(path)}
+            try:
+                cache.make(path, KIND, lambda: found)
+            except OSError as error:  # a home folder may be read-only: it only takes longer then
+                log.warning("the hashes of held-out documents are not kept: %s", error)
+            kept = found
+        return cls(kept["prints"])
 
     def overlap(self, text: str, url: str | None) -> str:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""

@@ -18,13 +18,12 @@ import sys
 import threading
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
 
 from bsmeta.config.errors import UserError
-from bsmeta.data.cache import Cache
+from bsmeta.data.cache import Arrays, Cache
 from bsmeta.data.inflate import BLOCK, AccessPoint
 from bsmeta.data.shards import expand
 
@@ -58,22 +57,20 @@ class ShardIndex:
         raw, number, offset, bits = self._numbers[place].tolist()
         return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
 
-    def save(self, file: BinaryIO) -> None:
-        """Writes the index."""
-        np.savez(
-            file,
-            numbers=self._numbers,
-            ends=np.cumsum([len(window) for window in self._windows], dtype=np.int64),
-            windows=np.frombuffer(b"".join(self._windows), np.uint8),
-        )
+    def arrays(self) -> Arrays:
+        """The index as it is kept."""
+        return {
+            "numbers": self._numbers,
+            "ends": np.cumsum([len(window) for window in self._windows], dtype=np.int64),
+            "windows": np.frombuffer(b"".join(self._windows), np.uint8),
+        }
 
     @classmethod
-    def load(cls, path: Path) -> ShardIndex:
-        """Reads an index."""
-        with np.load(path) as saved:
-            windows, ends = saved["windows"].tobytes(), saved["ends"].tolist()
-            spans = zip([0, *ends], ends, strict=False)
-            return cls(saved["numbers"], [windows[start:end] for start, end in spans])
+    def from_arrays(cls, kept: Arrays) -> ShardIndex:
+        """The index that was kept."""
+        windows, ends = kept["windows"].tobytes(), kept["ends"].tolist()
+        spans = zip([0, *ends], ends, strict=False)
+        return cls(kept["numbers"], [windows[start:end] for start, end in spans])
 
 
 class IndexCache:
@@ -90,8 +87,8 @@ class IndexCache:
 
     def load(self, path: str) -> ShardIndex | None:
         """The index of a shard as it is now; None if there is none yet."""
-        file = self._cache.file(path, KIND)
-        return ShardIndex.load(file) if file.exists() else None
+        kept = self._cache.load(path, KIND)
+        return ShardIndex.from_arrays(kept) if kept else None
 
     def build(self, path: str) -> None:
         """Makes the index of a shard unless it is there.
@@ -99,11 +96,11 @@ class IndexCache:
         Raises:
             OSError: If the shard is damaged, or the index cannot be written.
         """
-        self._cache.make(path, KIND, lambda file: build_index(path).save(file))
+        self._cache.make(path, KIND, lambda: build_index(path).arrays())
 
     def request(self, path: str) -> None:
         """Has the index of a shard built beside other work, if it is worth one."""
-        if os.path.getsize(path) < SMALLEST or self._cache.file(path, KIND).exists():
+        if os.path.getsize(path) < SMALLEST:
             return
         self._wanted.put(path)
         if self._builder != os.getpid():

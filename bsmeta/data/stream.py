@@ -205,10 +205,7 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
     try:
         return HeldOutDocuments.of(path, cache)
     except OSError as error:
-        raise DataError(
-            f"data_config.validation_file: the documents of {path} cannot be read, or their hashes "
-            f"not be kept in the cache folder (data_config.cache_dir): {error}"
-        ) from error
+        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
 
 
 def sample_lines(shards: Sequence[Shard]) -> list[bytes]:

@@ -77,6 +77,24 @@ def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
     assert HeldOutDocuments.of(str(path), cache).overlap("", "https://example.org/200") == ""
 
 
+def test_a_cache_folder_that_cannot_be_written(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (folder / "cache").write_text("a file in its place")
+    documents = HeldOutDocuments.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
+    assert documents.overlap(page(200, 1)["text"], None) == "text"
+    assert "are not kept" in caplog.text
+
+
+def test_damaged_hashes_are_made_again(folder: Path) -> None:
+    path, cache = f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache")
+    HeldOutDocuments.of(path, cache)
+    (kept,) = (folder / "cache").glob("*.npz")
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert HeldOutDocuments.of(path, cache).overlap(page(200, 1)["text"], None) == "text"
+    assert cache.load(path, "held-out")
+
+
 def test_bad_documents_of_the_held_out_file_are_passed_over(folder: Path) -> None:
     path = folder / "test.jsonl"
     path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n')
