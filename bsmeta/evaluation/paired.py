@@ -25,7 +25,7 @@ from bsmeta.evaluation.blocks import Block, BlockMaker
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.plan import own_blocks, plan_blocks
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.scoring import dummy_forward, evaluation_mode, log_probabilities
+from bsmeta.evaluation.scoring import Scorer, scoring
 from bsmeta.evaluation.segments import Reading, paired_sums
 from bsmeta.evaluation.windows import WINDOWS, reading_of
 
@@ -106,9 +106,9 @@ class PairedEvaluation:
         """
         own: list[tuple[int, int, np.ndarray]] = []
         progress(0.0)
-        with evaluation_mode(model):
+        with scoring(model, device) as scorer:
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
-                own += self._compare(block, self._score(model, block, device))
+                own += self._compare(block, self._score(scorer, block))
                 progress((number + 1) / len(self._plan))
         sums = np.zeros((len(self._comparisons), self._count, len(self._edges), 4))
         for part in self._ranks.gather(own):
@@ -116,17 +116,16 @@ class PairedEvaluation:
                 sums[comparison, document] = values
         return {one.name: sums[i] for i, one in enumerate(self._comparisons)}
 
-    def _score(self, model: nn.Module, block: Block, device: torch.device) -> list[Reading]:
+    def _score(self, scorer: Scorer, block: Block) -> list[Reading]:
         """Readings of the block's renderings, in their order."""
         scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
-        for batch in block.batches:
-            windows = [block.windows[r][w] for r, w in batch]
-            found = log_probabilities(model, windows, device)
-            for (r, w), values in zip(batch, found, strict=True):
-                scores[r][w] = values
+        found = scorer.score([[block.windows[r][w] for r, w in batch] for batch in block.batches])
+        for batch, values in zip(block.batches, found, strict=True):
+            for (r, w), own in zip(batch, values, strict=True):
+                scores[r][w] = own
         most = max(self._ranks.gather(len(block.batches)))
         for _ in range(most - len(block.batches)):
-            dummy_forward(model, device)
+            scorer.dummy()
         return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
 
     def _compare(

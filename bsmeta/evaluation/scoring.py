@@ -1,13 +1,15 @@
 """Windows of tokens to log-probabilities: batched, on any causal model, bounded in memory.
 
 A batch is padded on the right and needs no attention mask: under causal attention a token never
-sees the padding behind it. The vocabulary logits are computed only where a token is scored (a
-hook on the output embedding picks those rows), and turned into float32 a chunk at a time.
+sees the padding behind it. Vocabulary logits are computed only where a token is scored (a hook on
+the output embedding picks those rows) and, where the model allows it, a few rows at a time.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,8 +20,11 @@ from torch.nn.functional import cross_entropy
 
 from bsmeta.config.errors import ConfigurationError
 
-LOGITS_PER_CHUNK = 1 << 21
-"""Logits that are held in float32 at one time."""
+LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Logits that are computed, or held in float32, at one time (on a CPU few enough for a cache)."""
+
+ROWS_PER_CHUNK = 64
+"""Rows of them at least: with fewer a matrix product is no longer efficient."""
 
 LOGITS_PER_BATCH = 1 << 29
 """Logits (in the model's own type) that one call of the model may return."""
@@ -45,15 +50,20 @@ class Window:
     own: int
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model itself, whatever a launcher wrapped around it."""
+    while isinstance(module := getattr(model, "module", None), nn.Module):
+        model = module  # DDP and the DeepSpeed engine keep the model there
+    return model
+
+
 def output_embedding_of(model: nn.Module) -> nn.Module:
-    """The layer that makes logits, whatever a launcher wrapped around the model.
+    """The layer that makes logits.
 
     Raises:
-        ConfigurationError: It is not a language model (it has no output embedding).
+        ConfigurationError: The model has none: it is not a language model.
     """
-    inner = model
-    while isinstance(module := getattr(inner, "module", None), nn.Module):
-        inner = module  # DDP and the DeepSpeed engine keep the model there
+    inner = unwrapped(model)
     find = getattr(inner, "get_output_embeddings", None)
     head = find() if callable(find) else None
     if not isinstance(head, nn.Module):
@@ -70,74 +80,131 @@ def max_batch_tokens(vocabulary: int, rows: int, max_seq_len: int) -> int:
 
 
 @contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """No dropout and no gradients; the mode of before comes back afterwards."""
+def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
+    """A scorer for a model, which is in evaluation mode meanwhile and as before afterwards.
+
+    Args:
+        model: A causal language model, wrapped by a launcher or not.
+        device: Where its inputs go.
+    """
     was_training = model.training
     model.eval()
+    scorer = Scorer(model, device)
     try:
-        with torch.no_grad():
-            yield
+        yield scorer
     finally:
+        scorer.close()
         model.train(was_training)
 
 
-def log_probabilities(
-    model: nn.Module, windows: Sequence[Window], device: torch.device
-) -> list[np.ndarray]:
-    """Score one batch of windows.
+class Scorer:
+    """Scores batches of windows with one model, which `scoring` has put into evaluation mode."""
 
-    Args:
-        model: A causal language model, wrapped or not; call it inside `evaluation_mode`.
-        windows: Windows of similar length.
-        device: Where the model's inputs go.
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model = model
+        self._device = device
+        self._head = output_embedding_of(model)
+        self._picked = threading.local()  # .rows: which hidden states the head is to see
+        # a wrapped model may be spread over ranks: then every call of it must be like the others'
+        self._is_bare = unwrapped(model) is model
+        self._hook = self._head.register_forward_pre_hook(self._pick)
+        self._by_rows = False
+        self._by_rows = self._is_bare and self._head_makes_the_logits()
 
-    Returns:
-        For each window: float64 [number of its scored tokens], natural log-probabilities.
-    """
-    lengths = [len(window.ids) for window in windows]
-    ids = np.zeros((len(windows), max(lengths)), dtype=np.int64)
-    kept: list[np.ndarray] = []
-    targets: list[np.ndarray] = []
-    for row, window in enumerate(windows):
-        ids[row, : lengths[row]] = window.ids
-        positions = np.flatnonzero(window.scored)
-        kept.append(row * ids.shape[1] + positions - 1)  # position j - 1 predicts token j
-        targets.append(window.ids[positions])
-    logits = _logits_at(model, torch.from_numpy(ids).to(device), np.concatenate(kept))
-    wanted = torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device)
-    scores = _log_softmax_at(logits, wanted).cpu().numpy().astype(np.float64)
-    return np.split(scores, np.cumsum([len(part) for part in kept])[:-1])
+    def close(self) -> None:
+        """Leave the model as it was."""
+        self._hook.remove()
 
+    def score(self, batches: Sequence[Sequence[Window]]) -> list[list[np.ndarray]]:
+        """Score batches of windows.
 
-def dummy_forward(model: nn.Module, device: torch.device) -> None:
-    """A call of the model whose result nobody needs: keeps ranks with less work in step.
+        Returns:
+            For each batch and window: float64 [number of its scored tokens], natural
+            log-probabilities.
+        """
+        threads = torch.get_num_threads()
+        if self._device.type != "cpu" or not self._is_bare or threads == 1 or len(batches) < 2:
+            return [self._score_batch(batch) for batch in batches]
+        # a thread a batch: threads that share each small operation wait for each other
+        try:
+            torch.set_num_threads(1)
+            with ThreadPoolExecutor(
+                threads, initializer=torch.set_num_threads, initargs=(1,)
+            ) as pool:
+                return list(pool.map(self._score_batch, batches))
+        finally:
+            torch.set_num_threads(threads)
 
-    Under ZeRO-3 (and under DDP, where buffers are synchronised) a forward pass is collective.
-    """
-    ids = torch.zeros((1, 2), dtype=torch.int64, device=device)
-    _logits_at(model, ids, np.zeros(1, dtype=np.int64))
+    def dummy(self) -> None:
+        """A call of the model whose result nobody needs: keeps ranks with less work in step.
 
+        Under ZeRO-3 (and under DDP, where buffers are synchronised) a forward pass is collective.
+        """
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
+        self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
 
-def _logits_at(model: nn.Module, ids: torch.Tensor, kept: np.ndarray) -> torch.Tensor:
-    """Logits [len(kept), vocabulary] at flat positions of a batch of ids [rows, length]."""
-    rows = torch.from_numpy(kept).to(ids.device)
+    @torch.no_grad()
+    def _score_batch(self, windows: Sequence[Window]) -> list[np.ndarray]:
+        lengths = [len(window.ids) for window in windows]
+        ids = np.zeros((len(windows), max(lengths)), dtype=np.int64)
+        kept: list[np.ndarray] = []
+        targets: list[np.ndarray] = []
+        for row, window in enumerate(windows):
+            ids[row, : lengths[row]] = window.ids
+            positions = np.flatnonzero(window.scored)
+            kept.append(row * ids.shape[1] + positions - 1)  # position j - 1 predicts token j
+            targets.append(window.ids[positions])
+        rows, wanted = np.concatenate(kept), np.concatenate(targets).astype(np.int64)
+        scores = self._score_rows(self._moved(ids), self._moved(rows), self._moved(wanted))
+        values = scores.cpu().numpy().astype(np.float64)
+        return np.split(values, np.cumsum([len(part) for part in kept])[:-1])
 
-    def pick(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        return (inputs[0].flatten(0, -2)[rows].unsqueeze(0), *inputs[1:])
+    def _score_rows(
+        self, ids: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
+    ) -> torch.Tensor:
+        """Log-probabilities float32 [n] of targets [n], at flat positions [n] of ids [b, l]."""
+        logits, hidden = self._call(ids, rows)
+        source = hidden if self._by_rows else logits
+        chunk_size = LOGITS_PER_CHUNK.get(self._device.type, LOGITS_PER_CHUNK["cuda"])
+        step = max(chunk_size // max(logits.shape[-1], 1), ROWS_PER_CHUNK)
+        parts = [logits.new_zeros(0, dtype=torch.float32)]
+        for start in range(0, len(targets), step):
+            chunk = source[start : start + step]
+            if self._by_rows:
+                chunk = self._head(chunk)
+            gold = targets[start : start + step]
+            parts.append(-cross_entropy(chunk.float(), gold, reduction="none"))
+        return torch.cat(parts)
 
-    handle = output_embedding_of(model).register_forward_pre_hook(pick)
-    try:
-        logits: torch.Tensor = model(input_ids=ids, use_cache=False).logits
-    finally:
-        handle.remove()
-    return logits[0]
+    def _moved(self, values: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(values).to(self._device)
 
+    @torch.no_grad()
+    def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The model's logits, and the hidden states below them, at flat positions of ids.
 
-def _log_softmax_at(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """log softmax(logits)[i, targets[i]] in float32, for logits [n, vocabulary]: [n]."""
-    rows = max(LOGITS_PER_CHUNK // max(logits.shape[-1], 1), 1)
-    parts = []
-    for start in range(0, len(targets), rows):
-        chunk = logits[start : start + rows].float()
-        parts.append(-cross_entropy(chunk, targets[start : start + rows], reduction="none"))
-    return torch.cat(parts) if parts else logits.new_zeros(0, dtype=torch.float32)
+        Where the head is applied by rows, the model itself computes no logits.
+        """
+        self._picked.rows = rows
+        try:
+            logits = self._model(input_ids=ids, use_cache=False).logits[0]
+        finally:
+            self._picked.rows = None
+        return logits, self._picked.hidden
+
+    def _pick(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The hook of the head: of all hidden states it is to see those that are wanted."""
+        rows = getattr(self._picked, "rows", None)
+        if rows is None:  # called by ourselves
+            return inputs
+        self._picked.hidden = inputs[0].flatten(0, -2)[rows]
+        shown = self._picked.hidden[:0] if self._by_rows else self._picked.hidden
+        return (shown.unsqueeze(0), *inputs[1:])
+
+    @torch.no_grad()
+    def _head_makes_the_logits(self) -> bool:
+        """Whether logits are the head's output as it is (some models scale or cap them)."""
+        ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
+        logits, hidden = self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
+        own = self._head(hidden)
+        return own.dtype == logits.dtype and torch.equal(own, logits)
