@@ -124,8 +124,9 @@ def load_model(
         else:
             model = AutoModelForCausalLM.from_pretrained(location.model, dtype=dtype)
     except (OSError, ValueError) as error:
+        start = f", which started from {train.model_name}," if location.untrained else ""
         raise DataError(
-            f"checkpoint={location.name}: {location.model} cannot be loaded: {error}"
+            f"checkpoint={location.name}: {location.model}{start} cannot be loaded: {error}"
         ) from error
     _check_fit(model, tokenizer, train.data_config.metadata_config.max_seq_len)
     return model.to(device).eval(), tokenizer

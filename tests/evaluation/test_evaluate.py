@@ -31,7 +31,8 @@ def run_folder(
     folder = tmp_path / "run"
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    (folder / "config.yaml").write_text(to_yaml(TrainConfig(data_config=data_config)))
+    train = TrainConfig(data_config=data_config, model_config_file="tiny.json")
+    (folder / "config.yaml").write_text(to_yaml(train))
     lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
     lines.append(
         {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
@@ -112,6 +113,50 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
     model = report_in(run_folder / "evaluation")["model"]
     assert model == str(run_folder / "checkpoint-20step" / "model")
+
+
+def test_everything_at_once_makes_one_page(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    counts = {"documents": 4, "documents/url": 3, "documents/title": 1}
+    line = json.dumps({"event": "step", "step": 9, "loss": 7.0, "counts": counts})
+    metrics.write_text(metrics.read_text().rpartition("\n")[0] + "\n" + line + "\n")
+    code = call(
+        monkeypatch,
+        f"checkpoint=[{run_folder},{run_folder / 'model'}]",
+        f"out_dir={tmp_path / 'out'}",
+        "metadata_list=[title,url]",
+        "comparisons=[all,each,left_out,added]",
+        "chosen=[title+url]",
+        "controls=[shuffled,wrong]",
+        "prompt=true",
+        "untrained=true",
+        "slices=[{by: site, top: 2},{by: length, edges: [200]}]",
+        "windows=first_piece",
+        "bootstrap_resamples=50",
+    )
+    assert code == 0
+    report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    names = [model["checkpoint"] for model in report["models"]]
+    first, same, untrained = report["models"]
+    assert names == [str(run_folder), str(run_folder / "model"), f"untrained ({run_folder})"]
+    assert first["comparisons"] == same["comparisons"]
+    assert first["comparisons"] != untrained["comparisons"]
+    assert [one["name"] for one in first["slices"]] == [
+        "site0.org",
+        "site1.org",
+        "below 200 bytes",
+        "200 bytes and more",
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert (
+        page.count('<img alt="') == 8
+    )  # differences and positions of three models, two of the run
+    assert "http://" not in page.replace("http://www.w3.org", "")  # nothing to fetch
+    assert "<td>title + url (plain English)</td>" in page
+    assert f"<h2>By kind of document: {run_folder}</h2>" in page
+    assert (tmp_path / "out" / "exposure.png").is_file()
 
 
 @pytest.mark.parametrize(
