@@ -95,9 +95,13 @@ def _leave(code: int) -> NoReturn:
 
 
 def register(schema: type) -> None:
-    """Makes the schema and the resolvers known to Hydra (repeatable)."""
-    name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", schema.__name__).lower()
-    ConfigStore.instance().store(name=name, node=schema)
+    """Makes the schema and the resolvers known to Hydra (repeatable).
+
+    A schema that extends another one takes its name, too: YAML files of that one then fit both.
+    """
+    for one in filter(dataclasses.is_dataclass, schema.__mro__):
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one.__name__).lower()
+        ConfigStore.instance().store(name=name, node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
 
 

@@ -1,0 +1,28 @@
+"""Schema of `explain.py`: every key of a training run, and what of it to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.config.keys import key
+from bsmeta.config.schema import TrainConfig
+
+
+@dataclass(kw_only=True)
+class ExplainConfig(TrainConfig):
+    """Documents as a training run with these keys sees them."""
+
+    document: str | None = key(
+        None, "the document to show, as logs name it: <shard>:<number>; null: the very first"
+    )
+    limit: int = key(1, "documents to show, from that one on")
+    epoch: int = key(0, "the pass over the data whose random choices are shown")
+    types: list[str] | None = key(
+        None, "give every document those of these types that it has, instead of drawing; []: none"
+    )
+    json: bool = key(
+        False, "one JSON object a document and line on standard output, and nothing else there"
+    )
+    html: str | None = key(None, "write a page to this file instead of showing it in the terminal")
+    tokens: bool = key(False, "in the terminal: show where each token begins")
+    sequences: int = key(8, "in the terminal and the page: packed sequences of a window to show")

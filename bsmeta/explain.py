@@ -1,0 +1,75 @@
+"""Shows documents as training sees them: prefix, tags, tokens, where loss is taken, packing.
+
+python bsmeta/explain.py --config-name demo limit=2
+python bsmeta/explain.py --config-name demo document=SHARD:7 types=[url,entity] html=page.html
+python bsmeta/explain.py --config-name demo limit=100 json=true | jq .prefix
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.explain import ExplainConfig
+
+if TYPE_CHECKING:
+    from bsmeta.explaining.selection import ExplainedWindow
+
+
+def main(config: ExplainConfig) -> None:
+    """Shows the documents that the configuration asks for, in the form that it asks for."""
+    if config.task != "causal_lm":
+        raise ConfigurationError(f"task={config.task}: explain.py shows the data of causal_lm only")
+    try:
+        show(config)
+        sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def show(config: ExplainConfig) -> None:
+    """Makes the windows with the documents, and writes them to the page or standard output."""
+    # Imported here: transformers takes seconds, and the command line is checked before.
+    from bsmeta.explaining.lines import json_line
+    from bsmeta.explaining.page import page
+    from bsmeta.explaining.selection import Selection
+    from bsmeta.explaining.terminal import TerminalView
+    from bsmeta.explaining.tokens import TokenTexts
+    from bsmeta.tasks.causal_lm import CausalLanguageModel
+
+    metadata = config.data_config.metadata_config
+    tokenizer = CausalLanguageModel(config).tokenizer
+    texts = TokenTexts(tokenizer)
+    windows: Iterable[ExplainedWindow] = Selection(config, tokenizer)
+    if config.html is not None:
+        windows = list(windows)
+        write(config.html, page(windows, config, texts))
+    if config.json:
+        for window in windows:
+            for document in window.documents:
+                print(json_line(document, metadata))
+    elif config.html is None:
+        view = TerminalView(Console(), config, texts)
+        for window in windows:
+            view.show(window)
+        view.show_legend()
+
+
+def write(path: str, text: str) -> None:
+    """Writes the page and says where it is, on standard error."""
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"html={path} cannot be written: {error}") from error
+    print(f"written to {path}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    run_entry_point(main, ExplainConfig, "v2")

@@ -1,0 +1,93 @@
+"""What the terminal and the page say in words: of documents, of their pieces, of their packing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
+from bsmeta.explaining.tokens import Part, ShownToken
+
+
+def document_facts(
+    document: ExplainedDocument, pieces: Sequence[Sequence[ShownToken]]
+) -> tuple[str, str]:
+    """Its metadata, and its lengths.
+
+    Args:
+        document: The document.
+        pieces: The tokens of each of its pieces.
+    """
+    given = document.rendered.types
+    others = [name for name in document.present if name not in given]
+    metadata = f"metadata: {', '.join(given) or 'none'}"
+    if others:
+        metadata += f"; it also has {', '.join(others)}"
+    if document.lacking:
+        metadata += f"; it lacks {', '.join(document.lacking)}"
+    tokens, targets = sum(map(len, pieces)), sum(one.target for piece in pieces for one in piece)
+    lengths = (
+        f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
+        f"{count(len(pieces), 'piece')}, loss on {targets:,}"
+    )
+    return metadata, lengths
+
+
+def piece_facts(
+    document: ExplainedDocument, place: int, tokens: Sequence[ShownToken], sequences: int
+) -> str:
+    """The lengths of a piece, and where it is packed.
+
+    Args:
+        document: The document.
+        place: The piece's place among its pieces.
+        tokens: The piece's tokens.
+        sequences: Number of sequences in the window.
+    """
+    lengths = Counter(one.part for one in tokens)
+    parts = ", ".join(f"{part.value} {lengths[part]}" for part in Part if lengths[part])
+    return (
+        f"piece {place + 1} of {len(document.pieces)}: {count(len(tokens), 'token')} ({parts}), "
+        f"loss on {sum(one.target for one in tokens)}; "
+        f"sequence {document.sequences[place] + 1} of {sequences}"
+    )
+
+
+def packing_facts(window: ExplainedWindow) -> str:
+    """How well a window is packed."""
+    pieces = sum(map(len, window.sequences))
+    used = sum(one.length for sequence in window.sequences for one in sequence)
+    places = max(len(window.sequences) * window.capacity, 1)
+    return (
+        f"documents {window.first} to {window.last} of {window.shard} are one window: "
+        f"{count(pieces, 'piece')} in {count(len(window.sequences), 'sequence')} of "
+        f"{window.capacity:,} tokens, {used / places:.1%} full"
+    )
+
+
+def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
+    """Places of the sequences to show: the first ones, then as many with documents that are shown.
+
+    Args:
+        window: The window.
+        most: How many of each.
+    """
+    own = {place for document in window.documents for place in document.sequences}
+    others = sorted(place for place in own if place >= most)
+    return [*range(min(most, len(window.sequences))), *others[:most]]
+
+
+def piece_name(piece: PackedPiece) -> str:
+    """`17 (1/3): 256`: number of the document, piece of how many, tokens."""
+    part = f" ({piece.piece + 1}/{piece.pieces})" if piece.pieces > 1 else ""
+    return f"{piece.number}{part}: {piece.length}"
+
+
+def padding(sequence: Sequence[PackedPiece], capacity: int) -> int:
+    """Tokens that fill a sequence up."""
+    return capacity - sum(one.length for one in sequence)
+
+
+def count(number: int, name: str) -> str:
+    """`1 piece`, `2,000 pieces`."""
+    return f"{number:,} {name}" + ("" if number == 1 else "s")

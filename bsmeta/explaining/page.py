@@ -1,0 +1,180 @@
+"""Documents as one HTML page that needs nothing else: no script, no font, no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.explaining.facts import (
+    document_facts,
+    packing_facts,
+    padding,
+    piece_facts,
+    piece_name,
+    shown_sequences,
+)
+from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow
+from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
+
+STYLE = """
+:root { color-scheme: light dark; --text: #1d2025; --faint: #666b72; --ground: #fff;
+        --panel: #f5f6f7; --line: #c9ccd1; --piece: #dfe2e6; --own: #8fc7a8;
+        --cut: #2f7fd0; }
+@media (prefers-color-scheme: dark) {
+  :root { --text: #e4e6e9; --faint: #8d939b; --ground: #16181c; --panel: #202329; --line: #454a52;
+          --piece: #343941; --own: #2f6b4b; --cut: #7db4ec; }
+}
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground);
+       max-width: 66rem; margin: 0 auto; padding: 1rem 1.5rem 5rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin: 2.5rem 0 .3rem; word-break: break-all; }
+h3 { font-size: .85rem; font-weight: normal; color: var(--faint); margin: 1.2rem 0 .3rem; }
+p { margin: .2rem 0; } .facts { color: var(--faint); font-size: .9rem; }
+.legend { position: sticky; top: 0; background: var(--ground); padding: .6rem 0; z-index: 1;
+          border-bottom: 1px solid var(--line); font-size: .85rem; }
+.legend span { margin-right: .4rem; padding: .1rem .35rem; border-radius: .2rem; }
+.legend label { margin-right: 1.2rem; white-space: nowrap; }
+.piece { font: 13.5px/1.75 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+         white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
+         padding: .7rem .9rem; border-radius: .4rem; }
+.out { font-style: italic; } .in, .end { font-weight: bold; }
+.newline { color: var(--line); font-weight: normal; user-select: none; }
+body:has(#loss:checked) .no { color: var(--faint);
+  text-decoration: underline dotted var(--faint) 1px; text-underline-offset: .25em; }
+body:has(#tokens:checked) .piece i { border-left: 1px solid var(--cut);
+  margin-left: 1px; padding-left: 1px; }
+.piece i { font-style: inherit; } .piece i.out { font-style: italic; }
+[data-t]:hover { outline: 1px solid var(--text); }
+[data-t]:hover::after { content: attr(data-t); position: fixed; left: 0; right: 0; bottom: 0;
+  font: 14px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--ground);
+  background: var(--text); padding: .6rem 1.5rem; white-space: pre-wrap; z-index: 2; }
+table { border-collapse: collapse; width: 100%; font-size: .8rem; margin-top: .5rem;
+        font-variant-numeric: tabular-nums; }
+th { font-weight: normal; color: var(--faint); text-align: right; }
+td { padding: .12rem 0 .12rem .6rem; text-align: right; } td:nth-child(2) { width: 85%; }
+.bar { display: flex; height: 1.5rem; gap: 1px; }
+.bar span { background: var(--piece); overflow: hidden; white-space: nowrap; text-align: left;
+            padding: .1rem 0 0 .3rem; min-width: 0; box-sizing: border-box; }
+.bar .own { font-weight: bold; background: var(--own); }
+.bar .padding { background:
+  repeating-linear-gradient(45deg, var(--line) 0 1px, transparent 1px 6px); }
+"""
+
+PART_CLASSES = {
+    Part.PREFIX: "out",
+    Part.SUFFIX: "out",
+    Part.LOCAL: "in",
+    Part.END: "end",
+    Part.TEXT: "",
+}
+
+
+def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
+    """The page as text.
+
+    Args:
+        windows: The windows with the documents to show.
+        config: The configuration that they were made with.
+        texts: How tokens read.
+    """
+    keys = config.data_config.metadata_config.metadata_list
+    colours = [f".k{kind} {{ {colour(kind)} }}" for kind in range(1, len(keys) + 1)]
+    body = ["<h1>Documents as the model sees them</h1>", introduction(config), legend(keys)]
+    for window in windows:
+        for document in window.documents:
+            body += document_parts(document, len(window.sequences), keys, texts)
+        if config.sequences:
+            body += packing(window, config.sequences)
+    inside = "\n".join(body)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        "<title>Documents as the model sees them</title>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}{' '.join(colours)}</style></head>\n<body>\n{inside}\n</body></html>\n"
+    )
+
+
+def colour(kind: int) -> str:
+    """A background that can be read in light and dark; the golden angle keeps hues apart."""
+    return f"background: hsl({(kind * 137.5 + 70) % 360:g} 75% 50% / .25);"
+
+
+def introduction(config: ExplainConfig) -> str:
+    """The configuration in a sentence."""
+    data = config.data_config
+    choice = "drawn as in training" if config.types is None else f"types={config.types}"
+    return (
+        f'<p class="facts">{escape(str(data.train_file))}; tokenizer '
+        f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
+        f"{data.metadata_config.max_seq_len:,} tokens; seed {config.seed}, epoch {config.epoch}; "
+        f"metadata {escape(choice)}</p>"
+    )
+
+
+def legend(keys: Sequence[str]) -> str:
+    """What colours and styles mean, and the switches."""
+    types = "".join(f'<span class="k{i}">{escape(key)}</span>' for i, key in enumerate(keys, 1))
+    return (
+        '<div class="legend">'
+        '<label><input type="checkbox" id="tokens"> token boundaries</label>'
+        '<label><input type="checkbox" id="loss" checked> mark tokens without loss '
+        '<span class="no">like this</span></label>'
+        '<label><span class="out">prefix, suffix</span><span class="in">metadata in the text'
+        f"</span><span>text</span></label><br>metadata: {types}</div>"
+    )
+
+
+def document_parts(
+    document: ExplainedDocument, sequences: int, keys: Sequence[str], texts: TokenTexts
+) -> Iterator[str]:
+    """A document: its facts, and each of its pieces token by token."""
+    yield f"<h2>{escape(document.name)}</h2>"
+    pieces = [shown_tokens(one, document.rendered, texts) for one in document.pieces]
+    for line in document_facts(document, pieces):
+        yield f'<p class="facts">{escape(line)}</p>'
+    for place, tokens in enumerate(pieces):
+        yield f"<h3>{escape(piece_facts(document, place, tokens, sequences))}</h3>"
+        inside = "".join(token_part(i, one, keys) for i, one in enumerate(tokens))
+        yield f'<div class="piece">{inside}</div>'
+
+
+def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
+    """A token, with what is shown of it below the pointer."""
+    kind = f"k{token.kind}" if token.kind else ""
+    possible = (PART_CLASSES[token.part], kind, "" if token.target else "no")
+    classes = [one for one in possible if one]
+    text = escape(harmless(token.text)) or "·"
+    text = text.replace("\n", '<span class="newline">↵</span>\n')
+    named = f' class="{" ".join(classes)}"' if classes else ""
+    return f'<i{named} data-t="{about(place, token, keys)}">{text}</i>'
+
+
+def about(place: int, token: ShownToken, keys: Sequence[str]) -> str:
+    """What is to be known of a token, as the text of an attribute."""
+    what = f"{keys[token.kind - 1]} ({token.part.value})" if token.kind else token.part.value
+    loss = "loss" if token.target else "no loss"
+    return escape(f"token {place}: id {token.id}, {what}, {loss}  {harmless(token.text)!r}")
+
+
+def packing(window: ExplainedWindow, most: int) -> Iterator[str]:
+    """Which documents share sequences, to scale."""
+    yield f'<h2>Packing</h2><p class="facts">{escape(packing_facts(window))}; the first sequences, '
+    yield "and those with documents from above (bold)</p>"
+    yield "<table><tr><th>sequence<th><th>padding"
+    shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
+    for place in shown_sequences(window, most):
+        parts = []
+        for piece in window.sequences[place]:
+            own = ' class="own"' if piece.number in shown else ""
+            name = piece_name(piece)
+            parts.append(
+                f'<span{own} style="flex:{piece.length} 0 0" '
+                f'data-t="document {name} tokens">{name}</span>'
+            )
+        left = padding(window.sequences[place], window.capacity)
+        if left:
+            parts.append(
+                f'<span class="padding" style="flex:{left} 0 0" data-t="padding: {left}"></span>'
+            )
+        yield f'<tr><td>{place + 1}<td><div class="bar">{"".join(parts)}</div><td>{left}'
+    yield "</table>"

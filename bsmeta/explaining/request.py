@@ -1,0 +1,98 @@
+"""What was asked for: a document by its name, types instead of drawn ones, numbers.
+
+Used by `selection`, before any document is read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+from collections.abc import Sequence
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
+from bsmeta.data.shards import Shard
+
+NAMES_SHOWN = 5
+
+
+def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
+    """The configuration under which every document is given exactly those of `types` it has.
+
+    Raises:
+        ConfigurationError: Naming the types that are not in `metadata_list`.
+    """
+    known = metadata.metadata_list
+    unknown = [name for name in types if name not in known]
+    if unknown:
+        hints = [
+            f"{name} is the column of {COLUMN_KEYS[name]}"
+            for name in unknown
+            if name in COLUMN_KEYS
+        ]
+        raise ConfigurationError(
+            f"types={list(types)}: {', '.join(unknown)} not in data_config.metadata_config."
+            f"metadata_list; expected some of {', '.join(known)}, or add to that list"
+            + "".join(f" ({hint})" for hint in hints)
+        )
+    return dataclasses.replace(
+        metadata,
+        metadata_probability=1.0 if types else 0.0,
+        random_sample_metadata=False,
+        html_overall_sample_rate=1.0,
+        metadata_dropout={name: 1.0 for name in known if name not in types},
+    )
+
+
+def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int, int]:
+    """The place of a document's shard in the list, and its number in it.
+
+    Raises:
+        ConfigurationError: If it does not read `<shard>:<number>`, or training has no such shard.
+    """
+    names = [shard.name for shard in shards]
+    parts = re.fullmatch(r"(.+):([0-9]{1,15})", document)
+    if parts is None:
+        raise ConfigurationError(
+            f"document={document}: expected <shard>:<number>, such as {names[0]}:0"
+        )
+    name = parts[1]
+    if name in names:
+        return names.index(name), int(parts[2])
+    problem = f"document={document}: training reads no shard of the name {name}"
+    if data.validation_file and name == os.path.basename(data.validation_file):
+        raise ConfigurationError(
+            f"{problem}: it is the held-out file; data_config.validation_file=null would not "
+            "leave it out"
+        )
+    near = difflib.get_close_matches(name, names, n=NAMES_SHOWN, cutoff=0.0)
+    more = f" or {len(names) - len(near)} others" if len(names) > len(near) else ""
+    raise ConfigurationError(
+        f"{problem}; expected {', '.join(near)}{more} (data_config.train_file={data.train_file})"
+    )
+
+
+def check_numbers(config: ExplainConfig) -> None:
+    """Refuses numbers that are too small."""
+    least = {"limit": 1, "epoch": 0, "sequences": 0}
+    problems = [
+        f"{name}={getattr(config, name)}: expected {number} or more"
+        for name, number in least.items()
+        if getattr(config, name) < number
+    ]
+    if problems:
+        raise ConfigurationError("; ".join(problems))
+
+
+def no_such_document(shard: Shard, number: int, count: int) -> str:
+    """What is wrong with a number beyond the end of its shard of `count` documents."""
+    if not count:
+        return f"document={shard.name}:{number}: the shard has no documents"
+    return (
+        f"document={shard.name}:{number}: the shard has {count} documents; expected a number "
+        f"from 0 to {count - 1}"
+    )

@@ -1,0 +1,224 @@
+"""Which documents are shown, and the windows of the training data that they lie in.
+
+First step: `bsmeta.data` makes the windows exactly as it does for training, so what is shown of a
+document (its metadata, its pieces, the sequences that they share with others) is what a run trains
+on. Only `types`, which replaces the drawing of metadata, makes something else of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.data.cache import Cache
+from bsmeta.data.index import IndexCache
+from bsmeta.data.lines import LineReader
+from bsmeta.data.pieces import Piece
+from bsmeta.data.shards import Shard, list_shards
+from bsmeta.data.stream import check_values, held_out, sample_lines
+from bsmeta.data.windows import Window, WindowDocument, WindowMaker
+from bsmeta.explaining.request import check_numbers, find, no_such_document, with_types
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Rendered
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedPiece:
+    """A piece in a sequence: piece `piece` (from 0) of the `pieces` of document `number`."""
+
+    number: int
+    piece: int
+    pieces: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedDocument:
+    """A document that is shown.
+
+    Attributes:
+        name: `<shard>:<number>`.
+        rendered: The document as the model reads it.
+        pieces: What is trained on, in order.
+        sequences: For each piece the place (from 0) of its sequence in the window.
+        present: Types of `metadata_list` that the document has records of.
+        lacking: Types that were asked for and that it could not be given.
+    """
+
+    name: str
+    rendered: Rendered
+    pieces: list[Piece]
+    sequences: list[int]
+    present: tuple[str, ...]
+    lacking: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedWindow:
+    """A window with documents that are shown.
+
+    Attributes:
+        shard: Name of its shard.
+        first: Number of its first document.
+        last: Number of its last one.
+        documents: Those to show.
+        sequences: All of its sequences, in the order in which the stream gives them out.
+        capacity: Tokens of a sequence.
+    """
+
+    shard: str
+    first: int
+    last: int
+    documents: list[ExplainedDocument]
+    sequences: list[list[PackedPiece]]
+    capacity: int
+
+
+class Selection:
+    """The windows with the documents that a configuration asks for.
+
+    Args:
+        config: The training configuration, and what to show of it.
+        tokenizer: The tokenizer of the run, special tokens of the metadata added.
+
+    Raises:
+        ConfigurationError: If a key has no possible value, or names a shard or a type that the
+            configuration does not have.
+        DataError: If shards are missing.
+    """
+
+    def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+        check_values(config.data_config)
+        check_numbers(config)
+        self._config = config
+        self._data = config.data_config
+        if config.types is not None:
+            metadata = with_types(config.data_config.metadata_config, config.types)
+            self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
+        self._shards = list_shards(self._data)
+        self._place, self._number = 0, 0
+        if config.document is not None:
+            self._place, self._number = find(config.document, self._shards, self._data)
+        cache = Cache(self._data.cache_dir)
+        self._indexes = IndexCache(cache)
+        self._decoder = DocumentDecoder(self._data.metadata_config)
+        self._maker = WindowMaker(
+            self._data,
+            tokenizer,
+            config.seed,
+            held_out=held_out(self._data, cache),
+            sample=sample_lines(self._shards),
+        )
+
+    def __iter__(self) -> Iterator[ExplainedWindow]:
+        """The windows, each with one or more documents to show.
+
+        Raises:
+            ConfigurationError: If the document that was asked for does not exist, or is skipped.
+            DataError: If a document of a window is bad, where `bad_documents` is strict.
+        """
+        left = self._config.limit
+        for shard in self._shards[self._place :]:
+            start = self._number if shard is self._shards[self._place] else 0
+            for window in self._windows(shard, start):
+                shown = self._explain(window, start, left)
+                left -= len(shown.documents)
+                if shown.documents:
+                    yield shown
+                if not left:
+                    return
+        log.warning(
+            "limit=%d: the data ends after %d documents",
+            self._config.limit,
+            self._config.limit - left,
+        )
+
+    def _windows(self, shard: Shard, start: int) -> Iterator[Window]:
+        """The windows of a shard, from the one with document `start` on."""
+        size = self._data.window_documents
+        reader = LineReader(shard.path, self._indexes)
+        for first in itertools.count(start // size * size, size):
+            lines = reader.read(first, size)
+            missing = first <= start and first + len(lines) <= start and not reader.damage
+            if missing and self._is_asked_for(shard):
+                raise ConfigurationError(no_such_document(shard, start, reader.line))
+            if lines or reader.damage:
+                yield Window(self._config.epoch, shard, first, lines, reader.damage)
+            if len(lines) < size:
+                break
+        reader.close()
+
+    def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
+        documents, skipped = self._maker.documents(window)
+        for reason, count in skipped.items():
+            log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
+        packing = self._maker.pack(window, documents).packing
+        table = [
+            PackedPiece(one.number, place, len(one.pieces), len(piece))
+            for one in documents
+            for place, piece in enumerate(one.pieces)
+        ]
+        sequence_of = {piece: place for place, row in enumerate(packing) for piece in row}
+        first_piece = itertools.accumulate((len(one.pieces) for one in documents), initial=0)
+        chosen = [
+            (one, piece)
+            for one, piece in zip(documents, first_piece, strict=False)
+            if one.number >= start
+        ][:limit]
+        self._check_found(window, start, [one.number for one, _ in chosen], skipped)
+        return ExplainedWindow(
+            shard=window.shard.name,
+            first=window.first,
+            last=window.first + len(window.lines) - 1,
+            documents=[
+                self._document(
+                    window, one, [sequence_of[piece + i] for i in range(len(one.pieces))]
+                )
+                for one, piece in chosen
+            ],
+            sequences=[[table[piece] for piece in row] for row in packing],
+            capacity=self._data.metadata_config.max_seq_len,
+        )
+
+    def _document(
+        self, window: Window, document: WindowDocument, sequences: list[int]
+    ) -> ExplainedDocument:
+        metadata, rendered = self._data.metadata_config, document.rendered
+        if metadata.without_metadata_same_context:
+            rendered = rendered.without_metadata()
+        decoded = self._decoder.decode(window.lines[document.number - window.first])
+        return ExplainedDocument(
+            name=f"{window.shard.name}:{document.number}",
+            rendered=rendered,
+            pieces=document.pieces,
+            sequences=sequences,
+            present=tuple(key for key in metadata.metadata_list if decoded.has(key)),
+            lacking=tuple(key for key in self._config.types or () if key not in rendered.types),
+        )
+
+    def _check_found(
+        self, window: Window, start: int, numbers: Sequence[int], skipped: Counter[str]
+    ) -> None:
+        """Refuses to pass over the document that was asked for."""
+        if not self._is_asked_for(window.shard) or start < window.first:
+            return
+        if start not in numbers:
+            reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
+            raise ConfigurationError(
+                f"document={window.shard.name}:{start}: training skips it (of documents "
+                f"{window.first} to {window.first + len(window.lines) - 1} it skips {reasons}); "
+                "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
+            )
+
+    def _is_asked_for(self, shard: Shard) -> bool:
+        return self._config.document is not None and shard is self._shards[self._place]

@@ -1,0 +1,142 @@
+"""Documents in a terminal, in colour: a colour a type, faint where no loss is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.rule import Rule
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
+
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.explaining.facts import (
+    document_facts,
+    packing_facts,
+    padding,
+    piece_facts,
+    piece_name,
+    shown_sequences,
+)
+from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
+from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
+
+# The terminal's own colours, which its theme makes readable on its background.
+COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+FAINT = Style(dim=True)
+BOUNDARY = "│"
+INSIDE_CHARACTER = "·"
+BAR_CELLS = 32
+
+
+class TerminalView:
+    """Prints documents and windows.
+
+    Args:
+        console: Where to.
+        config: What is shown: `tokens` and `sequences` are used, and `metadata_list`.
+        texts: How tokens read.
+    """
+
+    def __init__(self, console: Console, config: ExplainConfig, texts: TokenTexts) -> None:
+        self._console = console
+        self._keys = config.data_config.metadata_config.metadata_list
+        self._texts = texts
+        self._boundaries = config.tokens
+        self._sequences = config.sequences
+
+    def show(self, window: ExplainedWindow) -> None:
+        """Prints the documents of a window that are to be shown, then how it is packed."""
+        for document in window.documents:
+            self._print(*self._document(document, len(window.sequences)))
+        if self._sequences:
+            self._print(*packing(window, self._sequences))
+
+    def show_legend(self) -> None:
+        """Prints what the colours mean."""
+        self._print(Rule(style="dim"), *legend(self._keys, boundaries=self._boundaries))
+
+    def _print(self, *parts: RenderableType) -> None:
+        self._console.print(Group(*parts), highlight=False)
+
+    def _document(self, document: ExplainedDocument, sequences: int) -> Iterator[RenderableType]:
+        yield heading(document.name)
+        pieces = [shown_tokens(one, document.rendered, self._texts) for one in document.pieces]
+        for line in document_facts(document, pieces):
+            yield Text(line, FAINT)
+        for place, tokens in enumerate(pieces):
+            yield Text(f"\n{piece_facts(document, place, tokens, sequences)}", FAINT)
+            yield coloured(tokens, boundaries=self._boundaries)
+        yield Text()
+
+
+def heading(text: str) -> Rule:
+    """A line with a name in it."""
+    return Rule(Text(text, "bold"), align="left", style=FAINT)
+
+
+def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
+    """A piece as it reads."""
+    shown = Text()
+    for place, token in enumerate(tokens):
+        text = harmless(token.text)
+        if boundaries:
+            text = text.replace("\n", "↵\n") or INSIDE_CHARACTER
+            shown.append(BOUNDARY if place else "", FAINT)
+        shown.append(text, style_of(token.part, token.kind, target=token.target))
+    return shown
+
+
+def style_of(part: Part, kind: int, *, target: bool) -> Style:
+    """How a token is shown."""
+    return Style(
+        color=COLOURS[(kind - 1) % len(COLOURS)] if kind else None,
+        bold=part in (Part.LOCAL, Part.END),
+        italic=part in (Part.PREFIX, Part.SUFFIX),
+        dim=not target,
+    )
+
+
+def legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
+    """What the colours and styles mean."""
+    types = [Text(key, style_of(Part.TEXT, kind, target=True)) for kind, key in enumerate(keys, 1)]
+    yield Text("metadata: ").append(Text(", ").join(types))
+    styles = Text("style: ").append("prefix, suffix", style_of(Part.PREFIX, 0, target=True))
+    styles.append(", ").append("metadata in the text", style_of(Part.LOCAL, 0, target=True))
+    styles.append(", text; no loss is taken on ").append("faint", FAINT).append(" tokens")
+    yield styles
+    if boundaries:
+        yield Text(f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character")
+
+
+def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
+    """Which documents share sequences, and what is left to padding."""
+    yield heading("packing")
+    yield Text(packing_facts(window), FAINT)
+    yield Text("the first sequences, and those with documents from above (bold):\n", FAINT)
+    table = Table(box=None, pad_edge=False, header_style=FAINT)
+    table.add_column("sequence", justify="right")
+    table.add_column("to scale", no_wrap=True)
+    table.add_column("padding", justify="right")
+    table.add_column("document (piece): tokens")
+    shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
+    for place in shown_sequences(window, most):
+        sequence = window.sequences[place]
+        pieces = Text(" · ").join(
+            Text(piece_name(one), Style(bold=one.number in shown)) for one in sequence
+        )
+        left = padding(sequence, window.capacity)
+        table.add_row(str(place + 1), bar(sequence, window.capacity, shown), str(left), pieces)
+    yield table
+    yield Text()
+
+
+def bar(sequence: Sequence[PackedPiece], capacity: int, shown: Container[int]) -> Text:
+    """A sequence to scale: full blocks for documents that are shown, dots for padding."""
+    cells, end = "", 0
+    for place, piece in enumerate(sequence):
+        end += piece.length
+        block = "█" if piece.number in shown else "▓▒"[place % 2]
+        cells += block * (round(end * BAR_CELLS / capacity) - len(cells))
+    return Text(cells).append("·" * (BAR_CELLS - len(cells)), FAINT)

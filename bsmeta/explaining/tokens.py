@@ -1,0 +1,132 @@
+"""What each token of a piece is: how it reads, which part it belongs to, whether it is trained on.
+
+Between `selection` and the views. A token is shown by its own bytes, not by decoding the piece, so
+that what is seen is what the model is given.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.backends import byte_alphabet
+from bsmeta.data.pieces import Piece
+from bsmeta.data.tokens import byte_lengths
+from bsmeta.metadata.rendering import Rendered
+
+
+class Part(Enum):
+    """Where a token stands."""
+
+    PREFIX = "prefix"
+    TEXT = "text"
+    LOCAL = "in the text"
+    SUFFIX = "suffix"
+    END = "end of the document"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownToken:
+    """A token.
+
+    Attributes:
+        id: Its id.
+        text: How it reads; "" where it ends inside a character, which the last token of the
+            character shows.
+        part: Where it stands.
+        kind: 0 for text, 1 + i for metadata of type metadata_list[i].
+        target: Whether loss is taken on it.
+    """
+
+    id: int
+    text: str
+    part: Part
+    kind: int
+    target: bool
+
+
+class TokenTexts:
+    """How the tokens of a tokenizer read.
+
+    Args:
+        tokenizer: A fast tokenizer. Of one that is not byte-level BPE, tokens read as they are
+            named in its vocabulary.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        fast = tokenizer.backend_tokenizer
+        self._names = {number: entry for entry, number in fast.get_vocab().items()}
+        self._added = {
+            number: token.content for number, token in fast.get_added_tokens_decoder().items()
+        }
+        self._alphabet = None if byte_lengths(fast) is None else byte_alphabet()
+
+    def __call__(self, ids: Sequence[int]) -> list[str]:
+        """How the tokens read one after the other."""
+        if self._alphabet is None:
+            return [self._names[number].replace("\u2581", " ") for number in ids]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        texts = [decoder.decode(self._bytes(number, self._alphabet)) for number in ids]
+        if texts:  # the piece may end inside a character
+            texts[-1] += decoder.decode(b"", final=True)
+        return texts
+
+    def _bytes(self, number: int, alphabet: dict[str, int]) -> bytes:
+        if number in self._added:
+            return self._added[number].encode()
+        return bytes(alphabet[character] for character in self._names[number])
+
+
+def shown_tokens(piece: Piece, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
+    """The tokens of a piece, its prefix included.
+
+    Args:
+        piece: The piece.
+        rendered: The document that it is part of.
+        texts: How tokens read.
+    """
+    ids = piece.ids.tolist()
+    parts = _parts(piece, rendered)
+    columns = (ids, texts(ids), parts, piece.kinds.tolist(), piece.loss_mask.tolist())
+    return [ShownToken(*row) for row in zip(*columns, strict=True)]
+
+
+def metadata_mask(piece: Piece, rendered: Rendered, config: MetadataConfig) -> np.ndarray:
+    """Which tokens have a character of metadata in them (bool[len(piece)]).
+
+    With `treat_local_metadata_as_regular_text` only those of the prefix and the suffix.
+    """
+    mask = piece.kinds > 0
+    if config.treat_local_metadata_as_regular_text:
+        mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(piece, rendered)]
+    return mask
+
+
+def _parts(piece: Piece, rendered: Rendered) -> list[Part]:
+    encoded, part = piece.document, slice(piece.start, piece.stop)
+    parts = [Part.LOCAL if kind else Part.TEXT for kind in encoded.kinds[part].tolist()]
+    if rendered.suffix:  # the last run, before the end-of-text token
+        for place in np.flatnonzero(encoded.run[part] == encoded.run[-2]).tolist():
+            parts[place] = Part.SUFFIX
+    if piece.stop == len(encoded.ids):
+        parts[-1] = Part.END
+    return [Part.PREFIX] * piece.prefix_length + parts
+
+
+# Characters that would move the cursor, colour the terminal or turn the direction of the text.
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+}
+
+
+def harmless(text: str) -> str:
+    """The text with every control character but tab and newline as a visible one."""
+    return text.translate(_CONTROLS)
