@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.tokens import TextTokenizer, Tokens
-from bsmeta.metadata.masks import inside_span, loss_tables, text_positions, token_kinds
+from bsmeta.metadata.masks import loss_tables, text_positions
 from bsmeta.metadata.rendering import Rendered
 
 
@@ -144,36 +144,45 @@ class DocumentEncoder:
     ) -> EncodedDocument:
         prefix_ids, prefix_kinds = prefix or NOTHING
         suffix_ids, suffix_kinds = suffix or NOTHING
-        if len(rendered.spans):
-            starts, _ = characters = in_body(rendered, body)
-            kinds = token_kinds(*characters, rendered.spans, rendered.span_kinds)
-            run = runs(starts, kinds, rendered.spans)
-        else:
-            kinds = np.zeros(len(body.ids), np.uint8)
-            run = np.full(len(body.ids), -1, np.int32)
-        # Behind the body: the suffix, which is a run of its own, and EOS, which is none.
-        suffix_run = np.full(len(suffix_ids), len(kinds), np.int32)
+        parts = [body.ids, suffix_ids, self._eos] if suffix else [body.ids, self._eos]
+        ids = np.concatenate(parts)
+        kinds, targets, run = all_text(len(ids))
+        if len(rendered.spans) or suffix:
+            kinds, run = kinds.copy(), run.copy()
+            mark_spans(kinds, run, *in_body(rendered, body), rendered.spans, rendered.span_kinds)
+            targets = self._body_targets[kinds]
+            appended = slice(len(body.ids), -1)
+            kinds[appended] = suffix_kinds
+            targets[appended] = self._outside_targets[suffix_kinds]
+            run[appended] = len(ids)  # a run of its own
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_kinds=prefix_kinds,
             prefix_targets=self._outside_targets[prefix_kinds],
-            ids=np.concatenate((body.ids, suffix_ids, self._eos)),
-            kinds=np.concatenate((kinds, suffix_kinds, EOS_KIND)),
-            targets=np.concatenate(
-                (
-                    self._body_targets[kinds],
-                    self._outside_targets[suffix_kinds],
-                    self._body_targets[EOS_KIND],
-                )
-            ),
-            run=np.concatenate((run, suffix_run, EOS_RUN)),
-            locate=partial(locate, rendered, body, len(suffix_ids) + 1),
+            ids=ids,
+            kinds=kinds,
+            targets=targets,
+            run=run,
+            locate=partial(locate, rendered, body, len(ids) - len(body.ids)),
         )
 
 
+def all_text(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Kinds, targets and runs of tokens of which none is metadata; parts of shared arrays."""
+    size = max(1 << (length - 1).bit_length(), 1 << 12)
+    kinds, targets, run = _all_text(size)
+    return kinds[:length], targets[:length], run[:length]
+
+
+@lru_cache
+def _all_text(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    arrays = np.zeros(size, np.uint8), np.ones(size, np.bool_), np.full(size, -1, np.int32)
+    for array in arrays:
+        array.flags.writeable = False
+    return arrays
+
+
 NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))
-EOS_KIND = np.zeros(1, np.uint8)
-EOS_RUN = np.full(1, -1, np.int32)
 
 
 def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
@@ -191,23 +200,38 @@ def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, n
 
 
 def covered_kinds(tokens: Tokens, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """`token_kinds` of a text that its spans cover wholly (uint8)."""
+    """The kind of each token of a text that its spans cover wholly (uint8)."""
     starts, _ = tokens.characters()
     return kinds[np.searchsorted(spans[:, 1], starts, side="right")]
 
 
-def runs(starts: np.ndarray, kinds: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """Numbers the runs of tokens between which an inserted string would be cut.
+def mark_spans(
+    kinds: np.ndarray,
+    run: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    spans: np.ndarray,
+    span_kinds: np.ndarray,
+) -> None:
+    """Marks the tokens that hold characters of inserted strings.
 
-    A token may hold the end of one string and the start of the next: then both are one run.
+    A token that holds characters of several is of the kind of the first; and since no cut may
+    divide any of them, they are one run.
 
     Args:
-        starts: int32[n], first character of each token.
-        kinds: uint8[n], 0 for text.
-        spans: int32[m, 2], the inserted strings.
-
-    Returns:
-        int32[n]: the run of each metadata token, -1 for text.
+        kinds: uint8, 0 for text; the kinds of tokens are written into it.
+        run: int32, -1 for text; the numbers of runs are written into it.
+        starts: int32[n], first character of each of the first n tokens; never falling.
+        ends: int32[n], the end of its last character.
+        spans: int32[m, 2], the inserted strings, sorted and disjoint.
+        span_kinds: uint8[m].
     """
-    begins = (kinds > 0) & ~inside_span(starts, spans)
-    return np.where(kinds > 0, np.cumsum(begins, dtype=np.int32) - 1, np.int32(-1))
+    first = np.searchsorted(ends, spans[:, 0], side="right")
+    last = np.searchsorted(starts, spans[:, 1], side="left")
+    before = np.concatenate((np.zeros(1, np.int64), last[:-1]))
+    number = np.cumsum(first >= before, dtype=np.int32)
+    first = np.maximum(first, before)
+    sizes = last - first
+    tokens = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+    kinds[tokens] = np.repeat(span_kinds, sizes)
+    run[tokens] = np.repeat(number, sizes)

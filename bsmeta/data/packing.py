@@ -6,6 +6,7 @@ Language Modeling") fills sequences almost wholly and never splits a piece.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -16,7 +17,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
     Each piece, the longest first, goes where it leaves the least room; a new sequence is opened
     only when it fits nowhere. The sequences that have `room` tokens left stand in `by_room[room]`,
-    and bit `room` of `rooms` says whether there is one, so that the best is found at once.
+    and bit `room` of `rooms` says whether there are any, so that the best is found at once.
 
     Args:
         lengths: Lengths in tokens, each from 1 to `capacity`.
@@ -26,7 +27,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
         For each sequence the indices of its pieces.
     """
     sequences: list[list[int]] = []
-    by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
+    by_room: defaultdict[int, list[int]] = defaultdict(list)
     rooms = 0
     for piece in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
         length = lengths[piece]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.encoding import DocumentEncoder, EncodedDocument, mark_spans
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer
@@ -66,7 +68,7 @@ def test_tags_are_runs_of_their_type() -> None:
         (" ", 0), ("x", 0), ("<", 1), ("b", 1), (">", 1), ("y", 0), ("z", 0),
         ("<", 1), ("/", 1), ("b", 1), (">", 1), ("<eos>", 0),
     ]  # fmt: skip
-    assert document.run.tolist() == [-1, -1, 0, 0, 0, -1, -1, 1, 1, 1, 1, -1]
+    assert document.run.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
     assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
     assert document.targets.all()  # local metadata is regular text unless told otherwise
@@ -123,3 +125,28 @@ def test_a_sequence_that_the_prefix_could_fill() -> None:
     for changes in ({"max_seq_len": 8}, {"max_seq_len": 64, "prefix_max_tokens": 63}):
         with pytest.raises(ConfigurationError, match=r"prefix_max_tokens.*max_seq_len"):
             DocumentEncoder(TOKENIZER, DataConfig(metadata_config=MetadataConfig(**changes)))
+
+
+@given(st.data())
+def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
+    """Random tokens over random spans, against a look at every character."""
+    cuts = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=20), "token lengths")
+    ends = np.cumsum(cuts).astype(np.int32)
+    starts = (ends - cuts).astype(np.int32)
+    size = st.integers(0, int(ends[-1]))
+    places = sorted(data.draw(st.sets(size, max_size=12), "spans"))
+    spans = np.array(places[: len(places) // 2 * 2], np.int32).reshape(-1, 2)
+    span_kinds = np.arange(1, len(spans) + 1, dtype=np.uint8)
+    kinds, run = np.zeros(len(cuts), np.uint8), np.full(len(cuts), -1, np.int32)
+    mark_spans(kinds, run, starts, ends, spans, span_kinds)
+
+    of_character = np.zeros(int(ends[-1]), np.int64)
+    for kind, (start, end) in zip(span_kinds, spans, strict=True):
+        of_character[start:end] = kind
+    for token, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        found = of_character[start:end][of_character[start:end] > 0]
+        assert kinds[token] == (found[0] if len(found) else 0)
+        assert (run[token] >= 0) == (len(found) > 0)
+    for token, place in enumerate(starts[1:]):
+        inside = any(start < place < end for start, end in spans)
+        assert inside == (run[token] >= 0 and run[token] == run[token + 1])
