@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Container, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
@@ -78,13 +80,16 @@ def heading(text: str) -> Rule:
 
 def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
     """A piece as it reads."""
-    shown = Text()
+    parts: list[tuple[str, Style]] = []
     for place, token in enumerate(tokens):
         text = harmless(token.text)
         if boundaries:
             text = text.replace("\n", "↵\n") or INSIDE_CHARACTER
-            shown.append(BOUNDARY if place else "", FAINT)
-        shown.append(text, style_of(token.part, token.kind, target=token.target))
+            parts.append((BOUNDARY if place else "", FAINT))
+        parts.append((text, style_of(token.part, token.kind, target=token.target)))
+    shown = Text()
+    for style, alike in itertools.groupby(parts, key=operator.itemgetter(1)):
+        shown.append("".join(text for text, _ in alike), style)
     return shown
 
 
@@ -102,10 +107,12 @@ def legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
     """What the colours and styles mean."""
     types = [Text(key, style_of(Part.TEXT, kind, target=True)) for kind, key in enumerate(keys, 1)]
     yield Text("metadata: ").append(Text(", ").join(types))
-    styles = Text("style: ").append("prefix, suffix", style_of(Part.PREFIX, 0, target=True))
-    styles.append(", ").append("metadata in the text", style_of(Part.LOCAL, 0, target=True))
-    styles.append(", text; no loss is taken on ").append("faint", FAINT).append(" tokens")
-    yield styles
+    styles = [
+        Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),
+        Text("bold: metadata in the text", style_of(Part.LOCAL, 0, target=True)),
+        Text("faint: no loss is taken", style_of(Part.TEXT, 0, target=False)),
+    ]
+    yield Text("; ").join(styles)
     if boundaries:
         yield Text(f"{BOUNDARY} begins a token; {INSIDE_CHARACTER} ends inside a character")
 
