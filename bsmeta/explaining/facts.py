@@ -24,7 +24,7 @@ def document_facts(
     if others:
         metadata += f"; it also has {', '.join(others)}"
     if document.lacking:
-        metadata += f"; it lacks {', '.join(document.lacking)}"
+        metadata += f"; no record of {', '.join(document.lacking)}"
     tokens, targets = sum(map(len, pieces)), sum(one.target for piece in pieces for one in piece)
     lengths = (
         f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
@@ -45,11 +45,11 @@ def piece_facts(
         sequences: Number of sequences in the window.
     """
     lengths = Counter(one.part for one in tokens)
-    parts = ", ".join(f"{part.value} {lengths[part]}" for part in Part if lengths[part])
+    parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
     return (
         f"piece {place + 1} of {len(document.pieces)}: {count(len(tokens), 'token')} ({parts}), "
-        f"loss on {sum(one.target for one in tokens)}; "
-        f"sequence {document.sequences[place] + 1} of {sequences}"
+        f"loss on {sum(one.target for one in tokens):,}; "
+        f"sequence {document.sequences[place] + 1:,} of {sequences:,}"
     )
 
 

@@ -25,7 +25,16 @@ from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, Pack
 from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
 
 # The terminal's own colours, which its theme makes readable on its background.
-COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red", "bright_cyan", "bright_magenta")
+COLOURS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "bright_blue",
+    "red",
+    "bright_cyan",
+    "bright_magenta",
+)
 FAINT = Style(dim=True)
 BOUNDARY = "│"
 INSIDE_CHARACTER = "·"

@@ -70,4 +70,4 @@ def test_colours(tmp_path: Path) -> None:
 
 def test_what_was_asked_for_and_is_lacking(tmp_path: Path) -> None:
     config_types = {"metadata_list": ["title", "author"], "types": ["title", "author"]}
-    assert "metadata: title; it lacks author" in shown(tmp_path, **config_types)
+    assert "metadata: title; no record of author" in shown(tmp_path, **config_types)
