@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.compose import to_yaml
+from bsmeta.config.compose import EXIT_USER_ERROR, to_yaml
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.training import checkpoint
 
@@ -34,6 +34,20 @@ def write_status(
     temporary = out_dir / f".status-{os.getpid()}.json"
     temporary.write_text(json.dumps(value) + "\n")
     os.replace(temporary, out_dir / "status.json")
+
+
+def write_refusal(out_dir: Path, message: str) -> None:
+    """Says in `status.json` that a run was refused before it began (exit code 2).
+
+    A status of an earlier run would otherwise stand there and be acted on; that of a run which is
+    going on in the folder is left alone.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(out_dir / ".lock", timeout=0):
+            write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message)
+    except Timeout:
+        return
 
 
 class RunFolder:

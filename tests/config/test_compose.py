@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -73,9 +74,12 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     missing = start(tmp_path, "--config-name", "nothing")
     assert missing.returncode == 2
     assert "Cannot find primary config 'nothing'" in missing.stderr
-    unknown = start(tmp_path, "--config-name", "demo", "task=translation")
+    unknown = start(tmp_path, "--config-name", "demo", "task=translation", "check_only=true")
     assert "task=translation: expected one of causal_lm" in unknown.stderr
     assert list(tmp_path.iterdir()) == []
+    refused = start(tmp_path, "--config-name", "demo", "task=translation", "out_dir=run")
+    assert refused.returncode == 2
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
 
 
 def test_help_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:

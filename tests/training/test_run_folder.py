@@ -9,7 +9,13 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.training.run_folder import METRICS, LineLog, RunFolder, write_status
+from bsmeta.training.run_folder import (
+    METRICS,
+    LineLog,
+    RunFolder,
+    write_refusal,
+    write_status,
+)
 
 
 def test_a_second_run_in_the_folder_is_refused(tmp_path: Path) -> None:
@@ -53,3 +59,17 @@ def test_status(tmp_path: Path) -> None:
         "message": "no shards",
     }
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["status.json"]
+
+
+def test_a_refusal_replaces_an_old_status_but_not_that_of_a_live_run(tmp_path: Path) -> None:
+    def state() -> str:
+        return json.loads((tmp_path / "status.json").read_text())["state"]
+
+    write_status(tmp_path, "preempted", 8, 75)
+    write_refusal(tmp_path, "num_processes")
+    assert state() == "failed"
+    live = RunFolder(tmp_path)
+    live.open(TrainConfig(), resume=False, overwrite=False)
+    write_status(tmp_path, "running", 0, None)
+    write_refusal(tmp_path, "num_processes")
+    assert state() == "running"
