@@ -16,19 +16,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 72rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 88rem; margin: 2rem auto;
        padding: 0 1.5rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 .lead { font-size: 1.05rem; background: #f4f6f4; border-left: 4px solid #1b7837;
         padding: .7rem 1rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .3rem .7rem; text-align: right; white-space: nowrap; }
+table { border-collapse: collapse; font-size: .82rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .55rem; text-align: right; white-space: nowrap; }
 th { border-bottom: 2px solid #444; } td { border-bottom: 1px solid #ddd; }
 th:first-child, td:first-child { text-align: left; }
 .note { color: #555; font-size: .85rem; max-width: 60rem; }
 figure { display: inline-block; margin: .5rem 1rem .5rem 0; vertical-align: top; }
-img { max-width: 100%; width: 38rem; }
+img { max-width: 100%; width: 40rem; }
 pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem; }
 """
 
@@ -45,9 +45,8 @@ def page(report: Report, figures: Mapping[str, Figure]) -> str:
     for model in report.models:
         parts.append(f'<p class="lead">{escape(_lead(model, several=len(report.models) > 1))}</p>')
     parts.append(f"<p>{escape(described(report))}</p>")
-    parts += [_table(table) for table in tables_of(report)]
-    parts.append("<h2>Plots</h2>")
     parts += [_image(name, figure) for name, figure in figures.items()]
+    parts += [_table(table) for table in tables_of(report)]
     settings = json.dumps(report.settings, indent=1, ensure_ascii=False)
     parts.append(f"<h2>Settings</h2><details><summary>show</summary><pre>{escape(settings)}</pre>")
     parts.append("</details>")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,7 +127,9 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     """The loss of a run's updates, and its evaluations."""
     figure, axes = _canvas(7.5, 4.2)
     colour = "#2166ac"
-    axes.plot([one["step"] for one in steps], [one["loss"] for one in steps], color=colour)
+    at, losses = [one["step"] for one in steps], [one["loss"] for one in steps]
+    axes.plot(at, losses, color=colour, alpha=0.3, linewidth=1)
+    axes.plot(at, _smooth(losses), color=colour)
     axes.set_xlabel("update")
     axes.set_ylabel("training loss (nats per token)", color=colour)
     axes.grid(color=GRID)
@@ -173,6 +176,14 @@ def read_metrics(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
         elif entry.get("event") == "eval":
             evaluations.append(entry)
     return steps, evaluations
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """The mean of each value and those before it, over a fiftieth of them."""
+    width = max(len(values) // 50, 1)
+    sums = list(itertools.accumulate(values, initial=0.0))
+    starts = [max(end - width, 0) for end in range(1, len(values) + 1)]
+    return [(sums[i + 1] - sums[start]) / (i + 1 - start) for i, start in enumerate(starts)]
 
 
 def _exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
