@@ -19,7 +19,9 @@ class TrainConfig:
     task: str = key("causal_lm", "what is trained: a name in bsmeta.tasks.TASKS")
     data_config: DataConfig = key(DataConfig, "where documents come from")
 
-    model_name: str = key("gpt2", "a folder or Hub name to load; its weights unless model_config_file")
+    model_name: str = key(
+        "gpt2", "a folder or Hub name to load; its weights unless model_config_file"
+    )
     model_config_file: str | None = key(
         None, "JSON of a transformers config: start from random weights of this shape instead"
     )
@@ -27,7 +29,9 @@ class TrainConfig:
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
 
     learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr")
-    weight_decay: float = key(0.01, "AdamW, matrices only", deepspeed="optimizer.params.weight_decay")
+    weight_decay: float = key(
+        0.01, "AdamW, matrices only", deepspeed="optimizer.params.weight_decay"
+    )
     adam_beta1: float = key(0.9, "AdamW", deepspeed="optimizer.params.betas.0")
     adam_beta2: float = key(0.999, "AdamW", deepspeed="optimizer.params.betas.1")
     adam_epsilon: float = key(1e-8, "AdamW", deepspeed="optimizer.params.eps")
@@ -61,11 +65,39 @@ class TrainConfig:
     eval_documents: int = key(64, "held-out documents used by the evaluations during training")
     save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end")
     extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
-    keep_last_checkpoints: int = key(3, "older checkpoints are deleted; 0 keeps all")
+    async_save: bool = key(
+        False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
+    )
+    keep_last_checkpoints: int = key(
+        3,
+        "older checkpoints are deleted, but those that the next two keys keep and those with a "
+        "file KEEP inside; 0 keeps all",
+    )
+    keep_every_checkpoint_steps: int = key(
+        0, "checkpoints at multiples of this are never deleted; 0: no such"
+    )
+    keep_best_by: str | None = key(
+        None, "the checkpoint with the lowest such figure of the evaluation is never deleted"
+    )
+    on_nonfinite: str = key(
+        "stop", "a step whose loss or gradient is not finite: stop | skip (not under ZeRO-0)"
+    )
+    max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row")
+    loss_spike_deviations: float = key(
+        0.0,
+        "a loss so many standard deviations above the mean of the last ones makes the run go back "
+        "to its last checkpoint and leave the data since then out; 0: never",
+    )
+    loss_spike_window: int = key(50, "number of losses that a spike is told from")
+    max_rollbacks: int = key(3, "stop after going back to one checkpoint more often")
+
     trackers: list[str] = key(["tensorboard"], "Accelerate's trackers beside metrics.jsonl")
+    run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
     log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
 
-    distributed_timeout_s: int = key(1800, "seconds after which a missing rank ends the run")
+    distributed_timeout_s: int = key(
+        1800, "seconds after which a missing rank, or a step or evaluation that hangs, ends the run"
+    )
     accelerate_config_file: str | None = key(
         None, "with check_only: the launch file to check against, as if launched with it"
     )

@@ -1,7 +1,7 @@
 """Checkpoints: written aside, sealed by a manifest, committed by one rename, validated when read.
 
     checkpoint-{step}step/
-        state/              Accelerate's or DeepSpeed's state: weights, optimizer
+        state/              the engine's state: weights, optimizer
         rng/rank{r}.pt      the random generators of each rank
         data_state.json     the position of every stream (all ranks), and the data's fingerprint
         trainer_state.json  counters
@@ -18,15 +18,12 @@ from __future__ import annotations
 import json
 import logging
 import os
-import random
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 import xxhash
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
@@ -35,6 +32,8 @@ from bsmeta.training.distributed import Processes
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+STATE = "trainer_state.json"
+DATA = "data_state.json"
 FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)step")
 _BLOCK = 1 << 22
@@ -172,44 +171,6 @@ def clean(out_dir: Path) -> None:
     """Removes what an interrupted save has left behind (rank 0)."""
     for leftover in out_dir.glob("tmp-checkpoint-*"):
         shutil.rmtree(leftover, ignore_errors=True)
-
-
-def keep_last(out_dir: Path, count: int) -> None:
-    """Deletes all but the newest `count` checkpoints (0: none); a failure is a warning."""
-    for old in found(out_dir)[:-count] if count else []:
-        try:
-            shutil.rmtree(old.folder)
-        except OSError as error:
-            logger.warning("%s could not be deleted: %s", old.folder, error)
-
-
-def save_random_state(folder: Path, rank: int) -> None:
-    """Writes the generators of this process: Python's, numpy's, torch's on CPU and GPUs."""
-    python = random.getstate()
-    kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
-    states = {
-        "python": [python[0], list(python[1]), python[2]],
-        "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-    torch.save(states, folder / "rng" / f"rank{rank}.pt")
-
-
-def load_random_state(folder: Path, rank: int) -> bool:
-    """Sets the generators from a checkpoint; False if it was taken with fewer ranks than this."""
-    file = folder / "rng" / f"rank{rank}.pt"
-    if not file.is_file():
-        return False
-    states = torch.load(file, map_location="cpu", weights_only=True)
-    version, values, gauss = states["python"]
-    random.setstate((version, tuple(values), gauss))
-    kind, state, *rest = states["numpy"]
-    np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
-    torch.set_rng_state(states["torch"])
-    if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
-    return True
 
 
 def _files(folder: Path) -> list[str]:

@@ -27,7 +27,7 @@ from accelerate.utils import (
     ProjectConfiguration,
 )
 
-from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
 
 Result = TypeVar("Result")
@@ -141,7 +141,7 @@ class Processes:
         if self.is_main:
             try:
                 outcome = (action(), None)
-            except (UserError, OSError, RuntimeError) as error:
+            except Exception as error:
                 outcome = (None, error)
         result, failure = self.broadcast(outcome)
         if failure is not None:

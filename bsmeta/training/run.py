@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
+
+from accelerate import Accelerator
 
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
-from bsmeta.training import checkpoint
+from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Processes, seed_everything, start
+from bsmeta.training.resuming import resume_point
 from bsmeta.training.run_folder import RunFolder, write_status
 from bsmeta.training.trainer import Outcome, Trainer
+from bsmeta.training.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None) -> int:
@@ -21,6 +28,7 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
     Raises:
         UserError: If the folder, the data or the launch is not what the configuration says.
         CheckpointError: If there is no whole checkpoint to resume from, but a damaged one.
+        TrainingError: If the run diverged, or a process of it is gone.
     """
     accelerator = start(config, deepspeed_config)
     processes = Processes.of(accelerator)
@@ -30,36 +38,50 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
     processes.on_main(
         lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
     )
-    trainer: Trainer | None = None
+    watchdog = Watchdog(processes, folder.path, config.distributed_timeout_s)
+    watchdog.start()
     try:
-        saved = None
-        if config.resume_from_checkpoint_dir is not None:
-            saved = checkpoint.choose(config.resume_from_checkpoint_dir, folder.path, processes)
-        _status(processes, folder, "running", saved.step if saved else 0, None)
-        trainer = Trainer(config, task, accelerator, folder)
-        outcome = trainer.train(saved)
-        if outcome is Outcome.PREEMPTED:
-            _status(processes, folder, "preempted", trainer.progress.step, EXIT_PREEMPTED)
-            accelerator.end_training()
-            return EXIT_PREEMPTED
-        trainer.export(folder.path / "model")
-        _status(processes, folder, "done", trainer.progress.step, 0)
-        accelerator.end_training()
-        return 0
+        return _train(config, task, accelerator, folder, watchdog)
     except Exception as error:
-        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
-        step = trainer.progress.step if trainer else 0
-        _status(processes, folder, "failed", step, code, str(error))
-        raise
+        ending = watchdog.explain(explained(error, folder.path))
+        if watchdog.speaks():
+            _write_failure(folder, watchdog.step, ending)
+        if ending is error:
+            raise
+        raise ending from error
+    finally:
+        watchdog.stop()
 
 
-def _status(
-    processes: Processes,
-    folder: RunFolder,
-    state: str,
-    step: int,
-    exit_code: int | None,
-    message: str = "",
-) -> None:
-    if processes.is_main:
-        write_status(folder.path, state, step, exit_code, message)
+def _train(
+    config: TrainConfig, task: Task, accelerator: Accelerator, folder: RunFolder, watchdog: Watchdog
+) -> int:
+    processes = Processes.of(accelerator)
+
+    def tell(state: str, step: int, exit_code: int | None) -> None:
+        if processes.is_main:
+            write_status(folder.path, state, step, exit_code)
+
+    watchdog.enter("looking for a checkpoint to resume from")
+    resume = resume_point(config, accelerator, processes, folder.path)
+    watchdog.step = resume.saved.step if resume else 0
+    tell("running", watchdog.step, None)
+    watchdog.enter("building the model")
+    trainer = Trainer(config, task, accelerator, folder, watchdog)
+    outcome = trainer.train(resume)
+    if outcome is Outcome.PREEMPTED:
+        tell("preempted", trainer.progress.step, EXIT_PREEMPTED)
+        accelerator.end_training()
+        return EXIT_PREEMPTED
+    trainer.export(folder.path / "model")
+    tell("done", trainer.progress.step, 0)
+    accelerator.end_training()
+    return 0
+
+
+def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
+    code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
+    try:
+        write_status(folder.path, "failed", step, code, str(error))
+    except OSError as unwritten:
+        logger.error("%s: status.json could not be written: %s", folder.path, unwritten)

@@ -8,7 +8,6 @@ targets of the *step*, which all ranks add up before the first backward pass.
 from __future__ import annotations
 
 import json
-import math
 import shutil
 import time
 from collections.abc import Iterator
@@ -21,16 +20,24 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bsmeta.config.errors import ConfigurationError, TrainingError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import EvaluationContext, MicroBatch, Task
-from bsmeta.training import checkpoint
+from bsmeta.training import random_state
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
 from bsmeta.training.distributed import Processes
+from bsmeta.training.engines import make_engine
+from bsmeta.training.nonfinite import NonFiniteSteps, is_finite
 from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
-from bsmeta.training.run_folder import LineLog, RunFolder, write_status
+from bsmeta.training.resuming import Resume, global_batch
+from bsmeta.training.retention import check_figure
+from bsmeta.training.run_folder import LineLog, RunFolder
+from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest
+from bsmeta.training.spikes import SpikeDetector
+from bsmeta.training.sums import LossSums
 from bsmeta.training.throughput import Throughput
 from bsmeta.training.tracking import Tracker, flat, keep_tensorflow_out
+from bsmeta.training.watchdog import Watchdog
 
 
 class Outcome(Enum):
@@ -59,19 +66,26 @@ class Trainer:
     """Trains one task. All ranks build it and call `train` together."""
 
     def __init__(
-        self, config: TrainConfig, task: Task, accelerator: Accelerator, run: RunFolder
+        self,
+        config: TrainConfig,
+        task: Task,
+        accelerator: Accelerator,
+        run: RunFolder,
+        watchdog: Watchdog,
     ) -> None:
         self.config = config
         self.task = task
         self.accelerator = accelerator
         self.processes = Processes.of(accelerator)
         self.run = run
+        self.watchdog = watchdog
         self.progress = Progress()
         self.stop = StopRequest()
         # States of all streams where the run resumed, and of this rank's streams since then.
         self._resumed_streams: dict[int, dict[str, Any]] = {}
         self._streams: dict[int, dict[str, Any]] = {}
         self._last_saved = -1
+        self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._documents: LineLog | None = None
 
         torch.manual_seed(config.seed)  # the same weights on every rank
@@ -80,35 +94,58 @@ class Trainer:
         self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
         self.throughput = Throughput(model, self.processes.device)
+        self.engine = make_engine(accelerator, self.model, self.optimizer)
+        plain = accelerator.unwrap_model(self.model)
+        self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
+        self.nonfinite = NonFiniteSteps(
+            config.on_nonfinite, config.max_consecutive_skips, run.path, self.processes.rank
+        )
+        self.spikes = SpikeDetector(
+            config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
+        )
 
-    def train(self, resume_from: checkpoint.Checkpoint | None) -> Outcome:
+    def train(self, resume: Resume | None) -> Outcome:
         """Trains to `max_train_steps`, or until a signal; the state is saved either way."""
-        self._open_stream(self._load(resume_from) if resume_from else None)
+        state = None
+        if resume:
+            state = self._load(resume.saved, resume.converted)
+            resume.release(self.processes)
+        self._open_stream(state)
         self.processes.on_main(lambda: self.run.cut_logs(self.progress.step))
         if self.config.log_documents:
             file = self.run.path / f"documents-rank{self.processes.rank}.jsonl"
             self._documents = LineLog(file)
         with self._track() as self.tracker:
-            if resume_from:
-                self.tracker.event("resume", self.progress.step, checkpoint=str(resume_from.folder))
-            if self.config.start_with_eval and not resume_from:
+            if resume:
+                folder = str(resume.saved.folder)
+                self.tracker.event("resume", self.progress.step, checkpoint=folder)
+            elif self.config.start_with_eval:
                 self._evaluate()
-            while self.progress.step < self.config.max_train_steps:
-                batches, wait = self._fetch()
-                totals, stopping = self._agree(batches)
-                if stopping:
-                    self._save()
-                    self.tracker.event("stop", self.progress.step, reason=self.stop.name)
-                    return Outcome.PREEMPTED
-                self._update(batches, totals, wait)
+            try:
+                return self._loop()
+            finally:
+                self.saver.settle()
+                self._log_saves()
+
+    def _loop(self) -> Outcome:
+        while self.progress.step < self.config.max_train_steps:
+            batches, wait = self._fetch()
+            totals, stopping = self._agree(batches)
+            if stopping:
+                self._save()
+                self.saver.finish()
+                self.tracker.event("stop", self.progress.step, reason=self.stop.name)
+                return Outcome.PREEMPTED
+            if self._update(batches, totals, wait):
                 self._evaluate_and_save_if_due()
-            self._save()
+        self._save()
+        self.saver.finish()
         return Outcome.DONE
 
     def _track(self) -> Tracker:
         if self.config.trackers:
             keep_tensorflow_out()
-            self.accelerator.init_trackers("tracking", config=flat(self.config))
+            self.accelerator.init_trackers(self.config.run_name, config=flat(self.config))
         return Tracker(
             self.run,
             main=self.processes.is_main,
@@ -125,35 +162,78 @@ class Trainer:
 
     def _fetch(self) -> tuple[list[MicroBatch], float]:
         """The micro-batches of the next step, and the seconds that the loop waited for them."""
+        self.watchdog.step = self.progress.step
+        self.watchdog.enter(f"step {self.progress.step + 1}: waiting for data")
         began = time.perf_counter()
         count = self.config.gradient_accumulation_steps
         return [next(self._batches) for _ in range(count)], time.perf_counter() - began
 
     def _agree(self, batches: list[MicroBatch]) -> tuple[dict[str, float], bool]:
         """The step's totals over all ranks, and whether any rank was asked to stop."""
+        self.watchdog.enter(f"step {self.progress.step + 1}: adding up over all ranks")
         values = {
             "targets": sum(batch.weight for batch in batches),
             "tokens": float(sum(batch.tokens for batch in batches)),
             "stop": float(self.stop.name is not None),
+            "unsaved": float(self.saver.failed),
         }
         for batch in batches:
             for name, count in batch.counts.items():
                 values[f"counts/{name}"] = values.get(f"counts/{name}", 0.0) + count
-        summed = torch.tensor(
-            list(values.values()), dtype=torch.float64, device=self.processes.device
-        )
-        totals = dict(zip(values, self.processes.sum(summed).tolist(), strict=True))
+        totals = dict(zip(values, self._sum(list(values.values())), strict=True))
+        if totals.pop("unsaved"):
+            self.saver.finish()  # raises why
         return totals, totals.pop("stop") > 0
 
-    def _update(self, batches: list[MicroBatch], totals: dict[str, float], wait: float) -> None:
-        """Forward, backward and the optimizer's step for one global batch."""
+    def _sum(self, values: list[float]) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.processes.device)
+        return self.processes.sum(tensor).tolist()
+
+    def _update(self, batches: list[MicroBatch], totals: dict[str, float], wait: float) -> bool:
+        """One global batch, from its forward pass to the log; False if its weights were taken back.
+
+        Raises:
+            TrainingError: If loss or gradient are not finite, and may not be passed over.
+        """
+        self.watchdog.enter(f"step {self.progress.step + 1}: forward and backward pass")
         began = time.perf_counter()
-        self.model.train()
         rate = learning_rate(self.config, self.progress.step + 1)
         set_learning_rate(self.optimizer.param_groups, rate)
+        sums = self._forward_and_backward(batches, totals)
+        norm = self.engine.clip(self.config.gradient_clipping or float("inf"))
+        loss, parts = sums.means(self.processes, totals["targets"])
+        finite = is_finite(loss, norm)
+        changed = self.engine.step(finite)
+
+        step = self.progress.step + 1
+        if finite:
+            self.nonfinite.passed()
+        else:
+            event = self.nonfinite.failed(step, loss, norm, batches, sums.each, in_weights=changed)
+            self.tracker.event("nonfinite", step, **event)
+        for batch in batches:
+            self._streams.update(batch.states)
+        self.progress.step = step
+        if self._documents is not None:
+            documents = dict.fromkeys(name for batch in batches for name in batch.documents)
+            self._documents.write({"step": step, "documents": list(documents)})
+        if finite:
+            self.progress.tokens += int(totals["tokens"])
+            self.progress.targets += int(totals["targets"])
+            figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm, "parts": parts}
+            self._log(totals, figures, wait, time.perf_counter() - began)
+            if self.spikes.is_spike(loss):
+                return not self._go_back(loss)
+        return True
+
+    def _forward_and_backward(
+        self, batches: list[MicroBatch], totals: dict[str, float]
+    ) -> LossSums:
+        """The gradient of the step, over all ranks; the sums of this rank's losses."""
+        self.model.train()
         # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
         scale = self.processes.size * len(batches) / max(totals["targets"], 1.0)
-        sums: dict[str, torch.Tensor] = {}
+        sums = LossSums()
         for batch in batches:
             with self.accelerator.accumulate(self.model):
                 tensors = {
@@ -163,59 +243,27 @@ class Trainer:
                 with self.accelerator.autocast():
                     loss = self.task.loss(self.model, tensors)
                 self.accelerator.backward(loss.sum * scale)
-                _add(sums, "loss", loss.sum)
-                for name, (part, weight) in loss.parts.items():
-                    _add(sums, f"parts/{name}", part)
-                    _add(sums, f"weights/{name}", weight)
-                norm = self._clip() if self.accelerator.sync_gradients else None
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-        for batch in batches:
-            self._streams.update(batch.states)
-        self.progress.step += 1
-        self.progress.tokens += int(totals["tokens"])
-        self.progress.targets += int(totals["targets"])
-        self._log(batches, totals, sums, rate, norm, wait, time.perf_counter() - began)
-
-    def _clip(self) -> float | None:
-        """Clips the gradients (DeepSpeed does it itself); the norm before, where there is one."""
-        limit = self.config.gradient_clipping or float("inf")
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), limit)
-        return None if norm is None else float(norm)
+            sums.add(loss)
+        return sums
 
     def _log(
-        self,
-        batches: list[MicroBatch],
-        totals: dict[str, float],
-        sums: dict[str, torch.Tensor],
-        rate: float,
-        norm: float | None,
-        wait: float,
-        busy: float,
+        self, totals: dict[str, float], figures: dict[str, Any], wait: float, busy: float
     ) -> None:
+        self._log_saves()
         step = self.progress.step
-        summed = self.processes.sum(torch.stack([v.double() for v in sums.values()])).tolist()
-        named = dict(zip(sums, summed, strict=True))
-        loss = named["loss"] / max(totals["targets"], 1.0)
-        if not math.isfinite(loss):
-            raise TrainingError(f"step {step}: the loss is {loss}; no checkpoint of it was written")
-        if self._documents is not None:
-            documents = dict.fromkeys(name for batch in batches for name in batch.documents)
-            self._documents.write({"step": step, "documents": list(documents)})
         if step % self.config.logging_steps and step != self.config.max_train_steps:
             return
+        counts = {k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")}
+        speed = self.throughput.figures(totals["tokens"], wait + busy, self.processes.size)
         self.tracker.event(
             "step",
             step,
-            loss=loss,
-            learning_rate=rate,
+            **figures,
             tokens=self.progress.tokens,
             targets=self.progress.targets,
-            grad_norm=norm,
             data_wait_s=wait,
-            **self.throughput.figures(totals["tokens"], wait + busy, self.processes.size),
-            parts=_means(named),
-            counts={k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")},
+            **speed,
+            counts=counts,
         )
 
     # --- evaluation and checkpoints -----------------------------------------------------------
@@ -230,11 +278,14 @@ class Trainer:
             self._save()
 
     def _evaluate(self) -> None:
+        self.watchdog.enter(f"step {self.progress.step}: evaluation")
         context = EvaluationContext(
             self.processes.rank, self.processes.size, self.processes.device, self.processes.gather
         )
         self.model.eval()
         figures = self.task.evaluate(self.model, context)
+        check_figure(self.config.keep_best_by, figures)
+        self._evaluated = (self.progress.step, figures)
         if figures:
             self.tracker.event("eval", self.progress.step, split="validation", **figures)
 
@@ -242,48 +293,40 @@ class Trainer:
         step = self.progress.step
         if step == self._last_saved:
             return
-        began = time.perf_counter()
-        writer = checkpoint.Writer(self.run.path, step, self.processes)
-        self.accelerator.save_state(str(writer.folder / "state"))
-        checkpoint.save_random_state(writer.folder, self.processes.rank)
+        self.watchdog.enter(f"step {step}: saving")
         streams = dict(self._resumed_streams)
         for part in self.processes.gather(self._streams):
             streams.update(part)
-        self._export(writer.folder / "model")
-        if self.processes.is_main:
-            data = {
-                "fingerprint": self.stream.fingerprint,
-                "streams": dict(sorted(streams.items())),
-            }
-            writer.write_json("data_state.json", data)
-            state = {
-                "progress": asdict(self.progress),
-                "world_size": self.processes.size,
-                "engine": self._engine(),
-            }
-            writer.write_json("trainer_state.json", state)
-            (writer.folder / "config.yaml").write_text((self.run.path / "config.yaml").read_text())
-        saved = writer.commit()
+        data = {"fingerprint": self.stream.fingerprint, "streams": dict(sorted(streams.items()))}
+        state = {
+            "progress": asdict(self.progress),
+            "world_size": self.processes.size,
+            "global_batch": global_batch(self.config, self.processes.size),
+            "engine": self.engine.name,
+            "evaluation": self._evaluated[1] if self._evaluated[0] == step else None,
+            "consecutive_skips": self.nonfinite.consecutive,
+            "last_losses": self.spikes.state(),
+        }
+        self.saver.save(step, state, data)
         self._last_saved = step
-        if self.processes.is_main:
-            checkpoint.keep_last(self.run.path, self.config.keep_last_checkpoints)
-            write_status(self.run.path, "running", step, None)
-        self.tracker.event(
-            "save", step, checkpoint=saved.folder.name, seconds=time.perf_counter() - began
-        )
-        self.processes.barrier()
+        self._log_saves()
 
-    def _export(self, folder: Path) -> None:
-        """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
-        weights = self.accelerator.get_state_dict(self.model)
-        model = self.accelerator.unwrap_model(self.model)
-        self.processes.on_main(lambda: self.task.export(model, weights, folder))
+    def _log_saves(self) -> None:
+        for saved in self.saver.finished():
+            self.tracker.event(
+                "save",
+                saved.step,
+                checkpoint=saved.name,
+                seconds=saved.seconds,
+                loop_seconds=saved.loop_seconds,
+            )
 
     def export(self, folder: Path) -> None:
         """Replaces `folder` by the model as it is now."""
+        self.watchdog.enter("exporting the model")
         temporary = folder.with_name(f".tmp-{folder.name}")
         self.processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        self._export(temporary)
+        self.saver.export(temporary)
 
         def replace() -> None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -291,52 +334,42 @@ class Trainer:
 
         self.processes.on_main(replace)
 
-    def _load(self, saved: checkpoint.Checkpoint) -> dict[str, Any]:
+    def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
         """Restores everything but the data stream, whose state it returns."""
-        state = json.loads((saved.folder / "trainer_state.json").read_text())
-        self._check_launch(saved, state["world_size"], state["engine"])
-        self.accelerator.load_state(str(saved.folder / "state"))
+        self.watchdog.enter(f"loading {saved.folder.name}")
+        state = json.loads((saved.folder / STATE).read_text())
+        self.engine.load(weights or saved.folder / "state")
         self.progress = Progress(**state["progress"])
+        self.nonfinite.consecutive = int(state["consecutive_skips"])
+        self.spikes.restore(state["last_losses"])
         self._last_saved = saved.step
-        if not checkpoint.load_random_state(saved.folder, self.processes.rank):
-            # More ranks than at the time of the save: dropout differs from then on, data does not.
-            torch.manual_seed(self.config.seed + saved.step * 10_007 + self.processes.rank)
-        data: dict[str, Any] = json.loads((saved.folder / "data_state.json").read_text())
+        rank = self.processes.rank
+        own_seed = self.config.seed + saved.step * 10_007 + rank
+        random_state.restore(saved.folder, rank, state["world_size"], own_seed)
+        data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
         self._resumed_streams = {int(stream): state for stream, state in data["streams"].items()}
         return data
 
-    def _check_launch(self, saved: checkpoint.Checkpoint, world_size: int, engine: str) -> None:
-        """ZeRO's state is cut for a number of ranks; it cannot be read by another one."""
-        if engine != self._engine():
-            raise ConfigurationError(
-                f"{saved.folder} was saved by {engine}, this run is {self._engine()}; resume with "
-                "the accelerate configuration that the run was started with"
-            )
-        if engine != "torch" and world_size != self.processes.size:
-            raise ConfigurationError(
-                f"{saved.folder} was saved by {world_size} processes under {engine}, this run has "
-                f"{self.processes.size}; resume with {world_size} processes"
-            )
+    def _go_back(self, loss: float) -> bool:
+        """Takes weights and step of the last checkpoint, but goes on with the data from here.
 
-    def _engine(self) -> str:
-        plugin = self.accelerator.state.deepspeed_plugin
-        return "torch" if plugin is None else f"deepspeed ZeRO-{plugin.zero_stage}"
+        Returns:
+            False where there is no checkpoint yet: the run just goes on.
+        """
+        self.saver.finish()
+        step = self.progress.step
+        checkpoints = self.processes.broadcast(found(self.run.path))
+        self.tracker.event("spike", step, loss=loss, has_checkpoint=bool(checkpoints))
+        if not checkpoints:
+            return False
+        self.spikes.went_back(checkpoints[-1].step)
+        resumed = self._resumed_streams
+        self._load(checkpoints[-1])
+        # Streams of other ranks that were not asked since stand where the run was resumed.
+        self._resumed_streams = resumed
+        self.tracker.event("rollback", step, to_step=self.progress.step)
+        return True
 
 
 def _due(step: int, interval: int) -> bool:
     return interval > 0 and step % interval == 0
-
-
-def _add(sums: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> None:
-    value = value.detach()
-    sums[name] = sums[name] + value if name in sums else value
-
-
-def _means(sums: dict[str, float]) -> dict[str, float]:
-    """The mean of each named part over its own weight; parts without weight are left out."""
-    means = {}
-    for name, weight in sums.items():
-        if name.startswith("weights/") and weight > 0:
-            part = name[len("weights/") :]
-            means[part] = sums[f"parts/{part}"] / weight
-    return means

@@ -13,6 +13,7 @@ from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill
 from bsmeta.config.checks.deepspeed_file import read_json
+from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.checks.start import launch_problems
 from bsmeta.config.checks.values import value_problems
@@ -55,4 +56,5 @@ def find_problems(
         problems += unreadable
         if document is not None:
             problems += deepspeed_problems(document, config, launch)
+    problems += loop_problems(config, launch, document)
     return problems, document

@@ -14,6 +14,7 @@ from bsmeta.config.schema import TrainConfig
 CHOICES = {
     "lr_scheduler_type": ("linear", "cosine", "constant"),
     "mixed_precision": ("no", "bf16", "fp16"),
+    "on_nonfinite": ("stop", "skip"),
     "data_config.packing": ("best_fit", "pad"),
     "data_config.bad_documents": ("strict", "skip"),
     "data_config.tokenizer_backend": ("auto", "hf", "tiktoken", "gigatoken"),
@@ -39,6 +40,11 @@ AT_LEAST = {
     "eval_documents": 1,
     "save_steps": 0,
     "keep_last_checkpoints": 0,
+    "keep_every_checkpoint_steps": 0,
+    "max_consecutive_skips": 0,
+    "loss_spike_deviations": 0,
+    "loss_spike_window": 2,
+    "max_rollbacks": 0,
     "distributed_timeout_s": 1,
 }
 

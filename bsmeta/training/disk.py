@@ -1,0 +1,83 @@
+"""Room on the disk: looked for before a save, and what to tell when it was not enough."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+
+from bsmeta.config.errors import CheckpointError
+from bsmeta.training.checkpoint import found
+
+# Beside the checkpoint itself: logs, file system overhead, a model that has grown by a token.
+MARGIN = 1.1
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_FULL_TEXTS = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "iostream error",
+    "writing file",
+)
+
+
+def check_room(out_dir: Path) -> None:
+    """Refuses to begin a save that would not fit, going by the size of the last one.
+
+    Raises:
+        CheckpointError: Saying how much is free, how much is needed, and what to do.
+    """
+    saved = found(out_dir)
+    if not saved:
+        return
+    needed = int(size(saved[-1].folder) * MARGIN)
+    free = shutil.disk_usage(out_dir).free
+    if free < needed:
+        raise CheckpointError(
+            f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
+            f"{gigabytes(needed)} ({MARGIN} times the last one). {remedy(out_dir)}"
+        )
+
+
+def explained(error: Exception, out_dir: Path) -> Exception:
+    """The error itself, or a CheckpointError that says what to do where the disk was full."""
+    if not is_full(error):
+        return error
+    free = gigabytes(shutil.disk_usage(out_dir).free)
+    return CheckpointError(
+        f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
+        f"checkpoint was not completed and its parts were removed. {remedy(out_dir)}"
+    )
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that nothing more can be written."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return True
+        # torch's and safetensors' writers keep only the text
+        if any(text in str(error).lower() for text in _FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def remedy(out_dir: Path) -> str:
+    """What a user can do."""
+    saved = found(out_dir)
+    last = f"{saved[-1].folder.name} is whole" if saved else "There is no checkpoint yet"
+    return (
+        f"{last}. Free some space (or lower keep_last_checkpoints), then go on with "
+        "resume_from_checkpoint_dir=latest"
+    )
+
+
+def size(folder: Path) -> int:
+    """Bytes of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def gigabytes(count: int) -> str:
+    """A number of bytes as a person reads it."""
+    return f"{count / 1e9:.2f} GB" if count >= 10**7 else f"{count / 1e3:.0f} kB"

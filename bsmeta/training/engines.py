@@ -1,0 +1,170 @@
+"""The engines that the loop runs on: plain torch (alone or data parallel), and DeepSpeed.
+
+What differs between them is here: who clips and steps, and how weights and optimizer are saved.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+
+from bsmeta.config.errors import CheckpointError, TrainingError
+
+_PLAIN_FILE = "torch.pt"
+_TAG = "pytorch_model"
+
+
+class Engine(Protocol):
+    """What the loop needs of an engine. All ranks call each method together."""
+
+    name: str
+    """Says which engine a checkpoint belongs to."""
+
+    def clip(self, limit: float) -> float | None:
+        """The gradient's norm, after backward; a larger one is scaled down to `limit`."""
+
+    def step(self, finite: bool) -> bool:
+        """Updates the weights if loss and gradient are finite; forgets the gradient.
+
+        Returns:
+            Whether the weights were changed.
+        """
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The full state dict of the model on rank 0."""
+
+    def save(self, folder: Path) -> None:
+        """Writes weights and optimizer into a new folder."""
+
+    def load(self, folder: Path) -> None:
+        """Reads what `save` has written."""
+
+
+def make_engine(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> Engine:
+    """The engine of a prepared model and optimizer."""
+    if accelerator.state.deepspeed_plugin is None:
+        return PlainEngine(accelerator, model, optimizer)
+    return DeepSpeedEngine(accelerator, model)
+
+
+def engine_name(accelerator: Accelerator) -> str:
+    """The name of the engine that this launch makes."""
+    plugin = accelerator.state.deepspeed_plugin
+    return PlainEngine.name if plugin is None else f"deepspeed ZeRO-{plugin.zero_stage}"
+
+
+class PlainEngine:
+    """Torch's own optimizer; data parallel where there are several processes."""
+
+    name = "torch"
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        self._accelerator = accelerator
+        self._model = model
+        self._optimizer = optimizer
+
+    def clip(self, limit: float) -> float | None:
+        norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), limit))
+        if self._accelerator.scaler is not None and not math.isfinite(norm):
+            return None  # fp16: the scale was too high; its scaler skips the step and lowers it
+        return norm
+
+    def step(self, finite: bool) -> bool:
+        # A scaler must be told of every step, and skips those that are not finite by itself.
+        if finite or self._accelerator.scaler is not None:
+            self._optimizer.step()
+        self._optimizer.zero_grad()
+        return finite
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self._accelerator.unwrap_model(self._model).state_dict()
+
+    def state(self) -> dict[str, Any]:
+        """Weights, optimizer and loss scaler, not copied."""
+        scaler = self._accelerator.scaler
+        return {
+            "model": self.weights(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": None if scaler is None else scaler.state_dict(),
+        }
+
+    def save(self, folder: Path) -> None:
+        if self._accelerator.is_main_process:
+            write_state(self.state(), folder)
+
+    def load(self, folder: Path) -> None:
+        state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
+        self._accelerator.unwrap_model(self._model).load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._accelerator.scaler is not None and state["scaler"] is not None:
+            self._accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def write_state(state: dict[str, Any], folder: Path) -> None:
+    """Writes what `PlainEngine.state` gave, or a copy of it."""
+    folder.mkdir()
+    torch.save(state, folder / _PLAIN_FILE)
+
+
+def to_memory(value: Any, copied: dict[Any, torch.Tensor] | None = None) -> Any:
+    """A copy of nested dicts, lists and tensors in main memory; shared tensors stay shared."""
+    copied = {} if copied is None else copied
+    if isinstance(value, torch.Tensor):
+        key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+        if value.numel() == 0 or key not in copied:
+            copied[key] = value.detach().to("cpu", copy=True)
+        return copied[key]
+    if isinstance(value, dict):
+        return {name: to_memory(part, copied) for name, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(to_memory(part, copied) for part in value)
+    return value
+
+
+class DeepSpeedEngine:
+    """DeepSpeed, which clips, steps and skips steps within the backward pass."""
+
+    def __init__(self, accelerator: Accelerator, model: Any) -> None:
+        self._accelerator = accelerator
+        self._model = model  # DeepSpeed's own engine
+        self._scaled = accelerator.mixed_precision == "fp16"
+        self.name = engine_name(accelerator)
+
+    def clip(self, limit: float) -> float | None:
+        norm = self._model.get_global_grad_norm()
+        if norm is None:
+            return None
+        return None if self._scaled and not math.isfinite(norm) else float(norm)
+
+    def step(self, finite: bool) -> bool:
+        return bool(self._model.was_step_applied())
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return self._accelerator.get_state_dict(self._model)
+
+    def save(self, folder: Path) -> None:
+        if self._model.zero_optimization_stage() == 0:
+            self._refuse_damaged_weights()
+        self._model.save_checkpoint(str(folder), _TAG)
+
+    def _refuse_damaged_weights(self) -> None:
+        """Without ZeRO, DeepSpeed neither tells a norm nor skips a step that is not finite."""
+        for name, parameter in self._model.module.named_parameters():
+            if not bool(parameter.isfinite().all()):
+                raise TrainingError(
+                    f"{name} is not finite: a gradient was not; no checkpoint of it was written. "
+                    "Resume with a lower learning_rate, or under ZeRO 1-3, which skips such steps"
+                )
+
+    def load(self, folder: Path) -> None:
+        universal = self._model.load_universal_checkpoint()
+        path, _ = self._model.load_checkpoint(str(folder), "universal" if universal else _TAG)
+        if path is None:
+            raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+        # What this run saves itself, it reads as it saved it.
+        self._model._config.load_universal_checkpoint = False

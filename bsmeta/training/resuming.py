@@ -1,0 +1,131 @@
+"""Resuming: which checkpoint, whether this launch can read it, and its conversion where needed.
+
+Plain torch state belongs to no number of processes. DeepSpeed cuts optimizer states (in ZeRO-3 also
+weights) for the ranks that saved them; for another number of ranks rank 0 converts them into
+DeepSpeed's universal format, in a folder that goes when the run has read it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.checkpoint import STATE, Checkpoint, choose
+from bsmeta.training.disk import check_room
+from bsmeta.training.distributed import Processes
+from bsmeta.training.engines import PlainEngine, engine_name
+
+_TAG = "pytorch_model"
+# Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Resume:
+    """What a run goes on from.
+
+    Attributes:
+        saved: The checkpoint.
+        converted: Its weights and optimizer, where they were converted for this launch.
+    """
+
+    saved: Checkpoint
+    converted: Path | None = None
+
+    def release(self, processes: Processes) -> None:
+        """Removes what was converted, once all ranks have read it."""
+        folder = self.converted
+        if folder is not None:
+            processes.barrier()
+            processes.on_main(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+def resume_point(
+    config: TrainConfig, accelerator: Accelerator, processes: Processes, out_dir: Path
+) -> Resume | None:
+    """Finds the checkpoint and makes it readable, before the engine is made; all ranks call it.
+
+    Raises:
+        ConfigurationError: If this launch cannot go on with the run.
+        CheckpointError: If every checkpoint is damaged, or the conversion fails.
+    """
+    if config.resume_from_checkpoint_dir is None:
+        return None
+    saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
+    if saved is None:
+        return None
+    state = json.loads((saved.folder / STATE).read_text())
+    check_launch(saved, state, engine_name(accelerator), global_batch(config, processes.size))
+    if state["engine"] == PlainEngine.name or state["world_size"] == processes.size:
+        return Resume(saved)
+    # The name of an interrupted save: the next start removes it, should this run be killed.
+    folder = out_dir / f"tmp-{saved.folder.name}-universal"
+    processes.on_main(lambda: convert(saved, folder))
+    plugin = accelerator.state.deepspeed_plugin
+    plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
+    return Resume(saved, folder)
+
+
+def global_batch(config: TrainConfig, world_size: int) -> int:
+    """Sequences of one update over all processes."""
+    micro_batch = config.data_config.per_device_train_batch_size
+    return micro_batch * config.gradient_accumulation_steps * world_size
+
+
+def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: int) -> None:
+    """Refuses a launch under which the run would not be the same run.
+
+    Args:
+        saved: The checkpoint.
+        state: Its trainer state.
+        engine: The engine of this launch.
+        batch: The global batch of this launch, in sequences.
+
+    Raises:
+        ConfigurationError: If engine or global batch differ.
+    """
+    if state["engine"] != engine:
+        raise ConfigurationError(
+            f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "
+            "the accelerate configuration that the run was started with"
+        )
+    if state["global_batch"] != batch:
+        raise ConfigurationError(
+            f"{saved.folder} was trained with {state['global_batch']} sequences an update, this "
+            f"launch makes {batch}; keep data_config.per_device_train_batch_size x "
+            f"gradient_accumulation_steps x processes = {state['global_batch']}"
+        )
+
+
+def convert(saved: Checkpoint, folder: Path) -> None:
+    """Writes DeepSpeed's universal form of a checkpoint into `folder` (rank 0).
+
+    Raises:
+        CheckpointError: If there is no room for it, or DeepSpeed cannot convert it.
+    """
+    check_room(saved.folder.parent)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
+    command += ["--input_folder", str(saved.folder / "state" / _TAG)]
+    command += ["--output_folder", str(folder / "universal"), "--inject_missing_state"]
+    alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
+    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        reason = "\n".join(done.stderr.strip().splitlines()[-5:])
+        raise CheckpointError(
+            f"{saved.folder} was saved by another number of processes, and DeepSpeed could not "
+            f"convert it into its universal format; resume with the number of processes that saved "
+            f"it:\n{reason}"
+        )

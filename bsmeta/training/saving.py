@@ -1,0 +1,178 @@
+"""Saves: what goes into a checkpoint, and when it is written (at once, or beside the loop).
+
+Beside the loop (`async_save`), rank 0 copies weights and optimizer into main memory and a thread
+writes the copy while training goes on. Only one save is open at a time. DeepSpeed's ranks write
+their own parts together, so there every save is written at once.
+"""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Task
+from bsmeta.training import checkpoint, random_state, retention
+from bsmeta.training.disk import check_room, explained
+from bsmeta.training.distributed import Processes
+from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
+from bsmeta.training.run_folder import write_status
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint.
+
+    Attributes:
+        step: The update that it was taken after.
+        name: Its folder.
+        seconds: How long it took to write.
+        loop_seconds: How long the loop waited for it.
+    """
+
+    step: int
+    name: str
+    seconds: float
+    loop_seconds: float
+
+
+class Saver:
+    """Writes the checkpoints of a run. All ranks call `save` and `finish` together."""
+
+    def __init__(
+        self, config: TrainConfig, task: Task, model: nn.Module, engine: Engine, out_dir: Path,
+        processes: Processes,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._task = task
+        self._model = model
+        self._engine = engine
+        self._out_dir = out_dir
+        self._processes = processes
+        self._thread: threading.Thread | None = None
+        self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
+        self._failure: Exception | None = None
+
+    def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
+        """Saves the run as it is now.
+
+        Args:
+            step: Completed updates.
+            state: For `trainer_state.json`.
+            data: For `data_state.json`.
+
+        Raises:
+            CheckpointError: If the disk has no room for it; the checkpoint before stays.
+        """
+        began = time.perf_counter()
+        self.finish()
+        self._processes.on_main(lambda: check_room(self._out_dir))
+        if self._config.async_save and isinstance(self._engine, PlainEngine):
+            self._save_aside(step, state, data, self._engine, began)
+        else:
+            self._save_now(step, state, data, began)
+
+    @property
+    def failed(self) -> bool:
+        """Whether a save beside the loop has failed (rank 0); `finish` raises why."""
+        return self._failure is not None
+
+    def finish(self) -> None:
+        """Waits for the save that is being written; raises what ended it, on every rank."""
+        self._processes.on_main(self._finish)
+
+    def _finish(self) -> None:
+        self.settle()
+        if self._failure is not None:
+            raise self._failure
+
+    def settle(self) -> None:
+        """Waits for the save that is being written, whatever becomes of it (this rank alone)."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def finished(self) -> list[Saved]:
+        """The saves that were committed since the last call (rank 0)."""
+        return [self._finished.get() for _ in range(self._finished.qsize())]
+
+    def export(self, folder: Path) -> None:
+        """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
+        weights = self._engine.weights()
+        self._processes.on_main(lambda: self._task.export(self._model, weights, folder))
+
+    def _save_now(
+        self, step: int, state: dict[str, Any], data: dict[str, Any], began: float
+    ) -> None:
+        writer = checkpoint.Writer(self._out_dir, step, self._processes)
+        try:
+            self._engine.save(writer.folder / "state")
+            random_state.write(random_state.capture(), writer.folder, self._processes.rank)
+            self.export(writer.folder / "model")
+            self._processes.on_main(lambda: self._write_json(writer, state, data))
+            saved = writer.commit()
+        except Exception as error:
+            shutil.rmtree(writer.folder, ignore_errors=True)
+            raise explained(error, self._out_dir) from error
+        seconds = time.perf_counter() - began
+        if self._processes.is_main:
+            self._committed(Saved(step, saved.folder.name, seconds, seconds))
+        self._processes.barrier()
+
+    def _save_aside(
+        self,
+        step: int,
+        state: dict[str, Any],
+        data: dict[str, Any],
+        engine: PlainEngine,
+        began: float,
+    ) -> None:
+        generators = self._processes.gather(random_state.capture())
+        if not self._processes.is_main:
+            return
+        copy = to_memory(engine.state())
+        waited = time.perf_counter() - began
+
+        def write() -> None:
+            folder = None
+            try:
+                writer = checkpoint.Writer(self._out_dir, step, _ALONE)
+                folder = writer.folder
+                write_state(copy, folder / "state")
+                for rank, states in enumerate(generators):
+                    random_state.write(states, folder, rank)
+                self._task.export(self._model, copy["model"], folder / "model")
+                self._write_json(writer, state, data)
+                name = writer.commit().folder.name
+                self._committed(Saved(step, name, time.perf_counter() - began, waited))
+            except Exception as error:  # raised by the loop, which asks for it
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                self._failure = explained(error, self._out_dir)
+
+        # Not a daemon: a run that fails for another reason still completes this checkpoint.
+        self._thread = threading.Thread(target=write, name="checkpoint writer")
+        self._thread.start()
+
+    def _write_json(
+        self, writer: checkpoint.Writer, state: dict[str, Any], data: dict[str, Any]
+    ) -> None:
+        writer.write_json(checkpoint.DATA, data)
+        writer.write_json(checkpoint.STATE, state)
+        shutil.copyfile(self._out_dir / "config.yaml", writer.folder / "config.yaml")
+
+    def _committed(self, saved: Saved) -> None:
+        retention.prune(self._out_dir, self._config)
+        write_status(self._out_dir, "running", saved.step, None)
+        self._finished.put(saved)
+
+
+_ALONE = Processes(0, 1, torch.device("cpu"))

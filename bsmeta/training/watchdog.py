@@ -1,0 +1,227 @@
+"""Death and hangs: every rank shows that it lives, and none waits for a dead one without end.
+
+A thread of each rank writes a beat (a counter, and what the rank is doing) into the store that
+torch's process group keeps. When the rank's own work stands still for the set time, the thread
+prints the stacks of all threads, names the rank that is to blame, and ends the process; the
+launcher then ends the job. When instead the connection to a rank breaks, the error is
+replaced by one that names the rank, or passes on what that rank has reported before it ended.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from bsmeta.config.errors import TrainingError, UserError
+from bsmeta.training.distributed import Processes
+from bsmeta.training.run_folder import write_status
+
+logger = logging.getLogger(__name__)
+
+EXIT_FAILURE = 1
+_INTERVAL_S = 1.0
+# A rank whose counter stands still for so many intervals is dead or stopped.
+_SILENT_INTERVALS = 4
+_REPORT_WAIT_S = 0.25
+_CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
+
+
+@dataclass(frozen=True)
+class Beat:
+    """What a rank last told of itself: a counter, its phase, and the seconds it has been in it."""
+
+    count: int
+    phase: str
+    seconds: float
+
+
+class Watchdog:
+    """Watches over this rank and the others, from `start` to `stop`.
+
+    Args:
+        processes: The ranks.
+        out_dir: Where `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json` are written.
+        timeout_s: How long one phase of the loop may take.
+
+    Attributes:
+        step: Completed updates, for `status.json`.
+    """
+
+    def __init__(self, processes: Processes, out_dir: Path, timeout_s: float) -> None:
+        self._processes = processes
+        self._out_dir = out_dir
+        self._timeout = timeout_s
+        self.step = 0
+        self._phase = ("starting", time.monotonic())
+        self._count = 0
+        self._stopped = threading.Event()
+        self._ending = threading.Lock()  # either thread may end the process, one at a time
+        self._silent: set[int] = set()
+        self._store: Any = None
+        if processes.size > 1:
+            # A connection of its own: the group's may be busy waiting in the main thread.
+            store: Any = dist.distributed_c10d._get_default_store()
+            self._store = store.clone()
+            self._beat()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+
+    def start(self) -> None:
+        """Begins to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends watching; the other ranks see this one no more."""
+        self._stopped.set()
+
+    def enter(self, phase: str) -> None:
+        """Tells what the loop does from now on; the clock starts anew."""
+        self._phase = (phase, time.monotonic())
+
+    # --- the thread -------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self._stopped.wait(_INTERVAL_S):
+            try:
+                self._beat()
+            except (RuntimeError, ValueError):  # the store went with the rank that held it
+                logger.debug("the store of the process group cannot be reached", exc_info=True)
+            phase, since = self._phase
+            if time.monotonic() - since > self._timeout:
+                self._give_up(phase)
+
+    def _beat(self) -> None:
+        if self._store is not None:
+            self._count += 1
+            phase, since = self._phase
+            beat = {"count": self._count, "phase": phase, "seconds": time.monotonic() - since}
+            self._store.set(_key("beat", self._processes.rank), json.dumps(beat))
+
+    def _give_up(self, phase: str) -> None:
+        with self._ending:
+            if self._stopped.is_set():
+                return  # the main thread came back meanwhile, with an error of its own
+            self._end(phase, self.blame())
+
+    def _end(self, phase: str, blamed: str) -> None:
+        text = f"no progress for {self._timeout:.0f} s in: {phase}. {blamed}"
+        print(
+            f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:",
+            file=sys.stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        with (self._out_dir / f"stacks-rank{self._processes.rank}.txt").open("w") as file:
+            file.write(text + "\n")
+            file.flush()
+            faulthandler.dump_traceback(file=file, all_threads=True)
+        if self.speaks():
+            write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
+        sys.stderr.flush()
+        os._exit(EXIT_FAILURE)
+
+    # --- who is to blame --------------------------------------------------------------------
+
+    def blame(self) -> str:
+        """Names the ranks that give no sign of life, or else the one that is behind the others."""
+        if self._store is None:
+            return ""
+        before = self._beats()
+        time.sleep(_SILENT_INTERVALS * _INTERVAL_S)
+        after = self._beats()
+        others = set(range(self._processes.size)) - {self._processes.rank}
+        self._silent = {rank for rank in others if after.get(rank) == before.get(rank)}
+        if not after:
+            return "The store of the process group cannot be reached: its host is dead"
+        if self._silent:
+            told = "; ".join(
+                f"rank {rank} (last seen in: {after[rank].phase if rank in after else 'start'})"
+                for rank in sorted(self._silent)
+            )
+            return f"No sign of life from {told}: it was killed, stopped, or has ended"
+        behind = max(after, key=lambda rank: after[rank].seconds)
+        doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
+        return f"Longest without progress: rank {behind}. What the ranks do: {doing}"
+
+    def _beats(self) -> dict[int, Beat]:
+        """The last beat of each rank that has told any."""
+        ranks = range(self._processes.size)
+        try:
+            known = [rank for rank in ranks if self._store.check([_key("beat", rank)])]
+            values = self._store.multi_get([_key("beat", rank) for rank in known])
+        except RuntimeError:
+            return {}
+        return {rank: Beat(**json.loads(value)) for rank, value in zip(known, values, strict=True)}
+
+    # --- failures that one rank tells the others --------------------------------------------
+
+    def explain(self, error: Exception) -> Exception:
+        """The error to end with: what another rank has reported, or which rank is gone.
+
+        Args:
+            error: What ended the loop on this rank; the other ranks are told of it.
+        """
+        with self._ending:
+            explained = self._explained(error)
+            self.stop()
+        return explained
+
+    def _explained(self, error: Exception) -> Exception:
+        if str(error).startswith("DataLoader worker"):
+            error = TrainingError(
+                f"rank {self._processes.rank}: a loader process died ({error}); the usual cause is "
+                "memory: lower data_config.num_workers or data_config.window_documents"
+            )
+        if self._store is None:
+            return error
+        if not is_connection_error(error):
+            self._report(error)
+            return error
+        deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
+        while time.monotonic() < deadline:
+            reported = self._reported()
+            if reported is not None:
+                return reported
+            time.sleep(_REPORT_WAIT_S)
+        return TrainingError(f"{self.blame()} ({str(error).splitlines()[0]})")
+
+    def _report(self, error: Exception) -> None:
+        report = {"user": isinstance(error, UserError), "message": str(error)}
+        try:
+            self._store.set(_key("failure", self._processes.rank), json.dumps(report))
+        except RuntimeError:
+            logger.debug("the other ranks could not be told", exc_info=True)
+
+    def _reported(self) -> Exception | None:
+        try:
+            for rank in range(self._processes.size):
+                if self._store.check([_key("failure", rank)]):
+                    report = json.loads(self._store.get(_key("failure", rank)))
+                    kind = UserError if report["user"] else TrainingError
+                    return kind(f"rank {rank}: {report['message']}")
+        except RuntimeError:
+            logger.debug("the store cannot be reached", exc_info=True)
+        return None
+
+    def speaks(self) -> bool:
+        """Whether this rank writes the run's status: rank 0, or the first that lives without it."""
+        return set(range(self._processes.rank)) <= self._silent
+
+
+def is_connection_error(error: Exception) -> bool:
+    """Whether the error only says that another rank could not be reached."""
+    known = isinstance(error, dist.DistError)
+    return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
+
+
+def _key(kind: str, rank: int) -> str:
+    return f"bsmeta/{kind}/{rank}"

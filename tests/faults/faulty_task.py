@@ -1,0 +1,117 @@
+"""The toy task with a fault that the environment asks for: the script of the fault tests.
+
+`FAULT=kind:when[:rank]`, for example `FAULT=nan:5:1`: rank 1's loss of step 5 is not a number.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).resolve().parent
+sys.path.pop(0)
+sys.path.insert(0, str(HERE.parent / "training"))
+
+import toy_task  # noqa: E402
+
+from bsmeta.config.compose import run_entry_point  # noqa: E402
+from bsmeta.config.schema import TrainConfig  # noqa: E402
+from bsmeta.tasks.base import Loss  # noqa: E402
+
+KIND, _, _WHEN = os.environ.get("FAULT", "none:").partition(":")
+WHEN, _, _RANK = _WHEN.partition(":")
+HERE_TOO = _RANK in ("", os.environ.get("RANK", "0"))
+
+
+def die(kind: str) -> None:
+    """Ends or stops this process in the way that the fault asks for."""
+    if kind == "exit":
+        os._exit(0)
+    if kind == "hang":
+        time.sleep(10_000)
+    os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[kind])
+
+
+def killing(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, after which this process is killed."""
+
+    def wrapped(*arguments: Any, **named: Any) -> Any:
+        function(*arguments, **named)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    return wrapped
+
+
+def kill_after(phase: str) -> None:
+    """Has this process killed after a phase of its first save."""
+    from bsmeta.training import checkpoint, engines, random_state, retention
+
+    owner, name = {
+        "begin": (checkpoint.Writer, "_begin"),
+        "state": (engines.DeepSpeedEngine, "save")
+        if os.environ.get("TOY_ZERO_STAGE")
+        else (engines, "write_state"),
+        "rng": (random_state, "write"),
+        "export": (toy_task.ToyTask, "export"),
+        "data": (checkpoint.Writer, "write_json"),
+        "manifest": (checkpoint, "_describe"),
+        "commit": (checkpoint.Writer, "_seal"),
+        "pruned": (retention, "prune"),
+    }[phase]
+    setattr(owner, name, killing(getattr(owner, name)))
+    if phase == "state" and not os.environ.get("TOY_ZERO_STAGE"):
+        from bsmeta.training import saving
+
+        saving.write_state = engines.write_state
+
+
+class FaultyTask(toy_task.ToyTask):
+    """Counts the steps, and does what FAULT says in one of them."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        super().__init__(config)
+        self.batch = 0
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
+        stream = super().train_stream(rank, world_size, state)
+        done = stream.start // (stream.size * world_size)
+        self.batch = done
+        return stream
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        step = self.batch // self.config.gradient_accumulation_steps + 1
+        self.batch += 1
+        loss = super().loss(model, batch)
+        if not HERE_TOO:
+            return loss
+        if KIND in ("nan", "spike") and str(step) in WHEN.split(","):
+            factor = float("nan") if KIND == "nan" else 1e4
+            return Loss(loss.sum * factor, loss.parts)
+        if KIND == "nan_from" and step >= int(WHEN):
+            return Loss(loss.sum * float("nan"), loss.parts)
+        if KIND in ("kill", "exit", "stop", "hang") and str(step) == WHEN:
+            die(KIND)
+        if KIND == "slow":
+            time.sleep(float(WHEN))
+        return loss
+
+
+def main(config: TrainConfig) -> int:
+    if KIND == "kill_after" and HERE_TOO:
+        kill_after(WHEN)
+    toy_task.ToyTask = FaultyTask
+    return toy_task.main(config)
+
+
+
+
+if __name__ == "__main__":
+    run_entry_point(main, TrainConfig, "train_config")
