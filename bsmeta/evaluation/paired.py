@@ -118,12 +118,13 @@ class PairedEvaluation:
 
     def _score(self, scorer: Scorer, block: Block) -> list[Reading]:
         """Readings of the block's renderings, in their order."""
+        # asked before the first call: all ranks make their collective calls in one order
+        most = max(self._ranks.gather(len(block.batches)))
         scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
         found = scorer.score([[block.windows[r][w] for r, w in batch] for batch in block.batches])
         for batch, values in zip(block.batches, found, strict=True):
             for (r, w), own in zip(batch, values, strict=True):
                 scores[r][w] = own
-        most = max(self._ranks.gather(len(block.batches)))
         for _ in range(most - len(block.batches)):
             scorer.dummy()
         return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
