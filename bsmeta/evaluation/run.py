@@ -100,12 +100,18 @@ def _evaluate_one(
 
 
 def report_folder(config: EvaluateConfig, location: Location) -> Path:
-    """Where the report goes: `out_dir`, or `evaluation/` in the run folder or beside the model."""
+    """Where the report goes: `out_dir`; else into the run folder, or beside the model.
+
+    A checkpoint within a run has a folder of its own there, `evaluation-checkpoint-{step}step`.
+    """
     if config.out_dir is not None:
         return Path(config.out_dir)
-    if location.run_folder is not None:
-        return location.run_folder / "evaluation"
-    return Path("evaluation" if location.is_on_hub else f"{location.name}/evaluation")
+    if location.is_on_hub:
+        return Path("evaluation")
+    folder = Path(location.name)
+    if location.run_folder is None or folder.resolve() == location.run_folder:
+        return folder / "evaluation"
+    return location.run_folder / f"evaluation-{folder.resolve().name}"
 
 
 def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, object]:

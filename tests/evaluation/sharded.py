@@ -16,13 +16,13 @@ import deepspeed
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel  # noqa: E402
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from bsmeta.config.data import DataConfig  # noqa: E402
-from bsmeta.config.metadata import MetadataConfig  # noqa: E402
-from bsmeta.evaluation.ranks import Ranks, current_ranks  # noqa: E402
-from bsmeta.evaluation.subset import SubsetEvaluation  # noqa: E402
-from tests.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER  # noqa: E402
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.evaluation.ranks import Ranks, current_ranks
+from bsmeta.evaluation.subset import SubsetEvaluation
+from tests.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")
 

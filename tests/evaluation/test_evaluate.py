@@ -113,6 +113,9 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
     model = report_in(run_folder / "evaluation")["model"]
     assert model == str(run_folder / "checkpoint-20step" / "model")
+    checkpoint = run_folder / "checkpoint-20step"
+    assert call(monkeypatch, f"checkpoint={checkpoint}", *arguments) == 0
+    assert report_in(run_folder / "evaluation-checkpoint-20step")["model"] == model
 
 
 def test_everything_at_once_makes_one_page(
