@@ -19,7 +19,9 @@ from bsmeta.config.schema import TrainConfig
 
 # A configuration, a DeepSpeed JSON and a launch that agree: 4 x 8 x 2 = 64 sequences.
 HYDRA: dict[str, Any] = {
-    "data_config": DataConfig(train_file="data/*.jsonl.gz", per_device_train_batch_size=4),
+    "data_config": DataConfig(
+        train_file="data/*.jsonl.gz", per_device_train_batch_size=4, num_streams=64
+    ),
     "gradient_accumulation_steps": 8,
     "gradient_clipping": 0.5,
     "learning_rate": 2e-4,
