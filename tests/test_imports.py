@@ -24,7 +24,9 @@ ALLOWED = {
 }
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
-DISTRIBUTED = [f"training/{name}*" for name in ("trainer", "checkpoint", "distributed", "optim")]
+DISTRIBUTED = [
+    f"training/{name}*" for name in ("trainer", "engines", "checkpoint", "distributed", "optim")
+]
 ROOMS = {
     "accelerate": DISTRIBUTED,
     "deepspeed": DISTRIBUTED,

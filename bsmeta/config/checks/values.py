@@ -17,6 +17,8 @@ CHOICES = {
     "on_nonfinite": ("stop", "skip"),
     "data_config.packing": ("best_fit", "pad"),
     "data_config.bad_documents": ("strict", "skip"),
+    "data_config.on_changed_data": ("error", "warn"),
+    "data_config.on_test_overlap": ("error", "drop"),
     "data_config.tokenizer_backend": ("auto", "hf", "tiktoken", "gigatoken"),
 }
 
