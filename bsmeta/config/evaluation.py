@@ -68,7 +68,11 @@ class EvaluateConfig:
     prompt: bool = key(
         False, "all, each and chosen again in plain English (`Title: ...; URL: ....`)"
     )
-    slices: list[SliceConfig] = key([], "kinds of documents to report by themselves")
+    slices: list[SliceConfig] = key(
+        [],
+        "kinds of documents to report by themselves, such as [{by: site, top: 5}, "
+        "{by: length, edges: [1000, 10000]}, {by: time, edges: [2018]}] (length in bytes)",
+    )
     windows: str = key(
         "all_pieces",
         "first_piece: the first max_seq_len tokens; all_pieces: the pieces that training uses; "

@@ -2,7 +2,9 @@
 
 `first_piece` and `all_pieces` are the pieces that training uses. `sliding` gives every token at
 least half a sequence of its own text as context, where there is so much: each window shows the
-last half of the one before it again and scores only what is new.
+last half of the one before it again and scores only what is new. A prefix takes its place from the
+text that is seen beside it, so under `all_pieces` metadata also costs context; under `sliding` it
+hardly does.
 """
 
 from __future__ import annotations
