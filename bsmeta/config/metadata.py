@@ -6,7 +6,7 @@ import itertools
 import math
 import string
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 from bsmeta.config.keys import key
 
@@ -56,6 +56,19 @@ class HtmlParserConfig:
 
 
 @dataclass(kw_only=True)
+class Phase:
+    """A part of the run with its own choice of metadata; what is null stays as it is outside."""
+
+    share: float = key(1.0, "share of max_train_steps that it takes; together they make 1")
+    metadata_probability: float | None = key(None, "share of documents that are given any metadata")
+    types: list[str] | None = key(None, "keys of metadata_list that may be drawn")
+    random_sample_metadata: bool | None = key(None, "draw some of the types present, or use all")
+    random_sample_metadata_weights: dict[str, float] | None = key(None, "weight of each type")
+    metadata_dropout: dict[str, float] | None = key(None, "chance that a type is left out")
+    html_overall_sample_rate: float | None = key(None, "chance that html may be drawn at all")
+
+
+@dataclass(kw_only=True)
 class MetadataConfig:
     """Which metadata a document is given, and how it reads."""
 
@@ -86,6 +99,9 @@ class MetadataConfig:
         {}, "chance that a type (key) is left out of a document before that draw"
     )
     html_overall_sample_rate: float = key(1.0, "chance that html may be drawn at all")
+    schedule: list[Phase] = key(
+        [], "phases of the run, in order, such as [{share: 0.9}, {share: 0.1, types: []}]"
+    )
     without_metadata_same_context: bool = key(
         False, "leave all metadata out, but cut the text where the run with metadata cuts it"
     )
@@ -150,6 +166,28 @@ class MetadataConfig:
     )
 
 
+def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
+    """What metadata is drawn by, phase by phase; the configuration itself without a schedule.
+
+    Only for sampling: the order and the numbers of types stay those of the whole configuration.
+    """
+    return [_during(phase, config) for phase in config.schedule] or [config]
+
+
+def _during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
+    names = {one.name for one in fields(phase)} - {"share", "types"}
+    changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
+    if phase.types is not None:
+        changed["metadata_list"] = [name for name in config.metadata_list if name in phase.types]
+    return replace(config, schedule=[], **changed)
+
+
+def phase_starts(config: MetadataConfig, max_train_steps: int) -> list[int]:
+    """The number of updates before each phase; the first is 0."""
+    shares = [phase.share for phase in config.schedule]
+    return [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]
+
+
 _CHOICES = {
     "metadata_position": ("prepend", "append", "both"),
     "url_granularity": ("full", "host", "registered_domain", "suffix", "path", "hash"),
@@ -170,6 +208,7 @@ def metadata_problems(config: MetadataConfig) -> list[str]:
     found += _template_problems(config)
     found += _bucket_problems(config)
     found += _html_problems(config.html_parser_config)
+    found += _schedule_problems(config)
     return [f"{_HERE}.{problem}" for problem in found]
 
 
@@ -196,7 +235,7 @@ def _list_problems(config: MetadataConfig) -> Iterator[str]:
             yield f"{name} names {unknown}, which metadata_list lacks; add it there or drop it here"
 
 
-def _number_problems(config: MetadataConfig) -> Iterator[str]:
+def _chance_problems(config: MetadataConfig) -> Iterator[str]:
     chances = {
         "metadata_probability": config.metadata_probability,
         "html_overall_sample_rate": config.html_overall_sample_rate,
@@ -208,6 +247,10 @@ def _number_problems(config: MetadataConfig) -> Iterator[str]:
     for name, weight in config.random_sample_metadata_weights.items():
         if not 0 <= weight < math.inf:
             yield f"random_sample_metadata_weights.{name} is {weight}; expected 0 or more"
+
+
+def _number_problems(config: MetadataConfig) -> Iterator[str]:
+    yield from _chance_problems(config)
     if config.max_seq_len < 2:
         yield f"max_seq_len is {config.max_seq_len}; expected at least 2 tokens"
     longest = config.prefix_max_tokens
@@ -242,6 +285,17 @@ def _bucket_problems(config: MetadataConfig) -> Iterator[str]:
     for name, scale in config.value_bucket_scale.items():
         if not 0 < scale < math.inf:
             yield f"value_bucket_scale.{name} is {scale}; expected more than 0"
+
+
+def _schedule_problems(config: MetadataConfig) -> Iterator[str]:
+    shares = [phase.share for phase in config.schedule]
+    if shares and (min(shares) <= 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6)):
+        yield f"schedule has the shares {shares}; expected numbers above 0 that make 1"
+    for number, phase in enumerate(config.schedule):
+        for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
+            yield f"schedule.{number}.types names {unknown}, which metadata_list lacks; add it"
+        for problem in _chance_problems(_during(phase, config)):
+            yield f"schedule.{number}.{problem}"
 
 
 def _html_problems(rules: HtmlParserConfig) -> Iterator[str]:

@@ -15,6 +15,9 @@ from bsmeta.data.bad_documents import REASONS
 TEST_OVERLAP = "test_overlap"
 """Training documents dropped because they are held out."""
 
+HALF_USED = "half_used_at_phase_switch"
+"""Documents of which the rest was dropped where the metadata's schedule switched."""
+
 
 def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run.
@@ -24,7 +27,7 @@ def count_names(keys: Sequence[str]) -> list[str]:
     """
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
-    return ["documents", *types, *bad, TEST_OVERLAP]
+    return ["documents", *types, *bad, TEST_OVERLAP, HALF_USED]
 
 
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
@@ -47,5 +50,5 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
 
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
-    reasons = [float(skipped[reason]) for reason in (*REASONS, TEST_OVERLAP)]
+    reasons = [float(skipped[reason]) for reason in (*REASONS, TEST_OVERLAP, HALF_USED)]
     return np.array([0.0] * (1 + len(keys)) + reasons)

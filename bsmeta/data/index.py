@@ -147,9 +147,10 @@ def gzip_index(path: str) -> ShardIndex:
         file.export_index(fileobj=exported)
     data = exported.getvalue()
     header = struct.Struct("<5sBBQQIII")
-    *_, window_size, count = header.unpack_from(data)
+    *_, raw_size, _, window_size, count = header.unpack_from(data)
     rows = np.frombuffer(data, POINT, count=count, offset=header.size)
     place, windows = header.size + rows.nbytes, []
+    rows = rows[rows["raw"] < raw_size]  # the last one may be the end
     for has_window in rows["has_window"]:
         size = window_size if has_window else 0
         windows.append(zlib.compress(data[place : place + size], 1))

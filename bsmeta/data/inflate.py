@@ -100,8 +100,6 @@ def inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
 def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
     """The content of one deflate stream; returns what was read beyond its end."""
     while not member.eof:
-        if not data:
-            raise DamagedFileError(CUT)
         try:
             block = member.decompress(data, BLOCK)
         except ZLIB.error as error:
@@ -109,8 +107,10 @@ def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes,
         if block:
             yield block
         data = member.unconsumed_tail
-        if not data and not member.eof:
+        if not data and not member.eof and len(block) < BLOCK:  # otherwise it may hold back more
             data = file.read(COMPRESSED_BLOCK)
+            if not data:
+                raise DamagedFileError(CUT)
     return member.unused_data
 
 

@@ -21,6 +21,7 @@ class LineReader:
     Attributes:
         path: The shard.
         line: Number of the line that comes next.
+        ended: Whether the last `read` came to the end of what can be read.
         damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
     """
 
@@ -31,6 +32,7 @@ class LineReader:
 
     def _enter(self, point: AccessPoint | None) -> None:
         self.line = point.line if point else 0
+        self.ended = False
         self.damage = ""
         self._file = open(self.path, "rb")  # noqa: SIM115 (closed by `close`)
         self._blocks = content(self.path, self._file, point)
@@ -43,6 +45,7 @@ class LineReader:
         lines: list[bytes] = []
         while len(lines) < count and (line := self._next()) is not None:
             lines.append(line)
+        self.ended = len(lines) < count
         return lines
 
     def _go_to(self, line: int) -> None:

@@ -117,6 +117,10 @@ class PackedWindow:
         """Number of sequences."""
         return len(self._first_piece) - 1
 
+    def documents(self, first: int, last: int) -> set[int]:
+        """Numbers of the documents with a piece in the sequences from `first` to before `last`."""
+        return set(self._documents[self._first_piece[first] : self._first_piece[last]])
+
     def sequence(self, index: int, stream: int, behind: Position) -> PackedSequence:
         """A sequence, with where it comes from."""
         first, last = self._first_piece[index : index + 2]

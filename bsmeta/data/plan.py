@@ -7,6 +7,7 @@ stands is a `Position`: a few integers, from which it can be made anew anywhere.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -71,6 +72,34 @@ class Position(NamedTuple):
                 "with whole numbers; the checkpoint is of another version, or damaged"
             )
         return cls(**state)
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Which phase of the metadata's schedule the sequences of a stream belong to.
+
+    The n-th sequence of stream k is number k + n * S of the run, so its step, and with it the
+    phase, is known before it is made.
+
+    Attributes:
+        starts: Number of the first sequence of the run in each phase; the first is 0.
+        num_streams: S.
+    """
+
+    starts: tuple[int, ...]
+    num_streams: int
+
+    def of(self, stream: int, emitted: int) -> int:
+        """The phase of a stream's next sequence when it has given out `emitted`."""
+        return bisect.bisect_right(self.starts, stream + emitted * self.num_streams) - 1
+
+    def left(self, stream: int, emitted: int) -> int | None:
+        """Sequences that the stream gives out until the next phase; None in the last one."""
+        phase = self.of(stream, emitted)
+        if phase + 1 == len(self.starts):
+            return None
+        first = -(-(self.starts[phase + 1] - stream) // self.num_streams)
+        return first - emitted
 
 
 def shares_of(stream: int, shards: Sequence[Shard], num_streams: int) -> list[Share]:

@@ -7,6 +7,7 @@ world size and number of loader processes, they continue the very same sequence 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import logging
 import os
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import phase_starts
 from bsmeta.data.bad_documents import POLICIES
 from bsmeta.data.cache import Cache
 from bsmeta.data.counts import count_names
@@ -27,7 +29,7 @@ from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import first_lines, has_line
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
-from bsmeta.data.plan import Position, division, sequences_done, shares_of
+from bsmeta.data.plan import Phases, Position, division, sequences_done, shares_of
 from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.streams import LogicalStream
 from bsmeta.data.windows import WindowMaker
@@ -54,6 +56,8 @@ class TrainStream:
         rank: This process.
         world_size: Number of processes.
         global_batch_size: Sequences in a step of all processes.
+        max_train_steps: Steps of the run, which the shares of the metadata's schedule divide;
+            needed only where there is a schedule.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved by a run; None begins.
 
     Attributes:
@@ -74,6 +78,7 @@ class TrainStream:
         rank: int,
         world_size: int,
         global_batch_size: int,
+        max_train_steps: int | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
         check_values(config)
@@ -86,6 +91,12 @@ class TrainStream:
             num_workers=config.num_workers,
             global_batch_size=global_batch_size,
             micro_batch_size=config.per_device_train_batch_size,
+        )
+        assert max_train_steps is not None or not config.metadata_config.schedule
+        starts = phase_starts(config.metadata_config, max_train_steps or 0)
+        self._first_steps = [start + 1 for start in starts]
+        self._phases = Phases(
+            tuple(start * global_batch_size for start in starts), config.num_streams
         )
         self._shards = list_shards(config)
         cache = Cache(config.cache_dir)
@@ -125,6 +136,10 @@ class TrainStream:
         names = count_names(metadata.metadata_list)
         return micro_batches(blocks, size, config.num_workers, names)
 
+    def phase(self, step: int) -> int:
+        """The phase (from 0) of the metadata's schedule that a step (from 1) belongs to."""
+        return bisect.bisect_right(self._first_steps, step) - 1
+
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
         """The sequences of one loader process; a stream is opened when its turn first comes."""
         opened: dict[int, Iterator[PackedSequence]] = {}
@@ -137,7 +152,13 @@ class TrainStream:
     def _open(self, stream: int) -> Iterator[PackedSequence]:
         shares = shares_of(stream, self._shards, self._config.num_streams)
         logical = LogicalStream(
-            stream, shares, self._maker, self._config, self._seed, self._indexes
+            stream,
+            shares,
+            self._maker,
+            self._config,
+            self._seed,
+            self._indexes,
+            self._phases,
         )
         return logical.sequences(self._positions.get(stream, Position()))
 
@@ -164,6 +185,7 @@ class TrainStream:
             "window_documents": config.window_documents,
             "packing": config.packing,
             "bad_documents": config.bad_documents,
+            "phase_starts": list(self._phases.starts),
             "metadata_config": dataclasses.asdict(config.metadata_config),
             "tokenizer": tokenizer_fingerprint(tokenizer),
             "shards": shards_fingerprint(self._shards),

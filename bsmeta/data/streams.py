@@ -6,18 +6,21 @@ on is all that a resumed run needs: it makes that window again and goes on in it
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data.counts import TEST_OVERLAP, skipped_counts
+from bsmeta.data.bad_documents import REASONS
+from bsmeta.data.counts import HALF_USED, skipped_counts
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
-from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Position, Share, order_of
+from bsmeta.data.packed import PackedSequence, PackedWindow
+from bsmeta.data.plan import Phases, Position, Share, order_of
 from bsmeta.data.windows import Window, WindowMaker
+
+Sequences = list[tuple[PackedWindow, int]]
+"""The sequences of a window, each as its part of the window and its place in that."""
 
 
 class LogicalStream:
@@ -30,6 +33,7 @@ class LogicalStream:
         config: `window_documents` and `max_bad_documents` are used.
         seed: Seed of the run.
         indexes: Access points of the shards; wanted for each one that is read.
+        phases: When the metadata's schedule goes on to its next phase.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class LogicalStream:
         config: DataConfig,
         seed: int,
         indexes: IndexCache,
+        phases: Phases,
     ) -> None:
         self._stream = stream
         self._shares = shares
@@ -47,6 +52,7 @@ class LogicalStream:
         self._config = config
         self._seed = seed
         self._indexes = indexes
+        self._phases = phases
 
     def sequences(self, position: Position) -> Iterator[PackedSequence]:
         """The sequences from a position on.
@@ -59,22 +65,22 @@ class LogicalStream:
         skipped: Counter[str] = Counter()  # not yet reported by a sequence
         while True:
             begin = position
-            for share, number, window in self._epoch(begin):
-                packed, bad = self._maker.make(window)
+            for share, number, packed, bad in self._epoch(begin):
                 here = position._replace(share=share, window=number)
                 position = Position(
                     epoch=here.epoch,
                     share=share,
                     window=number + 1,
                     emitted=here.emitted + len(packed) - here.sequence,
-                    bad=self._checked(here.bad + bad.total() - bad[TEST_OVERLAP], window),
+                    bad=self._checked(here.bad + sum(bad[reason] for reason in REASONS)),
                 )
                 if here.sequence == 0:  # otherwise reported before the run was resumed
                     skipped.update(bad)
                 for index in range(here.sequence, len(packed)):
                     here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
                     behind = here if index + 1 < len(packed) else position
-                    sequence = packed.sequence(index, self._stream, behind)
+                    part, place = packed[index]
+                    sequence = part.sequence(place, self._stream, behind)
                     if skipped:
                         sequence.counts += skipped_counts(skipped, keys)
                         skipped.clear()
@@ -83,30 +89,65 @@ class LogicalStream:
                 raise DataError(self._no_sequences())
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
-    def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Window]]:
-        """What is left of an epoch: place of the share, place of the window in it, the window."""
-        count = self._config.window_documents
+    def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Sequences, Counter[str]]]:
+        """What is left of an epoch: place of the share, place of the window in it, the window.
+
+        And how many of its documents were left out. Lines are let go of before a window is given
+        out: they may be ten times as large.
+        """
+        emitted = begin.emitted - begin.sequence
         order = order_of(self._shares, self._seed, begin.epoch, self._stream)
         for place in range(begin.share, len(order)):
             share = order[place]
             self._indexes.request(share.shard.path)
             reader = LineReader(share.shard.path, self._indexes)
-            for number in itertools.count(begin.window if place == begin.share else 0):
-                first = share.first_document(number, count)
-                lines = reader.read(first, count)
-                if lines or reader.damage:
-                    window = Window(begin.epoch, share.shard, first, lines, reader.damage)
-                    yield place, number, window
-                if len(lines) < count:
-                    break
+            number = begin.window if place == begin.share else 0
+            while not reader.ended:
+                packed, bad = self._made(self._window(share, number, begin.epoch, reader), emitted)
+                yield place, number, packed, bad
+                emitted += len(packed)
+                number += 1
             reader.close()
 
-    def _checked(self, bad: int, window: Window) -> int:
+    def _made(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
+        """The sequences of a window, and how many documents were left out, by reason.
+
+        Where the schedule switches inside it, the documents of which nothing was used yet are made
+        again for the new phase; what is left of half-used ones is dropped.
+
+        Args:
+            window: The window.
+            emitted: Sequences that the stream gave out before the window's first.
+        """
+        made: Sequences = []
+        documents, skipped = self._maker.documents(window, self._phases.of(self._stream, emitted))
+        used: set[int] = set()
+        while True:
+            packed = self._maker.pack(window, documents)
+            left = self._phases.left(self._stream, emitted)
+            count = len(packed) if left is None else min(left, len(packed))
+            made += [(packed, place) for place in range(count)]
+            if count == len(packed):
+                return made, skipped
+            opened = packed.documents(0, count)
+            skipped[HALF_USED] += len(opened & packed.documents(count, len(packed)))
+            used |= opened
+            emitted += count
+            phase = self._phases.of(self._stream, emitted)
+            documents, _ = self._maker.documents(window, phase, leave_out=used)
+
+    def _window(self, share: Share, number: int, epoch: int, reader: LineReader) -> Window:
+        count = self._config.window_documents
+        first = share.first_document(number, count)
+        lines = reader.read(first, count)
+        return Window(epoch, share.shard, first, lines, reader.damage)
+
+    def _checked(self, bad: int) -> int:
         most = self._config.max_bad_documents
         if bad > most:
             raise DataError(
-                f"stream {self._stream} skipped {bad} bad documents by document {window.first} of "
-                f"{window.shard.path}: more than data_config.max_bad_documents={most}"
+                f"stream {self._stream} skipped {bad} bad documents in this epoch: more than "
+                f"data_config.max_bad_documents={most}"
             )
         return bad
 

@@ -8,7 +8,7 @@ numbers) alone, so a window can be made again at any time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.data.bad_documents import Rejecter, reason_of
 from bsmeta.data.counts import TEST_OVERLAP, document_counts
 from bsmeta.data.encoding import DocumentEncoder
@@ -92,6 +93,7 @@ class WindowMaker:
         self._seed = seed
         self._held_out = held_out
         self._metadata = config.metadata_config
+        self._drawing = phase_configs(self._metadata)
         if len(self._metadata.metadata_list) > MOST_TYPES:
             raise ConfigurationError(
                 f"data_config.metadata_config.metadata_list has {len(self._metadata.metadata_list)}"
@@ -107,23 +109,26 @@ class WindowMaker:
             sample=[one for line in sample if (one := self._with_everything(line))],
         )
 
-    def make(self, window: Window) -> tuple[PackedWindow, Counter[str]]:
-        """The sequences of a window, and how many of its documents were skipped, by reason.
+    def documents(
+        self, window: Window, phase: int = 0, leave_out: Collection[int] = ()
+    ) -> tuple[list[WindowDocument], Counter[str]]:
+        """The good documents of a window, and how many were skipped, by reason.
+
+        Args:
+            window: Their lines.
+            phase: The phase of the metadata's schedule that metadata is drawn by.
+            leave_out: Numbers of documents to pass over.
 
         Raises:
             DataError: If a document is bad or the shard damaged, and `bad_documents` is strict;
                 or one is held out, and `on_test_overlap` is error.
         """
-        documents, skipped = self.documents(window)
-        return self.pack(window, documents), skipped
-
-    def documents(self, window: Window) -> tuple[list[WindowDocument], Counter[str]]:
-        """The good documents of a window, and how many were skipped, by reason; see `make`."""
         rejecter = Rejecter(self._config, window.shard)
         numbers, rendered = [], []
-        for number, one in self._render(window, rejecter):
-            numbers.append(number)
-            rendered.append(one)
+        for number, one in self._render(window, rejecter, self._drawing[phase]):
+            if number not in leave_out:
+                numbers.append(number)
+                rendered.append(one)
         if window.damage:
             line = window.first + len(window.lines)
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
@@ -159,7 +164,9 @@ class WindowMaker:
         except BadDocument:
             return None
 
-    def _render(self, window: Window, rejecter: Rejecter) -> Iterator[tuple[int, Rendered]]:
+    def _render(
+        self, window: Window, rejecter: Rejecter, drawing: MetadataConfig
+    ) -> Iterator[tuple[int, Rendered]]:
         """The good documents, each with its number in the shard."""
         for number, line in enumerate(window.lines, start=window.first):
             generator = document_generator(self._seed, window.epoch, window.shard.name, number)
@@ -170,7 +177,7 @@ class WindowMaker:
                 if self._is_held_out(document, window, number):
                     rejecter.counts[TEST_OVERLAP] += 1
                     continue
-                types = choose_types(document, self._metadata, generator)
+                types = choose_types(document, drawing, generator)
                 rendered = self._renderer.render(document, types)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))

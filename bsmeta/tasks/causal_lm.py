@@ -78,6 +78,7 @@ class CausalLanguageModel:
             global_batch_size=config.data_config.per_device_train_batch_size
             * config.gradient_accumulation_steps
             * world_size,
+            max_train_steps=config.max_train_steps,
             state=state,
         )
 
