@@ -162,9 +162,35 @@ class DeepSpeedEngine:
                 )
 
     def load(self, folder: Path) -> None:
-        universal = self._model.load_universal_checkpoint()
-        path, _ = self._model.load_checkpoint(str(folder), "universal" if universal else _TAG)
+        if self._model.load_universal_checkpoint():
+            self._load_universal(folder)
+            # What this run saves itself, it reads as it saved it.
+            self._model._config.load_universal_checkpoint = False
+            return
+        path, _ = self._model.load_checkpoint(str(folder), _TAG)
         if path is None:
             raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
-        # What this run saves itself, it reads as it saved it.
-        self._model._config.load_universal_checkpoint = False
+
+    def _load_universal(self, folder: Path) -> None:
+        """Reads a checkpoint of another number of processes, and mends what DeepSpeed makes of it.
+
+        For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first one
+        (biases would be decayed) and one shared step counter (which then runs too fast).
+        """
+        optimizer = self._model.optimizer.optimizer
+        own = [
+            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
+        ]
+        try:
+            self._model.load_checkpoint(str(folder), "universal")
+        except (IndexError, KeyError) as error:
+            raise CheckpointError(
+                f"{folder}: DeepSpeed cannot cut the checkpoint for "
+                f"{self._accelerator.num_processes} processes ({error!r}): each must get a part of "
+                "every parameter group; resume with fewer processes"
+            ) from error
+        for group, settings in zip(optimizer.param_groups, own, strict=True):
+            group.update(settings)
+        for state in optimizer.state.values():
+            if isinstance(state.get("step"), torch.Tensor):
+                state["step"] = state["step"].clone()

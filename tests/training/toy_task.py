@@ -56,10 +56,11 @@ class ToyTask:
         self.config = config
 
     def build_model(self) -> nn.Module:
+        width = int(os.environ.get("TOY_WIDTH", "8"))
         return nn.Sequential(
-            nn.Linear(2, 8),
+            nn.Linear(2, width),
             nn.Dropout(float(os.environ.get("TOY_DROPOUT", "0.1"))),
-            nn.Linear(8, 1),
+            nn.Linear(width, 1),
         )
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> ToyStream:
