@@ -118,8 +118,12 @@ def run(
     world_size: int = 1,
     state: dict[str, Any] | None = None,
     seed: int = 1,
+    total: int | None = None,
 ) -> Run:
-    """Takes some steps on every rank and puts the global batches together again."""
+    """Takes some steps on every rank and puts the global batches together again.
+
+    `total` is the number of steps that the schedule of the metadata divides.
+    """
     tokenizer = small_tokenizer()
     parts = []
     for rank in range(world_size):
@@ -130,6 +134,7 @@ def run(
             rank=rank,
             world_size=world_size,
             global_batch_size=batch,
+            max_train_steps=total,
             state=state,
         )
         count = steps * batch // world_size // config.per_device_train_batch_size

@@ -99,6 +99,16 @@ def test_the_rest_of_a_file_of_several_members_from_a_point_in_the_first(tmp_pat
     assert LineReader(path, cache).read(600, 9000) == LINES[600:]
 
 
+@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain"])
+def test_lines_beyond_the_end(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path, form)
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
+    cache.build(path)
+    reader = LineReader(path, cache)
+    assert reader.read(len(LINES), 1) == reader.read(len(LINES) + 100, 1) == []
+    assert reader.damage == ""
+
+
 def test_a_point_is_used_and_not_the_beginning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

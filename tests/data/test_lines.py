@@ -105,3 +105,13 @@ def test_an_empty_file(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl.gz"
     path.write_bytes(b"")
     assert LineReader(str(path)).read(0, 9) == []
+
+
+def test_content_that_is_held_back_when_the_file_is_read(tmp_path: Path) -> None:
+    """Little data that becomes much: the last of it comes after the file's end was read."""
+    path = tmp_path / "shard.jsonl.gz"
+    line = b"a" * (2 * BLOCK - 1)
+    path.write_bytes(gzip.compress(b"\n".join([line] * 4)))
+    reader = LineReader(str(path))
+    assert reader.read(0, 9) == [line] * 4
+    assert reader.damage == ""

@@ -1,0 +1,145 @@
+"""The schedule of the metadata: switches between steps, exact in every resume and world size."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import MetadataConfig, Phase, metadata_problems, phase_starts
+from bsmeta.data.plan import Phases
+from bsmeta.data.stream import TrainStream
+from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
+
+STEPS = 12
+PHASES = [
+    Phase(share=0.5, metadata_probability=1.0, types=["title"]),
+    Phase(share=0.25, types=["url", "html"], random_sample_metadata=False),
+    Phase(share=0.25, metadata_probability=0.0),
+]
+HTML, TITLE, URL = 1, 2, 4  # bits of document_types
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), [30, 41, 17, 26, 33, 9])
+
+
+def scheduled(folder: Path, **changes: object) -> dict[str, object]:
+    config = small_config(folder, metadata_probability=1.0, schedule=PHASES, **changes)
+    return {"config": config, "total": STEPS}
+
+
+def types_of(one: Run) -> list[set[int]]:
+    """The types that the documents of each step were rendered with (padding left out)."""
+    return [set(step["document_types"][step["loss_mask"]].unique().tolist()) for step in one.steps]
+
+
+def test_the_steps_at_which_phases_begin() -> None:
+    config = MetadataConfig(schedule=[Phase(share=0.9), Phase(share=0.1)])
+    assert phase_starts(config, 100_000) == [0, 90_000]
+    assert phase_starts(MetadataConfig(), 100_000) == [0]
+
+
+@given(
+    starts=st.lists(st.integers(1, 60), max_size=3, unique=True),
+    num_streams=st.integers(1, 8),
+    stream=st.integers(0, 7),
+    emitted=st.integers(0, 20),
+)
+def test_the_phase_of_a_sequence_is_that_of_its_number(
+    starts: list[int], num_streams: int, stream: int, emitted: int
+) -> None:
+    stream %= num_streams
+    phases = Phases((0, *sorted(starts)), num_streams)
+
+    def slowly(n: int) -> int:
+        number = stream + n * num_streams
+        return max(i for i, start in enumerate(phases.starts) if start <= number)
+
+    assert phases.of(stream, emitted) == slowly(emitted)
+    left = phases.left(stream, emitted)
+    if left is None:
+        assert slowly(emitted) == len(starts)
+    else:
+        assert slowly(emitted + left - 1) == slowly(emitted)
+        assert slowly(emitted + left) > slowly(emitted)
+
+
+def test_each_step_has_the_metadata_of_its_phase(folder: Path) -> None:
+    types = types_of(run(steps=STEPS, **scheduled(folder)))
+    assert types[:6] == [{TITLE}] * 6
+    assert types[6:9] == [{URL | HTML}] * 3
+    assert types[9:] == [{0}] * 3
+
+
+@pytest.mark.parametrize("stop", [2, 6, 7, 9, 10])
+def test_resume_in_and_at_the_edges_of_phases(folder: Path, stop: int) -> None:
+    arguments = scheduled(folder)
+    through = run(steps=STEPS, **arguments)
+    first = run(steps=stop, **arguments)
+    rest = run(steps=STEPS - stop, state=first.state, **arguments)
+    joined = Run(first.steps + rest.steps, first.documents + rest.documents, rest.state)
+    assert same(joined, through)
+    assert rest.state == through.state
+
+
+@pytest.mark.parametrize(("world_size", "workers"), [(2, 0), (1, 2), (2, 2)])
+def test_world_sizes_and_loader_processes(folder: Path, world_size: int, workers: int) -> None:
+    whole = run(steps=STEPS, **scheduled(folder))
+    split = run(steps=STEPS, world_size=world_size, **scheduled(folder, num_workers=workers))
+    assert same(split, whole)
+
+
+def test_no_document_comes_twice_in_an_epoch_and_half_used_ones_are_counted(folder: Path) -> None:
+    """Large windows: every switch falls into an open one."""
+    arguments = scheduled(folder, window_documents=64, num_streams=1)
+    stream = TrainStream(
+        arguments["config"],
+        small_tokenizer(),
+        seed=1,
+        rank=0,
+        world_size=1,
+        global_batch_size=2,
+        max_train_steps=STEPS,
+    )
+    batches = list(itertools.islice(iter(stream), STEPS))
+    by_phase = [
+        {name for batch in batches[first:last] for name in batch.documents}
+        for first, last in ((0, 6), (6, 9), (9, 12))
+    ]
+    for one, other in itertools.combinations(by_phase, 2):
+        assert not one & other
+    assert all(batch.states[0]["epoch"] == 0 for batch in batches)
+    assert sum(batch.counts["half_used_at_phase_switch"] for batch in batches) > 0
+    assert [stream.phase(step) for step in (1, 6, 7, 9, 10, 12)] == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:
+    arguments = scheduled(folder)
+    state = run(steps=2, **arguments).state
+    with pytest.raises(ConfigurationError, match="phase_starts"):
+        run(steps=1, state=state, **{**arguments, "total": 2 * STEPS})
+    other = [dataclasses.replace(PHASES[0], share=0.5), dataclasses.replace(PHASES[2], share=0.5)]
+    changed = small_config(folder, metadata_probability=1.0, schedule=other)
+    with pytest.raises(ConfigurationError, match=r"metadata_config\.schedule"):
+        run(changed, 1, state=state, total=STEPS)
+
+
+@pytest.mark.parametrize(
+    ("phases", "told"),
+    [
+        ([Phase(share=0.5)], "expected numbers above 0 that make 1"),
+        ([Phase(share=1.5), Phase(share=-0.5)], "expected numbers above 0 that make 1"),
+        ([Phase(types=["colour"])], "schedule.0.types names colour, which metadata_list lacks"),
+        ([Phase(metadata_probability=2.0)], "schedule.0.metadata_probability is 2.0"),
+    ],
+)
+def test_what_cannot_be_a_schedule(phases: list[Phase], told: str) -> None:
+    problems = metadata_problems(MetadataConfig(schedule=phases))
+    assert any(told in problem for problem in problems), problems
