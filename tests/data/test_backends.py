@@ -1,0 +1,144 @@
+"""Fast tokenizers: the oracle's ids, or left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data import backends
+from bsmeta.data.backends import (
+    BACKENDS,
+    Unavailable,
+    choose_backend,
+    gigatoken_backend,
+    hf_backend,
+    tiktoken_backend,
+)
+from bsmeta.data.tokens import TextTokenizer
+from tests.data.helpers import small_tokenizer
+
+SMALL = small_tokenizer().backend_tokenizer
+SAMPLE = ["The quick brown fox", "", "don't  stop\n\n 123 😀<eos>x"]
+
+
+def ids(backend: backends.Backend, texts: Sequence[str]) -> list[list[int]]:
+    found = backend(texts)
+    assert all(one.dtype == np.int32 for one in found)
+    return [one.tolist() for one in found]
+
+
+texts_of_all_kinds = st.lists(st.text() | st.text("ab '1\n\t<eos>é"), max_size=4)
+
+
+@given(texts_of_all_kinds)
+def test_tiktoken_has_the_ids_of_the_oracle(texts: list[str]) -> None:
+    assert ids(tiktoken_backend(SMALL), texts) == ids(hf_backend(SMALL), texts)
+
+
+@given(texts_of_all_kinds)
+def test_gigatoken_has_the_ids_of_the_oracle(texts: list[str]) -> None:
+    pytest.importorskip("gigatoken", reason="an optional extra")
+    assert ids(gigatoken_backend(SMALL), texts) == ids(hf_backend(SMALL), texts)
+
+
+def test_special_tokens_that_were_added_later() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.add_tokens(["<HTML>", "</HTML>"], special_tokens=True)
+    oracle = tokenizer.backend_tokenizer
+    texts = ["a<HTML><b></HTML>c", "<HTML", "</HTML></HTML>"]
+    assert ids(tiktoken_backend(oracle), texts) == ids(hf_backend(oracle), texts)
+
+
+def test_a_tokenizer_that_splits_by_a_pattern_of_its_own() -> None:
+    oracle = Tokenizer.from_str(SMALL.to_str())
+    oracle.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"\p{L}+|\p{N}{1,3}|\s+|[^\s\p{L}\p{N}]+"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    assert ids(tiktoken_backend(oracle), SAMPLE) == ids(hf_backend(oracle), SAMPLE)
+
+
+def changed(**parts: object) -> Tokenizer:
+    oracle = Tokenizer.from_str(SMALL.to_str())
+    for name, part in parts.items():
+        setattr(oracle, name, part)
+    return oracle
+
+
+@pytest.mark.parametrize(
+    ("oracle", "why"),
+    [
+        (Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), "it is not BPE"),
+        (Tokenizer(models.BPE({"a": 0}, [])), "its vocabulary lacks a byte"),
+        (changed(normalizer=normalizers.NFC()), "it normalizes the text"),
+        (changed(pre_tokenizer=pre_tokenizers.Whitespace()), "does not split the text by one"),
+        (changed(pre_tokenizer=pre_tokenizers.ByteLevel()), "does not split the text by one"),
+    ],
+)
+def test_tokenizers_that_tiktoken_cannot_stand_in_for(oracle: Tokenizer, why: str) -> None:
+    with pytest.raises(Unavailable, match=why):
+        tiktoken_backend(oracle)
+
+
+def test_special_tokens_that_tiktoken_could_read_otherwise() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.add_tokens(["<a", "<a>"], special_tokens=True)
+    with pytest.raises(Unavailable, match="one of its special tokens begins another"):
+        tiktoken_backend(tokenizer.backend_tokenizer)
+
+
+def test_auto_takes_the_fastest_that_agrees(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def wrong(_: Tokenizer) -> backends.Backend:
+        return lambda texts: [np.zeros(3, np.int32) for _ in texts]
+
+    def missing(_: Tokenizer) -> backends.Backend:
+        raise Unavailable("it is not installed")
+
+    caplog.set_level(logging.INFO)
+    stand_ins = {"wrong": wrong, "missing": missing, **BACKENDS}
+    stand_ins.pop("gigatoken")
+    monkeypatch.setattr(backends, "BACKENDS", stand_ins)
+    chosen = choose_backend("auto", SMALL, SAMPLE)
+    assert ids(chosen, SAMPLE) == ids(hf_backend(SMALL), SAMPLE)
+    assert [record.getMessage() for record in caplog.records] == [
+        "tokenizer backend wrong differs from the oracle on 3 of 3 texts and is left out",
+        "tokenizer backend missing is left out: it is not installed",
+        "tokenizer backend: tiktoken (same ids on 3 texts)",
+    ]
+
+
+def test_one_that_was_asked_for_and_differs_is_replaced_by_the_oracle(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(
+        BACKENDS, "tiktoken", lambda _: lambda texts: [np.zeros(1, np.int32) for _ in texts]
+    )
+    chosen = choose_backend("tiktoken", SMALL, SAMPLE)
+    assert ids(chosen, SAMPLE) == ids(hf_backend(SMALL), SAMPLE)
+    assert "differs from the oracle on 3 of 3 texts" in caplog.text
+
+
+def test_one_that_was_asked_for_and_cannot_be_used() -> None:
+    with pytest.raises(ConfigurationError, match=r"tokenizer_backend=tiktoken cannot be used"):
+        choose_backend("tiktoken", changed(normalizer=normalizers.NFC()), SAMPLE)
+    with pytest.raises(ConfigurationError, match=r"tokenizer_backend=fast: expected one of auto,"):
+        choose_backend("fast", SMALL, SAMPLE)
+
+
+def test_other_tokenizers_than_byte_level_need_the_oracle() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(ConfigurationError, match="tiktoken needs byte-level BPE"):
+        TextTokenizer(tokenizer, "tiktoken")
+    assert TextTokenizer(tokenizer, "auto").encode(["x y"])
