@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.describe import describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.secrets import redact, redact_values
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_USER_ERROR = 2
@@ -179,8 +180,9 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
 
 
 def to_yaml(config: Any) -> str:
-    """The resolved configuration as YAML that `load_resolved` reads back."""
-    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    """The resolved configuration as YAML that `load_resolved` reads back; without secrets."""
+    values = redact_values(dataclasses.asdict(config))
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
 def report(error: BaseException, schema: type) -> int:
@@ -191,12 +193,12 @@ def report(error: BaseException, schema: type) -> int:
         error = ConfigurationError(_explain(error, schema))
     if isinstance(error, ConfigurationError):
         if _rank() == 0:  # every rank has found the same
-            print(f"configuration error: {error}", file=sys.stderr, flush=True)
+            print(f"configuration error: {redact(str(error))}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     if isinstance(error, UserError):
-        print(f"[rank {_rank()}] error: {error}", file=sys.stderr, flush=True)
+        print(f"[rank {_rank()}] error: {redact(str(error))}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
-    traceback.print_exception(error)
+    print(redact("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
     return EXIT_FAILURE
 
 

@@ -12,6 +12,7 @@ from filelock import FileLock, Timeout
 
 from bsmeta.config.compose import EXIT_USER_ERROR, to_yaml
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
 
 METRICS = "metrics.jsonl"
@@ -30,7 +31,7 @@ def write_status(
         message: Why it failed.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    value = {"state": state, "step": step, "exit_code": exit_code, "message": message}
+    value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
     temporary = out_dir / f".status-{os.getpid()}.json"
     temporary.write_text(json.dumps(value) + "\n")
     os.replace(temporary, out_dir / "status.json")
@@ -110,7 +111,7 @@ class LineLog:
         self._stream: TextIO = file.open("a")
 
     def write(self, value: dict[str, Any]) -> None:
-        self._stream.write(json.dumps(value) + "\n")
+        self._stream.write(redact(json.dumps(value)) + "\n")
         self._stream.flush()
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bsmeta.config.schema import TrainConfig
+from bsmeta.config.secrets import redact_values
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
 
 _PLAIN_INTERVAL_S = 10.0
@@ -156,5 +157,5 @@ def flat(config: TrainConfig) -> dict[str, Any]:
     """The configuration as trackers want it: one level, plain values."""
     return {
         name: value if isinstance(value, (int, float, str, bool)) else str(value)
-        for name, value in _leaves(dataclasses.asdict(config))
+        for name, value in _leaves(redact_values(dataclasses.asdict(config)))
     }
