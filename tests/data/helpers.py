@@ -85,7 +85,7 @@ def small_config(folder: Path, **changes: Any) -> DataConfig:
     metadata |= {name: changes.pop(name) for name in list(changes) if name in METADATA_KEYS}
     values = {
         "train_file": str(folder),
-        "num_streams": 4,
+        "num_streams": 8,
         "window_documents": 8,
         "per_device_train_batch_size": 2,
     }
