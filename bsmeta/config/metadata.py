@@ -113,6 +113,9 @@ class MetadataConfig:
     metadata_sep: str = key(" | ", "between the records of the prefix")
     metadata_key_value_sep: str = key(": ", "between key and value of a record")
     metadata_prefix_sep: str = key(" |||", "closes the prefix")
+    metadata_prefix_special_token_state: bool = key(
+        False, "add metadata_prefix_start_seq and metadata_prefix_sep to the tokenizer"
+    )
     metadata_text_sep: str = key(" ", "between the prefix and the text; belongs to neither")
     metadata_suffix_start_seq: str = key(" ||| ", "between the text and appended records")
     metadata_templates: dict[str, str] = key(

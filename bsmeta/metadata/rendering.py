@@ -148,10 +148,13 @@ class Renderer:
     def special_tokens(self) -> list[str]:
         """Strings to add to a tokenizer as special tokens, without repetition.
 
-        The wrappers of local types where `local_metadata_special_token_state` asks for it, and
-        the meta tokens where `metadata_list` has them.
+        The wrappers of local types and the ends of the prefix, where
+        `local_metadata_special_token_state` and `metadata_prefix_special_token_state` ask for
+        them, and the meta tokens where `metadata_list` has them.
         """
         tokens: list[str] = []
+        if self._config.metadata_prefix_special_token_state:
+            tokens += [self._config.metadata_prefix_start_seq, self._config.metadata_prefix_sep]
         if self._config.local_metadata_special_token_state:
             starts = self._config.local_metadata_special_token_start or {}
             ends = self._config.local_metadata_special_token_end or {}
