@@ -41,6 +41,7 @@ def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig
         )
     return dataclasses.replace(
         metadata,
+        schedule=[],
         metadata_probability=1.0 if types else 0.0,
         random_sample_metadata=False,
         html_overall_sample_rate=1.0,
@@ -78,7 +79,7 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
 
 def check_numbers(config: ExplainConfig) -> None:
     """Refuses numbers that are too small."""
-    least = {"limit": 1, "epoch": 0, "sequences": 0}
+    least = {"limit": 1, "epoch": 0, "step": 1, "sequences": 0}
     problems = [
         f"{name}={getattr(config, name)}: expected {number} or more"
         for name, number in least.items()

@@ -7,6 +7,7 @@ on. Only `types`, which replaces the drawing of metadata, makes something else o
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 import logging
@@ -18,6 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
@@ -105,6 +107,8 @@ class Selection:
         if config.types is not None:
             metadata = with_types(config.data_config.metadata_config, config.types)
             self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
+        starts = phase_starts(self._data.metadata_config, config.max_train_steps)
+        self._phase = bisect.bisect_left(starts, config.step) - 1
         self._shards = list_shards(self._data)
         self._place, self._number = 0, 0
         if config.document is not None:
@@ -159,7 +163,7 @@ class Selection:
         reader.close()
 
     def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
-        documents, skipped = self._maker.documents(window)
+        documents, skipped = self._maker.documents(window, self._phase)
         for reason, count in skipped.items():
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
         packing = self._maker.pack(window, documents).packing

@@ -183,3 +183,9 @@ def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -
     assert [one.name for one in window.documents] == ["part-00.jsonl.gz:0", "part-00.jsonl.gz:1"]
     with pytest.raises(ConfigurationError, match="empty.jsonl.gz:0: the shard has no documents"):
         own_windows(ExplainConfig(data_config=data, document="empty.jsonl.gz:0"))
+
+
+@pytest.mark.parametrize(("step", "prefix"), [(90, "URL: www.postgresql.org\n\n"), (91, "")])
+def test_a_step_has_the_metadata_of_its_phase(step: int, prefix: str) -> None:
+    (one,) = demo_documents("+recipes=meco", "max_train_steps=100", f"step={step}")
+    assert one.rendered.prefix == prefix
