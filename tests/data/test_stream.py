@@ -145,6 +145,22 @@ def test_pad_mode_has_one_piece_a_sequence(folder: Path) -> None:
     assert all(len(names) <= 8 for names in padded.documents)
 
 
+def test_the_same_context_without_metadata(folder: Path) -> None:
+    """The same documents in pieces of the same text, with nothing of the metadata left."""
+    settings = {"packing": "pad", "metadata_list": ["title", "url"], "metadata_probability": 1.0}
+    with_metadata = run(small_config(folder, **settings), STEPS)
+    without = run(small_config(folder, without_metadata_same_context=True, **settings), STEPS)
+    assert without.documents == with_metadata.documents
+    for step, other in zip(without.steps, with_metadata.steps, strict=True):
+        assert other["kinds"].any(dim=1).all()
+        assert not step["kinds"].any()
+        assert not step["document_types"].any()
+        rows = zip(step["input_ids"], other["input_ids"], other["kinds"], strict=True)
+        for plain, ids, kinds in rows:
+            text = ids[kinds == 0]
+            assert torch.equal(plain[: len(text)], text)
+
+
 def test_numbers_that_do_not_divide_are_listed(folder: Path) -> None:
     config = small_config(folder, num_streams=6, num_workers=2)
     with pytest.raises(ConfigurationError) as error:
