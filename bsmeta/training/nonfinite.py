@@ -95,7 +95,7 @@ class NonFiniteSteps:
             )
         if self.consecutive > self._limit:
             raise TrainingError(
-                f"{found}. It is the {self.consecutive}th such step in a row, and "
+                f"{found}. There were {self.consecutive} such steps in a row, and "
                 f"max_consecutive_skips={self._limit}"
             )
         return {"loss": repr(loss), "grad_norm": repr(norm), "consecutive": self.consecutive}

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +109,6 @@ def main(config: TrainConfig) -> int:
         kill_after(WHEN)
     toy_task.ToyTask = FaultyTask
     return toy_task.main(config)
-
-
 
 
 if __name__ == "__main__":

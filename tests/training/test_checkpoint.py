@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -85,26 +83,3 @@ def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> No
     assert checkpoint.found(tmp_path) == []
     checkpoint.clean(tmp_path)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_keep_last_deletes_the_oldest_and_zero_keeps_all(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        write(tmp_path, step)
-    checkpoint.keep_last(tmp_path, 0)
-    assert [one.step for one in checkpoint.found(tmp_path)] == [1, 2, 3]
-    checkpoint.keep_last(tmp_path, 2)
-    assert [one.step for one in checkpoint.found(tmp_path)] == [2, 3]
-
-
-def test_random_state_comes_back(tmp_path: Path) -> None:
-    (tmp_path / "rng").mkdir()
-    random.gauss(0, 1)
-    checkpoint.save_random_state(tmp_path, 0)
-
-    def draw() -> list[float]:
-        return [random.gauss(0, 1), random.random(), np.random.rand(), float(torch.rand(1))]  # noqa: NPY002
-
-    first = draw()
-    assert checkpoint.load_random_state(tmp_path, 0)
-    assert draw() == first
-    assert not checkpoint.load_random_state(tmp_path, 1)

@@ -1,0 +1,49 @@
+"""Room for a checkpoint: what is asked before a save, and what is said after one that failed."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.errors import CheckpointError
+from bsmeta.training.disk import check_room, explained
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def test_a_save_needs_room_for_the_last_one_and_a_little_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_050_000))
+    check_room(tmp_path)  # nothing is known yet
+    (tmp_path / "checkpoint-4step").mkdir()
+    (tmp_path / "checkpoint-4step" / "state").write_bytes(bytes(1_000_000))
+    with pytest.raises(CheckpointError) as caught:
+        check_room(tmp_path)
+    for part in ("1050 kB free", "one needs 1100 kB", "checkpoint-4step is whole", "Free some"):
+        assert part in str(caught.value)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
+    check_room(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        RuntimeError("PytorchStreamWriter failed writing file data/0: file write failed"),
+    ],
+)
+def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
+    found = explained(error, tmp_path)
+    assert isinstance(found, CheckpointError)
+    assert "resume_from_checkpoint_dir=latest" in str(found)
+
+
+def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
+    error = RuntimeError("shapes do not match")
+    assert explained(error, tmp_path) is error
