@@ -19,9 +19,14 @@ from tests.data.helpers import small_config, small_tokenizer, write_shard
 SHARD = "c4-en-html_cc-main-2019-18_pq00-00{}.jsonl.gz"
 
 
+METADATA_LIST = "data_config.metadata_config.metadata_list"
+TYPES = ("title", "url", "datasource", "website_description", "timestamp", "entity")
+
+
 def demo(*overrides: str) -> ExplainConfig:
-    """The demo's configuration with overrides; with the backend that is always there."""
-    return compose(ExplainConfig, "demo", ["data_config.tokenizer_backend=hf", *overrides])
+    """The demo's data and model with these types; with the backend that is always there."""
+    fixed = ["data_config.tokenizer_backend=hf", f"{METADATA_LIST}=[{','.join(TYPES)}]"]
+    return compose(ExplainConfig, "demo", [*fixed, *overrides])
 
 
 @cache

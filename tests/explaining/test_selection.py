@@ -16,6 +16,7 @@ from bsmeta.data.stream import TrainStream
 from bsmeta.explaining.selection import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, write_shard, write_shards
 from tests.explaining.helpers import (
+    METADATA_LIST,
     SHARD,
     demo,
     demo_documents,
@@ -187,5 +188,7 @@ def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -
 
 @pytest.mark.parametrize(("step", "prefix"), [(90, "URL: www.postgresql.org\n\n"), (91, "")])
 def test_a_step_has_the_metadata_of_its_phase(step: int, prefix: str) -> None:
-    (one,) = demo_documents("+recipes=meco", "max_train_steps=100", f"step={step}")
+    (one,) = demo_documents(
+        "+recipes=meco", f"{METADATA_LIST}=[url]", "max_train_steps=100", f"step={step}"
+    )
     assert one.rendered.prefix == prefix
