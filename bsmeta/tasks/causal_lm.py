@@ -16,15 +16,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.stream import TrainStream
-from bsmeta.evaluation.arms import plan_comparisons
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import Block, PairedEvaluation
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.statistics import figures_of
+from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.base import EvaluationContext, Loss
-
-_RESAMPLES = 1_000  # of the interval during training; evaluate.py takes more
 
 
 class CausalLanguageModel:
@@ -38,7 +33,7 @@ class CausalLanguageModel:
         self._config = config
         transformers.utils.logging.disable_progress_bar()
         self._types = config.data_config.metadata_config.metadata_list
-        self._prepared: tuple[PairedEvaluation, list[Block]] | None = None
+        self._subset: SubsetEvaluation | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -110,31 +105,15 @@ class CausalLanguageModel:
         """Bits per byte of held-out text with and without metadata; {} without a held-out file."""
         if self._config.data_config.validation_file is None:
             return {}
-        evaluation, blocks = self._evaluation(context)
-        sums = evaluation.run(model, context.device, blocks=blocks)
-        figures = figures_of(
-            sums["all"].sum(axis=1)[None], resamples=_RESAMPLES, seed=self._config.seed
-        )[0]
-        if figures is None:
-            return {}
-        # What a person looks at comes first: the screen shows the beginning.
-        first = ("bits_per_byte_without", "bits_per_byte_with", "difference")
-        named = figures.as_dict()
-        return {**{name: named[name] for name in first}, **named}
-
-    def _evaluation(self, context: EvaluationContext) -> tuple[PairedEvaluation, list[Block]]:
-        """The paired evaluation on the first held-out documents, tokenized once."""
-        if self._prepared is None:
-            data = self._config.data_config
-            evaluation = PairedEvaluation(
-                data,
+        if self._subset is None:
+            self._subset = SubsetEvaluation(
+                self._config.data_config,
                 self.tokenizer,
-                HeldOutDocuments(data, max_documents=self._config.eval_documents, deduplicate=True),
-                plan_comparisons(["all"], data.metadata_config.metadata_list),
+                max_documents=self._config.eval_documents,
+                seed=self._config.seed,
                 ranks=Ranks(context.rank, context.world_size, context.gather),
             )
-            self._prepared = evaluation, list(evaluation.blocks())
-        return self._prepared
+        return self._subset.run(model, context.device)
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -161,6 +161,12 @@ def test_the_subset_is_prepared_once_and_scored_again(
     model.eval()
     assert figures == subset.run(model, CPU)
     assert figures["documents"] == 3  # the fourth has no metadata
+    assert list(figures)[:4] == [
+        "bits_per_byte_without",
+        "bits_per_byte_with",
+        "difference",
+        "text_bits_per_byte",
+    ]
     low, high = figures["difference_low"], figures["difference_high"]
     assert low <= figures["difference"] <= high
     difference = figures["bits_per_byte_with"] - figures["bits_per_byte_without"]

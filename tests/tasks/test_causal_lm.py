@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 
@@ -93,6 +95,18 @@ def test_a_batch_without_targets_has_no_loss_and_no_nan(
     loss.sum.backward()
     assert loss.sum.item() == 0.0
     assert all(p.grad is None or math.isfinite(float(p.grad.sum())) for p in model.parameters())
+
+
+def test_the_evaluation_compares_the_first_held_out_documents(
+    config: TrainConfig, model: nn.Module
+) -> None:
+    task = CausalLanguageModel(replace(config, eval_documents=2))
+    context = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
+    figures = task.evaluate(model, context)
+    assert figures["documents"] == 2
+    assert figures == task.evaluate(model, context)
+    nothing = replace(config, data_config=replace(config.data_config, validation_file=None))
+    assert CausalLanguageModel(nothing).evaluate(model, context) == {}
 
 
 def test_the_export_loads_with_transformers_and_says_the_same(
