@@ -75,7 +75,7 @@ def run_entry_point(
             config_path=str(REPOSITORY / "hydra_configs"),
             config_name=config_name,
         )(task)()
-    except (HydraException, OmegaConfBaseException) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
         _leave(report(error, schema))
     _leave(max(codes, default=0))
 
@@ -191,6 +191,8 @@ def report(error: BaseException, schema: type) -> int:
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
     if isinstance(error, (HydraException, OmegaConfBaseException)):
         error = ConfigurationError(_explain(error, schema))
+    if isinstance(error, yaml.YAMLError):  # also tags that would make Python objects
+        error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
         if _rank() == 0:  # every rank has found the same
             print(f"configuration error: {redact(str(error))}", file=sys.stderr, flush=True)

@@ -9,12 +9,13 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 HERE = Path(__file__).resolve().parent
 sys.path.pop(0)
@@ -24,6 +25,7 @@ import toy_task  # noqa: E402
 
 from bsmeta.config.compose import run_entry_point  # noqa: E402
 from bsmeta.config.schema import TrainConfig  # noqa: E402
+from bsmeta.data.loader import _set_up_worker  # noqa: E402
 from bsmeta.tasks.base import Loss  # noqa: E402
 
 KIND, _, _WHEN = os.environ.get("FAULT", "none:").partition(":")
@@ -73,6 +75,29 @@ def kill_after(phase: str) -> None:
         saving.write_state = engines.write_state
 
 
+class FaultyLoader(IterableDataset):
+    """The stream through a loader process, which dies or raises at a batch of one rank."""
+
+    def __init__(self, stream: toy_task.ToyStream) -> None:
+        self._stream = stream
+        self.fingerprint = stream.fingerprint
+
+    def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is None:
+            return iter(
+                DataLoader(self, batch_size=None, num_workers=1, worker_init_fn=_set_up_worker)
+            )
+        return self._inside()
+
+    def _inside(self) -> Iterator[Any]:
+        for number, batch in enumerate(self._stream):
+            if HERE_TOO and number == int(WHEN):
+                if KIND == "loader_kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                raise ValueError("a broken document")
+            yield batch
+
+
 class FaultyTask(toy_task.ToyTask):
     """Counts the steps, and does what FAULT says in one of them."""
 
@@ -82,9 +107,8 @@ class FaultyTask(toy_task.ToyTask):
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
         stream = super().train_stream(rank, world_size, state)
-        done = stream.start // (stream.size * world_size)
-        self.batch = done
-        return stream
+        self.batch = stream.start // (stream.size * world_size)
+        return FaultyLoader(stream) if KIND.startswith("loader") else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         step = self.batch // self.config.gradient_accumulation_steps + 1
@@ -99,6 +123,8 @@ class FaultyTask(toy_task.ToyTask):
             return Loss(loss.sum * float("nan"), loss.parts)
         if KIND in ("kill", "exit", "stop", "hang") and str(step) == WHEN:
             die(KIND)
+        if KIND == "raise" and str(step) == WHEN:
+            raise RuntimeError(f"401 for {os.environ['HF_TOKEN']}, {os.environ['WANDB_API_KEY']}")
         if KIND == "slow":
             time.sleep(float(WHEN))
         return loss

@@ -1,0 +1,162 @@
+"""Runs of the faulty task: started, watched, signalled, and compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY, command
+
+SCRIPT = Path(__file__).with_name("faulty_task.py")
+PATIENCE_S = 280  # an upper bound only: nothing is measured
+COMMON = (
+    "trackers=[]",
+    "max_train_steps=8",
+    "save_steps=2",
+    "eval_steps=4",
+    "num_warmup_steps=2",
+    "learning_rate=0.03",
+    "log_documents=true",
+    "data_config.per_device_train_batch_size=2",
+    "gradient_accumulation_steps=2",
+)
+RESUME = "resume_from_checkpoint_dir=latest"
+
+
+class Run:
+    """A run of the faulty task in a process group of its own."""
+
+    def __init__(
+        self,
+        out_dir: Path,
+        *arguments: str,
+        processes: int = 2,
+        stage: str = "",
+        fault: str = "none:",
+        script: Path = SCRIPT,
+        options: Sequence[str] = (),
+        wrapper: Sequence[str] = (),
+        **env: str,
+    ) -> None:
+        self.out_dir = out_dir
+        overridden = any(argument.startswith("out_dir=") for argument in arguments)
+        own_folder = () if overridden else (f"out_dir={out_dir}",)
+        environment = {"OMP_NUM_THREADS": "1", "TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
+        arguments = (*options, *COMMON, *own_folder, *arguments)
+        self.process = subprocess.Popen(
+            [*wrapper, *command(script, *arguments, processes=processes)],
+            env={**os.environ, **environment, "FAULT": fault, **env},
+            cwd=REPOSITORY,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors = ""
+
+    def wait(self) -> int:
+        """The exit code; the errors are kept."""
+        _, self.errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode
+
+    def until(self, reached: Callable[[], bool]) -> None:
+        """Waits for something that the run does."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not reached():
+            assert self.process.poll() is None, self.process.communicate()[1][-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def workers(self) -> list[int]:
+        """The process ids of the ranks, in the order in which they were started."""
+        listed = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        return [int(pid) for pid in listed.stdout.split()]
+
+    def end(self) -> None:
+        """Kills what is left of it."""
+        workers = self.workers() if self.process.poll() is None else []
+        for pid in (self.process.pid, *workers):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Run]]:
+    """Starts a run: `start(out_dir, "key=value", processes=2, stage="2", fault="kill:3:1")`."""
+    runs: list[Run] = []
+
+    def begin(out_dir: Path, *arguments: str, **named: Any) -> Run:
+        runs.append(Run(out_dir, *arguments, **named))
+        return runs[-1]
+
+    yield begin
+    for one in runs:
+        one.end()
+
+
+@pytest.fixture
+def complete(start: Callable[..., Run]) -> Callable[..., Run]:
+    """Runs to the end, which must be a good one."""
+
+    def finish(out_dir: Path, *arguments: str, **named: Any) -> Run:
+        run = start(out_dir, *arguments, **named)
+        assert run.wait() == 0, run.errors[-3000:]
+        return run
+
+    return finish
+
+
+def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    """The events of one kind of a run."""
+    lines = (out_dir / "metrics.jsonl").read_text().splitlines()
+    return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+
+def status(out_dir: Path) -> dict[str, Any]:
+    value: dict[str, Any] = json.loads((out_dir / "status.json").read_text())
+    return value
+
+
+def figures(out_dir: Path) -> dict[int, tuple[float, float]]:
+    """Loss and learning rate of each step; of a step that was made twice, the last."""
+    return {e["step"]: (e["loss"], e["learning_rate"]) for e in events(out_dir, "step")}
+
+
+def documents(out_dir: Path) -> dict[int, list[str]]:
+    """The documents of each step over all ranks."""
+    found: dict[int, list[str]] = {}
+    for file in out_dir.glob("documents-rank*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(line["step"], []).extend(line["documents"])
+    return {step: sorted(names) for step, names in sorted(found.items())}
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether two finished runs have the same weights, bit for bit."""
+    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def same_run(one: Path, other: Path) -> bool:
+    """Whether two runs cannot be told apart."""
+    same = figures(one) == figures(other) and documents(one) == documents(other)
+    return same and same_weights(one, other)
+
+
+def checkpoints(out_dir: Path) -> list[str]:
+    return sorted(entry.name for entry in out_dir.glob("*checkpoint-*"))

@@ -1,0 +1,251 @@
+"""Rows 4, 6, 7, 11, 13, 14, 16, 18 and 20 of the fault matrix: runs that are disturbed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+from tests.faults.conftest import (
+    RESUME,
+    Run,
+    checkpoints,
+    documents,
+    events,
+    figures,
+    same_run,
+    status,
+)
+
+pytestmark = pytest.mark.faults
+
+Start = Callable[..., Run]
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+ENGINES = pytest.mark.parametrize("stage", ["", "2"], ids=["ddp", "zero2"])
+ALL_STAGES = pytest.mark.parametrize(
+    "stage",
+    ["", pytest.param("1", marks=pytest.mark.slow), "2", pytest.param("3", marks=pytest.mark.slow)],
+    ids=["ddp", "zero1", "zero2", "zero3"],
+)
+
+
+@ENGINES
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_row_4_a_signal_to_one_rank(
+    start: Start, complete: Start, tmp_path: Path, stage: str, number: signal.Signals
+) -> None:
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    run = start(stopped, "max_train_steps=60", "save_steps=50", stage=stage, fault="slow:0.05")
+    run.until(lambda: (stopped / "metrics.jsonl").exists() and len(figures(stopped)) >= 3)
+    os.kill(run.workers()[-1], number)
+    run.wait()
+    state = status(stopped)
+    assert (state["state"], state["exit_code"]) == ("preempted", 75)
+    assert checkpoints(stopped) == [f"checkpoint-{state['step']}step"]
+    assert events(stopped, "stop")[0]["step"] == state["step"]
+    complete(stopped, "max_train_steps=60", "save_steps=50", RESUME, stage=stage)
+    complete(whole, "max_train_steps=60", "save_steps=50", stage=stage)
+    assert same_run(stopped, whole)
+
+
+@ENGINES
+def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, stage: str) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    complete(whole, stage=stage)
+    shutil.copytree(whole, resumed)
+    for step in (6, 8):
+        shutil.rmtree(resumed / f"checkpoint-{step}step")
+    complete(resumed, RESUME, stage=stage)
+    assert same_run(resumed, whole)
+
+
+@ALL_STAGES
+def test_row_7_two_then_one_then_four_processes(
+    complete: Start, tmp_path: Path, stage: str
+) -> None:
+    """The global batch of 8 sequences, from the checkpoints of steps 4 and 6."""
+    whole, changed = tmp_path / "whole", tmp_path / "changed"
+    keys = {"stage": stage, "TOY_DROPOUT": "0"}
+    complete(whole, **keys)
+    shutil.copytree(whole, changed)
+    for step, processes in ((4, 1), (6, 4)):
+        for name in checkpoints(changed):
+            if int(name[len("checkpoint-") : -len("step")]) > step:
+                shutil.rmtree(changed / name)
+        accumulation = f"gradient_accumulation_steps={4 // processes}"
+        complete(changed, RESUME, accumulation, processes=processes, **keys)
+    assert documents(changed) == documents(whole)
+    for step, (loss, rate) in figures(whole).items():
+        assert figures(changed)[step][1] == rate
+        assert figures(changed)[step][0] == pytest.approx(loss, rel=1e-3)
+    assert not list(changed.glob("tmp-*"))
+
+
+def test_row_7_another_global_batch_is_refused(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    complete(tmp_path, "max_train_steps=2", processes=1)
+    run = start(tmp_path, RESUME, "gradient_accumulation_steps=3", processes=1)
+    assert run.wait() == 2
+    assert "trained with 4 sequences an update, this launch makes 6" in run.errors
+
+
+@ALL_STAGES
+def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
+    complete: Start, tmp_path: Path, stage: str
+) -> None:
+    complete(tmp_path, "on_nonfinite=skip", stage=stage, fault="nan:3:1")
+    assert [event["step"] for event in events(tmp_path, "nonfinite")] == [3]
+    assert sorted(figures(tmp_path)) == [1, 2, 4, 5, 6, 7, 8]
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"nonfinite-step3-rank{rank}.json").read_text())
+        found = [name for part in report["micro_batches"] for name in part["documents"]]
+        assert len(found) == 4
+        assert set(found) <= set(documents(tmp_path)[3])
+        sums = [float(part["loss_sum"]) for part in report["micro_batches"]]
+        assert all(math.isnan(value) for value in sums) == (rank == 1)
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
+
+
+@pytest.mark.parametrize("stage", ["", "0", "2"], ids=["ddp", "zero0", "zero2"])
+def test_row_11_a_nan_on_one_rank_stops_all(start: Start, tmp_path: Path, stage: str) -> None:
+    assert start(tmp_path, stage=stage, fault="nan:3:1").wait() != 0
+    state = status(tmp_path)
+    assert (state["state"], state["exit_code"], state["step"]) == ("failed", 1, 2)
+    assert "step 3: loss nan" in state["message"]
+    assert checkpoints(tmp_path) == ["checkpoint-2step"]
+    assert (tmp_path / "nonfinite-step3-rank1.json").exists()
+
+
+def test_row_11_too_many_skips_in_a_row(start: Start, tmp_path: Path) -> None:
+    keys = ("on_nonfinite=skip", "max_consecutive_skips=2")
+    assert start(tmp_path, *keys, processes=1, fault="nan_from:3").wait() == 1
+    assert "3 such steps in a row" in status(tmp_path)["message"]
+
+
+def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    """The spike of step 7 goes back to step 6; a killed and resumed run does the same."""
+    keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
+    complete(tmp_path / "run", *keys, fault="spike:7")
+    assert [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")] == [(7, 6)]
+    per_step = documents(tmp_path / "run")
+    assert len(per_step[7]) == 16  # what was left out, and what was taken in its place
+    assert len(per_step[8]) == 8
+    every = [name for names in per_step.values() for name in names]
+    assert sorted(every, key=lambda n: int(n.split(":")[1])) == [f"toy:{g}" for g in range(72)]
+
+
+def test_row_13_a_loader_process_that_is_killed_is_named(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_kill:5:1")
+    assert run.wait() != 0
+    message = status(tmp_path)["message"]
+    assert "rank 1: a loader process died" in message
+    assert "killed by signal: Killed" in message or "exited unexpectedly" in message
+
+
+def test_row_13_a_loader_process_that_raises_is_named(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_raise:5:1")
+    assert run.wait() != 0
+    assert "rank 1: " in status(tmp_path)["message"]
+    assert "DataLoader worker process 0" in status(tmp_path)["message"]
+
+
+@ENGINES
+@pytest.mark.parametrize("kind", ["kill", "exit"])
+def test_row_14_a_dead_rank_ends_the_job(
+    start: Start, tmp_path: Path, stage: str, kind: str
+) -> None:
+    run = start(tmp_path, stage=stage, fault=f"{kind}:5:1")
+    assert run.wait() != 0
+    state = status(tmp_path)
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert "No sign of life from rank 1" in state["message"]
+    assert "step 5" in state["message"]
+
+
+@pytest.mark.slow
+def test_row_14_a_dead_rank_0_is_named_by_another(start: Start, tmp_path: Path) -> None:
+    assert start(tmp_path, fault="kill:5:0").wait() != 0
+    assert status(tmp_path)["state"] == "failed"
+    assert "No sign of life from rank 0" in status(tmp_path)["message"]
+
+
+@pytest.mark.slow
+@ENGINES
+@pytest.mark.parametrize("kind", ["stop", "hang"])
+def test_row_14_a_rank_that_stands_still_ends_the_job(
+    start: Start, tmp_path: Path, stage: str, kind: str
+) -> None:
+    """A stopped process is silent; one that hangs still shows its stacks."""
+    run = start(tmp_path, "distributed_timeout_s=20", stage=stage, fault=f"{kind}:5:1")
+    assert run.wait() != 0
+    state = status(tmp_path)
+    assert state["state"] == "failed"
+    named = {"stop": "No sign of life from rank 1", "hang": "progress: rank 1"}[kind]
+    assert named in state["message"] or named in run.errors
+    stacks = "".join(file.read_text() for file in tmp_path.glob("stacks-rank*.txt"))
+    assert kind == "stop" or "in die" in stacks
+
+
+@pytest.mark.parametrize("key", ["trackers=[tensorboard]", "async_save=true"])
+def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path, key: str) -> None:
+    secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-of-a-test"}
+    out_dir = tmp_path / "run"
+    keys = [f"model_name={secrets['HF_TOKEN']}", f"tokenizer_name={secrets['WANDB_API_KEY']}"]
+    run = start(out_dir, key, *keys, processes=1, fault="raise:5", **secrets)
+    assert run.wait() == 1
+    files = [file for file in out_dir.rglob("*") if file.is_file()]
+    assert out_dir / "config.yaml" in files
+    for file in files:
+        for value in secrets.values():
+            assert value.encode() not in file.read_bytes(), file
+    assert "[redacted]" in status(out_dir)["message"]
+    assert not any(value in run.errors for value in secrets.values())
+
+
+@pytest.mark.parametrize(
+    "override", ["run_name=../../elsewhere", "out_dir=a=b", "+_target_=os.system", "run_name=.."]
+)
+def test_row_18_names_that_leave_their_folder(start: Start, tmp_path: Path, override: str) -> None:
+    demo = ("--config-name", "demo")
+    run = start(tmp_path / "run", override, options=demo, processes=1, script=TRAIN)
+    assert run.wait() == 2
+    assert "configuration error" in run.errors
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "defaults: [train_config]\nmodel_name: !!python/object/apply:os.mkdir ['{proof}']\n",
+        "defaults: [train_config]\ndata_config: {{_target_: os.mkdir, path: '{proof}'}}\n",
+        "defaults: [train_config]\n_target_: os.mkdir\npath: '{proof}'\n",
+    ],
+)
+def test_row_18_yaml_runs_no_code(start: Start, tmp_path: Path, text: str) -> None:
+    proof = tmp_path / "proof"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "bad.yaml").write_text(text.format(proof=proof))
+    bad = ("--config-dir", str(tmp_path / "configs"), "--config-name", "bad")
+    run = start(tmp_path / "run", options=bad, processes=1, script=TRAIN)
+    assert run.wait() == 2, run.errors
+    assert not proof.exists()
+
+
+def test_row_20_two_runs_in_one_folder(start: Start, complete: Start, tmp_path: Path) -> None:
+    first = start(tmp_path, "max_train_steps=100000", processes=1, fault="slow:0.05")
+    first.until((tmp_path / "metrics.jsonl").exists)
+    second = start(tmp_path, RESUME, processes=1)
+    assert second.wait() == 2
+    assert "held by another run" in second.errors
+    assert first.process.poll() is None

@@ -1,0 +1,288 @@
+"""Rows 1-3, 5, 8, 9, 15 and 19 of the fault matrix: checkpoints that are cut short or damaged."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import xxhash
+
+from tests.faults.conftest import (
+    RESUME,
+    Run,
+    checkpoints,
+    events,
+    same_run,
+    same_weights,
+    status,
+)
+
+pytestmark = pytest.mark.faults
+
+Start = Callable[..., Run]
+PLAIN, ZERO = "", "2"
+PHASES = ("begin", "state", "rng", "export", "data", "manifest", "commit", "pruned")
+
+
+def killed_after_each_phase(
+    start: Start, complete: Start, folder: Path, phases: tuple[str, ...], *, stage: str, key: str
+) -> None:
+    """Each resumed run is killed in the next phase of its first save; the last one finishes."""
+    whole, killed = folder / "whole", folder / "killed"
+    complete(whole, key, stage=stage)
+    for phase in phases:
+        run = start(killed, key, RESUME, stage=stage, fault=f"kill_after:{phase}:0")
+        assert run.wait() != 0
+        for name in checkpoints(killed):
+            assert name.startswith("tmp-") or (killed / name / "manifest.json").exists()
+    complete(killed, key, RESUME, stage=stage)
+    assert same_run(killed, whole)
+    assert not list(killed.glob("tmp-*"))
+
+
+@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, key: str) -> None:
+    phases = ("state", "manifest", "commit")
+    killed_after_each_phase(start, complete, tmp_path, phases, stage=PLAIN, key=key)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("stage", [PLAIN, ZERO])
+def test_row_1_killed_after_every_phase(
+    start: Start, complete: Start, tmp_path: Path, stage: str
+) -> None:
+    key = "async_save=false"
+    killed_after_each_phase(start, complete, tmp_path, PHASES, stage=stage, key=key)
+
+
+def half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def one_byte_less(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def zero_tail(file: Path) -> None:
+    content = file.read_bytes()
+    file.write_bytes(content[:-64] + bytes(63) + bytes([content[-1] ^ 1]))
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def weights_file(checkpoint: Path) -> Path:
+    files = [file for file in (checkpoint / "state").rglob("*") if file.is_file()]
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+@pytest.fixture(scope="module", params=[PLAIN, ZERO], ids=["ddp", "zero2"])
+def saved(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Path]]:
+    """A finished run of each engine, with its checkpoints of steps 4, 6 and 8."""
+    folder = tmp_path_factory.mktemp("saved")
+    run = Run(folder / "run", processes=2, stage=request.param, fault="none:")
+    assert run.wait() == 0, run.errors[-3000:]
+    yield request.param, folder / "run"
+    shutil.rmtree(folder)
+
+
+DAMAGES = [half, one_byte_less, empty, zero_tail, flip_a_bit, Path.unlink]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(one, marks=() if one in (zero_tail, Path.unlink) else pytest.mark.slow)
+        for one in DAMAGES
+    ],
+)
+def test_row_2_a_damaged_file_is_named_and_the_one_before_taken(
+    complete: Start, tmp_path: Path, saved: tuple[str, Path], damage: Callable[[Path], None]
+) -> None:
+    stage, whole = saved
+    shutil.copytree(whole, tmp_path / "run")
+    file = weights_file(tmp_path / "run" / "checkpoint-8step")
+    damage(file)
+    run = complete(tmp_path / "run", RESUME, stage=stage)
+    assert str(file) in run.errors
+    resumed = events(tmp_path / "run", "resume")
+    assert [Path(event["checkpoint"]).name for event in resumed] == ["checkpoint-6step"]
+    assert same_run(tmp_path / "run", whole)
+
+
+def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[str, Path]) -> None:
+    stage, whole = saved
+    shutil.copytree(whole, tmp_path / "run")
+    names = checkpoints(whole)
+    for name in names:
+        flip_a_bit(weights_file(tmp_path / "run" / name))
+    run = start(tmp_path / "run", RESUME, stage=stage)
+    assert run.wait() != 0
+    assert "every checkpoint is damaged" in status(tmp_path / "run")["message"]
+    assert checkpoints(tmp_path / "run") == names
+
+
+@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+def test_row_5_a_signal_in_a_save_and_a_second_one(start: Start, tmp_path: Path, key: str) -> None:
+    run = start(tmp_path / "run", key, "max_train_steps=100000", "save_steps=5", fault="slow:0.02")
+    run.until(lambda: any((tmp_path / "run").glob("tmp-checkpoint-*")))
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
+        for pid in run.workers():
+            os.kill(pid, number)
+    run.wait()
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("preempted", 75)
+    last = f"checkpoint-{state['step']}step"
+    assert (tmp_path / "run" / last / "manifest.json").exists()
+    assert not list((tmp_path / "run").glob("tmp-*"))
+
+
+def test_row_8_retention_in_a_run(complete: Start, tmp_path: Path) -> None:
+    """Of 1 to 8: the last, every third, the best one (evaluated at each step), and no other."""
+    complete(
+        tmp_path / "run",
+        "save_steps=1",
+        "eval_steps=1",
+        "keep_last_checkpoints=1",
+        "keep_every_checkpoint_steps=3",
+        "keep_best_by=at_one",
+        processes=1,
+    )
+    evaluations = {event["step"]: event["at_one"] for event in events(tmp_path / "run", "eval")}
+    best = min(evaluations, key=lambda step: evaluations[step])
+    expected = {f"checkpoint-{step}step" for step in (3, 6, 8, best)}
+    assert set(checkpoints(tmp_path / "run")) == expected
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs the rights of root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str) -> None:
+    run = start(small_disk / "run", key, "keep_last_checkpoints=0", TOY_WIDTH="3000")
+    assert run.wait() != 0
+    state = status(small_disk / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert "checkpoint-2step is whole. Free some space" in state["message"]
+    assert checkpoints(small_disk / "run") == ["checkpoint-2step"]
+
+
+def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_path: Path) -> None:
+    """No file may grow beyond 60 kB: the optimizer of the wide model does not fit."""
+    complete(tmp_path / "run", "max_train_steps=2", processes=1, TOY_WIDTH="3000")
+    command = 'ulimit -f 60; exec "$@"'
+    run = start(
+        tmp_path / "run",
+        RESUME,
+        processes=1,
+        TOY_WIDTH="3000",
+        wrapper=("bash", "-c", command, "-"),
+    )
+    assert run.wait() == 1
+    assert "checkpoint-2step is whole. Free some space" in status(tmp_path / "run")["message"]
+    assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
+
+
+class Malicious:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, proof: Path) -> None:
+        self._proof = proof
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, (str(self._proof),)
+
+
+def reseal(checkpoint: Path, file: Path) -> None:
+    """Makes the manifest fit a file that was put in place of another one."""
+    import json
+
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    digest = xxhash.xxh3_128(file.read_bytes()).hexdigest()
+    entry = {"bytes": file.stat().st_size, "xxh3": digest}
+    manifest["files"][str(file.relative_to(checkpoint))] = entry
+    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("file", ["state/torch.pt", "rng/rank0.pt"])
+@pytest.mark.parametrize("write", [pickle.dump, torch.save])
+def test_row_15_a_malicious_pickle_is_not_run(
+    start: Start,
+    complete: Start,
+    tmp_path: Path,
+    file: str,
+    write: Callable[..., None],
+) -> None:
+    """Even one whose checksum was put into the manifest."""
+    out_dir, proof = tmp_path / "run", tmp_path / "proof"
+    complete(out_dir, "max_train_steps=2", processes=1)
+    bad = out_dir / "checkpoint-2step" / file
+    with bad.open("wb") as stream:
+        write(Malicious(proof), stream)
+    reseal(out_dir / "checkpoint-2step", bad)
+    assert start(out_dir, RESUME, processes=1).wait() != 0
+    assert not proof.exists()
+
+
+def test_row_15_deepspeed_reads_nothing_that_the_manifest_does_not_vouch_for(
+    start: Start, tmp_path: Path, saved: tuple[str, Path]
+) -> None:
+    stage, whole = saved
+    out_dir, proof = tmp_path / "run", tmp_path / "proof"
+    shutil.copytree(whole, out_dir)
+    for name in checkpoints(out_dir):
+        with weights_file(out_dir / name).open("wb") as stream:
+            pickle.dump(Malicious(proof), stream)
+    assert start(out_dir, RESUME, stage=stage).wait() != 0
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("file", ["rng/rank1.pt", "data_state.json"])
+def test_row_19_a_missing_state_file(
+    start: Start, tmp_path: Path, saved: tuple[str, Path], file: str
+) -> None:
+    stage, whole = saved
+    shutil.copytree(whole, tmp_path / "run")
+    named = tmp_path / "run" / "checkpoint-8step"
+    (named / file).unlink()
+    run = start(tmp_path / "run", f"resume_from_checkpoint_dir={named}", stage=stage)
+    assert run.wait() != 0
+    assert f"{file}: is missing" in status(tmp_path / "run")["message"]
+
+
+def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    complete(whole, "async_save=true")
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoint-8step")
+    complete(resumed, "async_save=true", RESUME)
+    assert same_run(resumed, whole)
+    complete(tmp_path / "sync", "async_save=false")
+    assert same_weights(tmp_path / "sync", whole)
+    assert [event["step"] for event in events(whole, "save")] == [2, 4, 6, 8]
