@@ -17,7 +17,7 @@ if get_accelerator().device_name() == "cpu":
 endef
 export COMPILE_OP
 
-.PHONY: env demo test test-slow lint format clean
+.PHONY: env demo test test-slow test-faults lint format clean
 
 env: $(STAMP)
 
@@ -41,6 +41,9 @@ test: env
 
 test-slow: env
 	python -m pytest -m slow
+
+test-faults: env
+	python -m pytest -m faults
 
 lint: env
 	ruff check .

@@ -1,0 +1,201 @@
+#!/usr/bin/env python
+"""Soak test: a run that is killed again and again must end like one that never was.
+
+    python experiments/soak.py steps=200 kills=15 launch=cpu.yaml folder=/tmp/soak
+
+The demo is trained once undisturbed, and once with a SIGKILL to all processes or a SIGTERM to one
+of them at a random moment, resumed each time, until `kills` of them have hit. Prints one line of
+JSON: whether final weights, losses and learning rates are equal bit for bit, whether each step had
+the same documents, and the seconds that it took. Exit code 0 if all of them are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DEFAULTS = {"steps": "200", "kills": "15", "launch": "cpu.yaml", "folder": "runs/soak", "seed": "0"}
+
+
+def job(out_dir: Path, steps: int, launch: str) -> list[str]:
+    """The command line of the run, resumed where there is something to resume."""
+    return [
+        *(sys.executable, "-m", "accelerate.commands.launch", "--config_file"),
+        str(REPOSITORY / "experiments" / "accelerate" / launch),
+        *(str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo"),
+        f"out_dir={out_dir}",
+        f"max_train_steps={steps}",
+        "num_warmup_steps=10",
+        "save_steps=5",
+        "eval_steps=0",
+        "trackers=[]",
+        "log_documents=true",
+        "data_config.metadata_config.max_seq_len=64",
+        "resume_from_checkpoint_dir=latest",
+    ]
+
+
+def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
+    """Starts the run in a session of its own."""
+    with log.open("ab") as stream:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=stream,
+            stderr=stream,
+            start_new_session=True,
+        )
+
+
+def workers(pid: int) -> list[int]:
+    """The processes below a launcher."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
+    pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
+    found, open_ends = [], [pid]
+    while open_ends:
+        parent = open_ends.pop()
+        below = [child for child, of in pairs if of == parent]
+        found += below
+        open_ends += below
+    return found
+
+
+def send(pids: list[int], number: signal.Signals) -> None:
+    """Sends a signal to those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def logged(out_dir: Path) -> int:
+    """The last step that the run has logged."""
+    steps = [event["step"] for event in events(out_dir) if event["event"] == "step"]
+    return max(steps, default=0)
+
+
+def events(out_dir: Path) -> list[dict[str, Any]]:
+    """The whole lines of metrics.jsonl."""
+    file = out_dir / "metrics.jsonl"
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def disturb(
+    process: subprocess.Popen[bytes], out_dir: Path, aim: int, rng: random.Random
+) -> str | None:
+    """Lets the run reach step `aim` and a random moment after it, then signals it."""
+    while logged(out_dir) < aim:
+        if process.poll() is not None:
+            return None
+        time.sleep(0.02)
+    time.sleep(rng.uniform(0, 1.0))
+    if process.poll() is not None:
+        return None
+    below = workers(process.pid)
+    if rng.random() < 0.5:
+        send([process.pid, *below], signal.SIGKILL)
+        return "SIGKILL"
+    # the youngest process: a rank (the launcher itself would only pass the signal on)
+    send(below[-1:], signal.SIGTERM)
+    return "SIGTERM"
+
+
+def gone(pids: list[int]) -> bool:
+    """Whether none of the processes is left, zombies aside."""
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status")
+        try:
+            if "State:\tZ" not in status.read_text():
+                return False
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return True
+
+
+def soak(out_dir: Path, steps: int, kills: int, launch: str, rng: random.Random) -> Counter[str]:
+    """Runs to the end through `kills` signals at moments spread over the run."""
+    hits: Counter[str] = Counter()
+    aims = sorted(rng.sample(range(2, steps - 2), kills))
+    while True:
+        process = start(job(out_dir, steps, launch), out_dir.with_suffix(".log"))
+        done = sum(hits.values())
+        aim = aims[done] if done < kills else steps + 1
+        hit = disturb(process, out_dir, aim, rng) if done < kills else None
+        pids = workers(process.pid)
+        code = process.wait()
+        while not gone(pids):
+            time.sleep(0.05)
+        if hit and code != 0:
+            hits[hit] += 1
+        elif code != 0:
+            sys.exit(f"the run failed by itself; see {out_dir.with_suffix('.log')}")
+        if json.loads((out_dir / "status.json").read_text())["state"] == "done":
+            return hits
+
+
+def documents(out_dir: Path) -> dict[int, list[str]]:
+    """The documents of each step over all ranks."""
+    found: dict[int, list[str]] = {}
+    for file in out_dir.glob("documents-rank*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found.setdefault(line["step"], []).extend(line["documents"])
+    return {step: sorted(names) for step, names in found.items()}
+
+
+def losses(out_dir: Path) -> list[tuple[int, float, float]]:
+    """Step, loss and learning rate of each step event."""
+    steps = [event for event in events(out_dir) if event["event"] == "step"]
+    return [(event["step"], event["loss"], event["learning_rate"]) for event in steps]
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Whether the final models are equal bit for bit."""
+    a, b = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def main() -> int:
+    """Runs both, compares them, prints the figures."""
+    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
+    unknown = given.keys() - DEFAULTS.keys()
+    if unknown:
+        sys.exit(f"unknown: {', '.join(unknown)}; expected some of {', '.join(DEFAULTS)}")
+    values = {**DEFAULTS, **given}
+    folder = Path(values["folder"]).resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    steps, kills, launch = int(values["steps"]), int(values["kills"]), values["launch"]
+    whole, killed = folder / "undisturbed", folder / "disturbed"
+    began = time.monotonic()
+    if start(job(whole, steps, launch), whole.with_suffix(".log")).wait() != 0:
+        sys.exit(f"the undisturbed run failed; see {whole.with_suffix('.log')}")
+    undisturbed_s = time.monotonic() - began
+    hits = soak(killed, steps, kills, launch, random.Random(int(values["seed"])))
+    names = [name for step in documents(whole).values() for name in step]
+    checks = {
+        "same_weights": same_weights(whole, killed),
+        "same_losses": losses(whole) == losses(killed),
+        "same_documents": documents(whole) == documents(killed),
+    }
+    figures = {"steps": steps, "signals": dict(hits), "documents": len(names), **checks}
+    figures["undisturbed_s"] = round(undisturbed_s, 1)
+    figures["disturbed_s"] = round(time.monotonic() - began - undisturbed_s, 1)
+    print(json.dumps(figures))
+    return 0 if all(checks.values()) and sum(hits.values()) >= kills else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
