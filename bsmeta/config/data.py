@@ -35,9 +35,9 @@ class DataConfig:
         "installed and gives the same ids)",
     )
     num_streams: int = key(
-        16, "logical streams that the data is cut into; world size x workers must divide it"
+        8, "logical streams that the data is cut into; world size x workers must divide it"
     )
-    window_documents: int = key(256, "documents that a stream reads, packs and shuffles at a time")
+    window_documents: int = key(512, "documents that a stream reads, packs and shuffles at a time")
     num_workers: int = key(0, "loader processes of each rank (0: in the training process)")
 
     on_changed_data: str = key(

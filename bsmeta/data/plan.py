@@ -111,6 +111,19 @@ def shares_of(stream: int, shards: Sequence[Shard], num_streams: int) -> list[Sh
     return [Share(shards[number], stream // len(shards), sharing)]
 
 
+def unevenness(shards: Sequence[Shard], num_streams: int) -> float:
+    """How many times as much data (in bytes on disk) the largest stream owns as the smallest.
+
+    Every stream gives as many sequences, so the documents of the smallest are read that many times
+    as often.
+    """
+    sizes = [
+        sum(share.shard.size / share.stride for share in shares_of(stream, shards, num_streams))
+        for stream in range(num_streams)
+    ]
+    return max(sizes) / max(min(sizes), 1.0)
+
+
 def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
     """The order in which a stream walks its shares in one epoch."""
     order = permutation(len(shares), derive(seed, "shares", epoch, stream))
@@ -130,10 +143,6 @@ class Division:
     rank: int
     world_size: int
     workers: int
-
-    def streams(self) -> range:
-        """The streams of this rank."""
-        return range(self.rank, self.num_streams, self.world_size)
 
     def sequences(self, done: int, worker: int) -> range:
         """Numbers g of one loader process's sequences when the run has had `done` sequences."""

@@ -29,7 +29,7 @@ from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import first_lines, has_line
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
-from bsmeta.data.plan import Phases, Position, division, sequences_done, shares_of
+from bsmeta.data.plan import Phases, Position, division, sequences_done, shares_of, unevenness
 from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.streams import LogicalStream
 from bsmeta.data.windows import WindowMaker
@@ -37,6 +37,7 @@ from bsmeta.data.windows import WindowMaker
 log = logging.getLogger(__name__)
 
 SAMPLE_LINES = 8
+UNEVEN = 1.5
 
 CHOICES = {
     "packing": tuple(PACKINGS),
@@ -102,6 +103,16 @@ class TrainStream:
         cache = Cache(config.cache_dir)
         self._indexes = IndexCache(cache)
         self._check_streams_have_documents()
+        uneven = unevenness(self._shards, config.num_streams)
+        if rank == 0 and uneven > UNEVEN:
+            log.warning(
+                "the largest of data_config.num_streams=%d streams owns %.1f times as much of the "
+                "%d shards as the smallest, whose documents are read so much more often; a number "
+                "of streams that divides the shards would be even",
+                config.num_streams,
+                uneven,
+                len(self._shards),
+            )
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id

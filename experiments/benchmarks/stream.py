@@ -3,16 +3,21 @@
     python experiments/benchmarks/stream.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' tokenizer_backend=auto seconds=20
 
-takes every key that training takes, reads what rank 0 of one process would train on, and prints
-one JSON line: `tokens` (that are not padding), `cpu_s` (of all threads and loader processes),
-`wall_s`, `documents`, `fill` (share of the sequences that is not padding), `rss_mb` (memory of this
-process and its loaders at the end). With `plain=true` it instead runs the same texts through a bare
-loop over the tokenizer, one text at a time, with nothing before or behind it: the yardstick for the
-machine.
+takes every key that training takes and prints one JSON line: `tokens` (that are not padding),
+`cpu_s` (of all threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences
+that is not padding), `rss_mb` (memory of this process and its loaders at the end).
+
+A window of documents is made at once and given out bit by bit. So that what was made and what was
+given out are the same, there is one stream a loader process, and the clock runs from the beginning
+of one window to the beginning of another.
+
+With `plain=true` the same texts run through a bare loop over the tokenizer, one at a time, with
+nothing before or behind it: the yardstick for the machine.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -25,11 +30,13 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.lines import LineReader
+from bsmeta.data.loader import MicroBatch
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 
+PLAIN_TEXTS = 1000
 OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}
 
 
@@ -54,11 +61,41 @@ def resident_mb() -> float:
     return sum(process.memory_info().rss for process in processes) / 2**20
 
 
+class Meter:
+    """What was given out, and the time that it took, since the meter was made."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), cpu_seconds()
+        self._tokens = self._documents = self._places = 0
+
+    def add(self, tokens: int, documents: int, places: int) -> None:
+        """Counts what was given out; `places` are tokens and padding."""
+        self._tokens += tokens
+        self._documents += documents
+        self._places += places
+
+    def seconds(self) -> float:
+        """Wall-clock time."""
+        return time.perf_counter() - self._wall
+
+    def result(self) -> dict[str, Any]:
+        """The figures up to now."""
+        return {
+            "tokens": self._tokens,
+            "cpu_s": round(cpu_seconds() - self._cpu, 3),
+            "wall_s": round(self.seconds(), 3),
+            "documents": self._documents,
+            "fill": round(self._tokens / self._places, 4),
+            "rss_mb": round(resident_mb(), 1),
+        }
+
+
 def measure_stream(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
-    """Takes micro-batches for so many seconds of wall-clock time."""
+    """Takes micro-batches for at least so many seconds, from a window's beginning to another's."""
     data = config.data_config
+    data.num_streams = max(data.num_workers, 1)
     stream = TrainStream(
         data,
         tokenizer,
@@ -67,57 +104,44 @@ def measure_stream(
         world_size=1,
         global_batch_size=data.per_device_train_batch_size,
     )
-    tokens = documents = places = 0
-    wall, cpu = time.perf_counter(), cpu_seconds()
-    for batch in stream:
-        tokens += batch.tokens
-        documents += int(batch.counts["documents"])
-        places += batch.tensors["input_ids"].numel()
-        if time.perf_counter() - wall > seconds:
+    batches = iter(stream)
+    window = window_of(next(batches))
+    meter = Meter()
+    for batch in batches:
+        places = batch.tensors["input_ids"].numel()
+        meter.add(batch.tokens, int(batch.counts["documents"]), places)
+        before, window = window, window_of(batch) or window
+        if window != before and meter.seconds() >= seconds:
             break
-    return {
-        "tokens": tokens,
-        "cpu_s": round(cpu_seconds() - cpu, 3),
-        "wall_s": round(time.perf_counter() - wall, 3),
-        "documents": documents,
-        "fill": round(tokens / places, 4),
-        "rss_mb": round(resident_mb(), 1),
-    }
+    return meter.result()
+
+
+def window_of(batch: MicroBatch) -> tuple[int, ...]:
+    """The window that stream 0 stands in behind a batch; () if it is not in the batch."""
+    state = batch.states.get(0)
+    return (state["epoch"], state["share"], state["window"]) if state else ()
 
 
 def measure_plain(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
-    """Encodes the plain texts one after the other; reading them does not count."""
+    """Encodes some plain texts one after the other; reading them does not count."""
+    some = itertools.cycle(list(itertools.islice(texts(config), PLAIN_TEXTS)))
+    meter = Meter()
+    while meter.seconds() < seconds:
+        tokens = len(tokenizer.backend_tokenizer.encode(next(some)).ids)
+        meter.add(tokens, 1, tokens)
+    return meter.result()
+
+
+def texts(config: TrainConfig) -> Iterator[str]:
+    """The texts of the training shards."""
     decoder = DocumentDecoder(config.data_config.metadata_config)
-    tokens = documents = 0
-    cpu_s = wall_s = 0.0
-    for text in texts(config, decoder):
-        wall, cpu = time.perf_counter(), time.process_time()
-        tokens += len(tokenizer.backend_tokenizer.encode(text).ids)
-        cpu_s += time.process_time() - cpu
-        wall_s += time.perf_counter() - wall
-        documents += 1
-        if wall_s > seconds:
-            break
-    return {
-        "tokens": tokens,
-        "cpu_s": round(cpu_s, 3),
-        "wall_s": round(wall_s, 3),
-        "documents": documents,
-        "fill": 1.0,
-        "rss_mb": round(resident_mb(), 1),
-    }
-
-
-def texts(config: TrainConfig, decoder: DocumentDecoder) -> Iterator[str]:
-    """The texts of the training shards, again and again."""
-    while True:
-        for shard in list_shards(config.data_config):
-            reader = LineReader(shard.path)
-            while lines := reader.read(reader.line, 256):
-                yield from (decoder.decode(line).text for line in lines)
-            reader.close()
+    for shard in list_shards(config.data_config):
+        reader = LineReader(shard.path)
+        while lines := reader.read(reader.line, 256):
+            yield from (decoder.decode(line).text for line in lines)
+        reader.close()
 
 
 def main(config: TrainConfig) -> None:

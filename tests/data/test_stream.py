@@ -183,6 +183,16 @@ def test_too_many_streams_for_the_windows(folder: Path) -> None:
     assert "data_config.window_documents=8" in str(error.value)
 
 
+def test_streams_of_uneven_size_are_warned_of(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(small_config(folder, num_streams=4), 1)
+    assert "the largest of data_config.num_streams=4 streams owns" in caplog.text
+    caplog.clear()
+    run(small_config(folder, num_streams=1), 1)
+    assert not caplog.text
+
+
 def test_unknown_values_are_listed(folder: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         run(small_config(folder, packing="first_fit", bad_documents="no", window_documents=0), 1)
