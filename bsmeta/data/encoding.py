@@ -35,6 +35,8 @@ class EncodedDocument:
         targets: bool[n], as in `prefix_targets`; text and EOS always are.
         run: int32[n], the same number for tokens between which no piece may end (they share an
             inserted string), -1 for text.
+        lead: How many of the n tokens, first of all, only join the prefix to the body (the space
+            between them, where it is a token of its own); they are no targets.
         locate: Finds `text_starts` and `text_ends`, which training does not need.
     """
 
@@ -45,6 +47,7 @@ class EncodedDocument:
     kinds: np.ndarray
     targets: np.ndarray
     run: np.ndarray
+    lead: int
     locate: Callable[[], tuple[np.ndarray, np.ndarray]]
 
     @cached_property
@@ -155,6 +158,10 @@ class DocumentEncoder:
             kinds[appended] = suffix_kinds
             targets[appended] = self._outside_targets[suffix_kinds]
             run[appended] = len(ids)  # a run of its own
+        lead = body.within(rendered.lead) if rendered.lead else 0
+        if lead:
+            targets = targets.copy()
+            targets[:lead] = False
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_kinds=prefix_kinds,
@@ -163,6 +170,7 @@ class DocumentEncoder:
             kinds=kinds,
             targets=targets,
             run=run,
+            lead=lead,
             locate=partial(locate, rendered, body, len(ids) - len(body.ids)),
         )
 

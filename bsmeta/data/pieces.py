@@ -74,10 +74,11 @@ class Piece:
         if not self.prefixed:
             return 0
         kinds = self.document.kinds
-        if kinds[self.start] == 0:
-            return self.prefix_length
-        text = np.flatnonzero(kinds[self.start : self.stop] == 0)
-        return self.prefix_length + int(text[0]) if len(text) else 0
+        first = max(self.start, self.document.lead)
+        if first < self.stop and kinds[first] == 0:
+            return self.prefix_length + first - self.start
+        text = np.flatnonzero(kinds[first : self.stop] == 0)
+        return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
     def _behind(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
         part = rest[self.start : self.stop]

@@ -58,6 +58,15 @@ class Tokens:
         character = np.cumsum((raw & 0xC0) != 0x80, dtype=np.int32) - 1  # of each byte
         return character[starts], character[ends - 1] + 1
 
+    def within(self, beginning: str) -> int:
+        """How many of the first tokens lie wholly in the beginning of the text."""
+        if self._lengths is None:
+            assert self._offsets is not None
+            return int(np.searchsorted(self._offsets[:, 1], len(beginning), side="right"))
+        size = len(beginning.encode())
+        ends = np.cumsum(self._lengths[self.ids[:size]])  # a token has at least one byte
+        return int(np.searchsorted(ends, size, side="right"))
+
 
 class TextTokenizer:
     """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.

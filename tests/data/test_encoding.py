@@ -71,12 +71,14 @@ def test_tags_are_runs_of_their_type() -> None:
     assert document.run.tolist() == [-1, -1, 1, 1, 1, -1, -1, 2, 2, 2, 2, -1]
     assert document.text_starts.tolist() == [0, 0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3]
     assert document.text_ends.tolist() == [0, 1, 1, 1, 1, 2, 3, 3, 3, 3, 3, 3]
-    assert document.targets.all()  # local metadata is regular text unless told otherwise
+    # Local metadata is regular text unless told otherwise; the space only joins prefix and body.
+    assert document.lead == 1
+    assert document.targets.tolist() == [False] + [True] * 11
 
 
 def test_tags_that_are_not_regular_text_are_no_targets() -> None:
     document = encoded('"text": "xyz", ' + BOLD, treat_local_metadata_as_regular_text=False)
-    assert document.targets.tolist() == (document.kinds == 0).tolist()
+    assert document.targets.tolist() == [False, *(document.kinds[1:] == 0)]
 
 
 def test_loss_on_metadata() -> None:

@@ -32,6 +32,7 @@ def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
         kinds=kinds,
         targets=kinds == 0,
         run=run,
+        lead=0,
         locate=lambda: (starts, starts + (run < 0)),
     )
 

@@ -1,0 +1,55 @@
+"""The first text behind a prefix is no target, so that it is treated alike without a prefix."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.pieces import cut
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from tests.data.helpers import small_tokenizer
+
+LINE = {
+    "text": "8 quick dogs",
+    "metadata_title": [{"key": "title", "type": "global", "value": "Dogs"}],
+    "metadata_html": [
+        {
+            "key": "html",
+            "type": "local",
+            "value": "b",
+            "char_start_idx": 0,
+            "char_end_idx": 1,
+            "html_attrs": {"attrs": [], "values": []},
+        }
+    ],
+}
+
+
+@pytest.mark.parametrize("types", [(), ("title",), ("html",), ("title", "html")])
+@pytest.mark.parametrize("text", ["8 quick dogs", "\n8 dogs", "quick dogs", "😀 dogs"])
+def test_the_first_character_of_the_text_is_never_a_target(
+    types: tuple[str, ...], text: str
+) -> None:
+    metadata = MetadataConfig(
+        metadata_list=["title", "html"], treat_local_metadata_as_regular_text=False
+    )
+    config = DataConfig(metadata_config=metadata)
+    document = DocumentDecoder(metadata).decode(json.dumps({**LINE, "text": text}).encode())
+    rendered = Renderer(metadata).render(document, types)
+    (encoded,) = DocumentEncoder(small_tokenizer(), config).encode([rendered])
+    (piece,) = cut(encoded, config)
+    spans = list(zip(piece.text_starts, piece.text_ends, piece.loss_mask, strict=True))
+    first = [target for start, end, target in spans if start == 0 and end > 0]
+    assert first[0] is not True
+    assert not any(first[:1])
+    behind = [target for start, end, target in spans if start > 0 and end > start]
+    assert all(behind)
+    # Nothing else of the body is a target: not what joins it to the prefix, and no tag.
+    joins = [target for start, end, target in spans if end == start and start == 0]
+    assert not any(joins)
+    assert piece.loss_mask[-1]  # EOS
