@@ -137,6 +137,9 @@ class Watchdog:
             return ""
         before = self._beats()
         time.sleep(_SILENT_INTERVALS * _INTERVAL_S)
+        return self._compare(before)
+
+    def _compare(self, before: dict[int, Beat]) -> str:
         after = self._beats()
         others = set(range(self._processes.size)) - {self._processes.rank}
         self._silent = {rank for rank in others if after.get(rank) == before.get(rank)}
@@ -186,13 +189,14 @@ class Watchdog:
         if not is_connection_error(error):
             self._report(error)
             return error
+        before = self._beats()
         deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
         while time.monotonic() < deadline:
             reported = self._reported()
             if reported is not None:
                 return reported
             time.sleep(_REPORT_WAIT_S)
-        return TrainingError(f"{self.blame()} ({str(error).splitlines()[0]})")
+        return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
 
     def _report(self, error: Exception) -> None:
         report = {"user": isinstance(error, UserError), "message": str(error)}

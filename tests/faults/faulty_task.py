@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -43,11 +44,17 @@ def die(kind: str) -> None:
 
 
 def killing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, after which this process is killed."""
+    """The function, after which the launcher and all ranks are killed, this one last."""
 
     def wrapped(*arguments: Any, **named: Any) -> Any:
         function(*arguments, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
+        assert os.environ["WORLD_SIZE"] != "1", "the parent would be the test itself"
+        ranks = subprocess.run(
+            ["pgrep", "-P", str(os.getppid())], capture_output=True, text=True, check=True
+        )
+        others = {int(pid) for pid in ranks.stdout.split()} - {os.getpid()}
+        for pid in (os.getppid(), *others, os.getpid()):
+            os.kill(pid, signal.SIGKILL)
 
     return wrapped
 

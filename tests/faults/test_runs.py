@@ -29,16 +29,20 @@ pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
-ENGINES = pytest.mark.parametrize("stage", ["", "2"], ids=["ddp", "zero2"])
+ENGINES = pytest.mark.parametrize(
+    "stage", ["", pytest.param("2", marks=pytest.mark.slow)], ids=["ddp", "zero2"]
+)
 ALL_STAGES = pytest.mark.parametrize(
     "stage",
-    ["", pytest.param("1", marks=pytest.mark.slow), "2", pytest.param("3", marks=pytest.mark.slow)],
+    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "123")],
     ids=["ddp", "zero1", "zero2", "zero3"],
 )
 
 
 @ENGINES
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_row_4_a_signal_to_one_rank(
     start: Start, complete: Start, tmp_path: Path, stage: str, number: signal.Signals
 ) -> None:
@@ -116,7 +120,11 @@ def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
     assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
 
 
-@pytest.mark.parametrize("stage", ["", "0", "2"], ids=["ddp", "zero0", "zero2"])
+@pytest.mark.parametrize(
+    "stage",
+    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "02")],
+    ids=["ddp", "zero0", "zero2"],
+)
 def test_row_11_a_nan_on_one_rank_stops_all(start: Start, tmp_path: Path, stage: str) -> None:
     assert start(tmp_path, stage=stage, fault="nan:3:1").wait() != 0
     state = status(tmp_path)
@@ -162,7 +170,7 @@ def test_row_13_a_loader_process_that_raises_is_named(start: Start, tmp_path: Pa
 
 
 @ENGINES
-@pytest.mark.parametrize("kind", ["kill", "exit"])
+@pytest.mark.parametrize("kind", ["kill", pytest.param("exit", marks=pytest.mark.slow)])
 def test_row_14_a_dead_rank_ends_the_job(
     start: Start, tmp_path: Path, stage: str, kind: str
 ) -> None:
@@ -198,12 +206,12 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
     assert kind == "stop" or "in die" in stacks
 
 
-@pytest.mark.parametrize("key", ["trackers=[tensorboard]", "async_save=true"])
-def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path, key: str) -> None:
+def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path) -> None:
     secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-of-a-test"}
     out_dir = tmp_path / "run"
     keys = [f"model_name={secrets['HF_TOKEN']}", f"tokenizer_name={secrets['WANDB_API_KEY']}"]
-    run = start(out_dir, key, *keys, processes=1, fault="raise:5", **secrets)
+    keys.append("trackers=[tensorboard]")
+    run = start(out_dir, *keys, processes=1, fault="raise:5", **secrets)
     assert run.wait() == 1
     files = [file for file in out_dir.rglob("*") if file.is_file()]
     assert out_dir / "config.yaml" in files

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import xxhash
+from _pytest.mark import ParameterSet
 
 from tests.faults.conftest import (
     RESUME,
@@ -28,6 +30,12 @@ pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 PLAIN, ZERO = "", "2"
+
+
+def slow(value: object) -> ParameterSet:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
 PHASES = ("begin", "state", "rng", "export", "data", "manifest", "commit", "pruned")
 
 
@@ -47,7 +55,7 @@ def killed_after_each_phase(
     assert not list(killed.glob("tmp-*"))
 
 
-@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
 def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, key: str) -> None:
     phases = ("state", "manifest", "commit")
     killed_after_each_phase(start, complete, tmp_path, phases, stage=PLAIN, key=key)
@@ -91,7 +99,7 @@ def weights_file(checkpoint: Path) -> Path:
     return max(files, key=lambda file: file.stat().st_size)
 
 
-@pytest.fixture(scope="module", params=[PLAIN, ZERO], ids=["ddp", "zero2"])
+@pytest.fixture(scope="module", params=[PLAIN, slow(ZERO)], ids=["ddp", "zero2"])
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
@@ -103,16 +111,10 @@ def saved(
     shutil.rmtree(folder)
 
 
-DAMAGES = [half, one_byte_less, empty, zero_tail, flip_a_bit, Path.unlink]
+DAMAGES = [*map(slow, (half, one_byte_less, empty, flip_a_bit, Path.unlink)), zero_tail]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        pytest.param(one, marks=() if one in (zero_tail, Path.unlink) else pytest.mark.slow)
-        for one in DAMAGES
-    ],
-)
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_row_2_a_damaged_file_is_named_and_the_one_before_taken(
     complete: Start, tmp_path: Path, saved: tuple[str, Path], damage: Callable[[Path], None]
 ) -> None:
@@ -139,7 +141,7 @@ def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[st
     assert checkpoints(tmp_path / "run") == names
 
 
-@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+@pytest.mark.parametrize("key", [slow("async_save=false"), "async_save=true"])
 def test_row_5_a_signal_in_a_save_and_a_second_one(start: Start, tmp_path: Path, key: str) -> None:
     run = start(tmp_path / "run", key, "max_train_steps=100000", "save_steps=5", fault="slow:0.02")
     run.until(lambda: any((tmp_path / "run").glob("tmp-checkpoint-*")))
@@ -183,7 +185,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
 def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str) -> None:
     run = start(small_disk / "run", key, "keep_last_checkpoints=0", TOY_WIDTH="3000")
     assert run.wait() != 0
@@ -221,8 +223,6 @@ class Malicious:
 
 def reseal(checkpoint: Path, file: Path) -> None:
     """Makes the manifest fit a file that was put in place of another one."""
-    import json
-
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     digest = xxhash.xxh3_128(file.read_bytes()).hexdigest()
     entry = {"bytes": file.stat().st_size, "xxh3": digest}
@@ -230,8 +230,8 @@ def reseal(checkpoint: Path, file: Path) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("file", ["state/torch.pt", "rng/rank0.pt"])
-@pytest.mark.parametrize("write", [pickle.dump, torch.save])
+@pytest.mark.parametrize("file", ["state/torch.pt", slow("rng/rank0.pt")])
+@pytest.mark.parametrize("write", [slow(pickle.dump), torch.save])
 def test_row_15_a_malicious_pickle_is_not_run(
     start: Start,
     complete: Start,
@@ -263,7 +263,7 @@ def test_row_15_deepspeed_reads_nothing_that_the_manifest_does_not_vouch_for(
     assert not proof.exists()
 
 
-@pytest.mark.parametrize("file", ["rng/rank1.pt", "data_state.json"])
+@pytest.mark.parametrize("file", ["rng/rank1.pt", slow("data_state.json")])
 def test_row_19_a_missing_state_file(
     start: Start, tmp_path: Path, saved: tuple[str, Path], file: str
 ) -> None:
