@@ -19,6 +19,7 @@ ALLOWED = {
     "data": {"data", "metadata", "config"},
     "training": {"training", "tasks.base", "config"},
     "evaluation": {"evaluation", "data", "metadata", "config"},
+    "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
     "tasks": {"tasks", "training", "evaluation", "data", "metadata", "config"},
 }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -92,8 +94,7 @@ def resolve_config(config: EvaluateConfig, location: Location) -> TrainConfig:
     Raises:
         ConfigurationError: The configuration cannot be read, or an override does not fit it.
     """
-    path = Path(config.training_config) if config.training_config else location.config
-    train = training_config(path, config.overrides)
+    train = run_config(location, config.training_config, config.overrides)
     data, metadata = train.data_config, train.data_config.metadata_config
     if config.metadata_list is not None:  # its columns may not be among those of the run
         metadata = replace(
@@ -104,6 +105,18 @@ def resolve_config(config: EvaluateConfig, location: Location) -> TrainConfig:
     if config.per_device_eval_batch_size is not None:
         data = replace(data, per_device_eval_batch_size=config.per_device_eval_batch_size)
     return replace(train, data_config=replace(data, metadata_config=metadata))
+
+
+def run_config(
+    location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
+) -> TrainConfig:
+    """The configuration that the model was trained with, with some keys changed.
+
+    Raises:
+        ConfigurationError: It cannot be read, or an override does not fit it.
+    """
+    path = Path(training_config_file) if training_config_file else location.config
+    return training_config(path, overrides)
 
 
 def load_model(

@@ -1,0 +1,158 @@
+"""`mode=attribute`: from the configuration to a table and `attribution-{type}.json`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.evaluation.checkpoints import Location
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.output import progress_bar
+from bsmeta.generation.attribution import (
+    Attribution,
+    by_candidate,
+    by_document,
+    posterior,
+    summarize,
+)
+from bsmeta.generation.attribution_view import show_attribution, show_posterior
+from bsmeta.generation.candidates import PRIORS, Candidates, Labels, find_candidates
+from bsmeta.generation.contexts import LOCAL_TYPES, META_TOKENS, check_value
+from bsmeta.generation.likelihood import Likelihoods
+from bsmeta.generation.opening import find, load
+from bsmeta.generation.view import console
+
+WINDOWS = ("first_piece", "all_pieces")
+
+
+def attribute(config: GenerateConfig) -> None:
+    """Tells the metadata of the held-out documents, or of `prompt`.
+
+    Raises:
+        UserError: The configuration, the checkpoint or the data is not what it should be.
+    """
+    location, train = find(config)
+    data = train.data_config
+    if config.validation_file is not None:
+        data = replace(data, validation_file=config.validation_file)
+    metadata = data.metadata_config
+    _check(config, metadata)
+    documents = None
+    if not (config.prompt and config.candidates and config.prior == "uniform"):
+        documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
+    labels = Labels(config.type, metadata)
+    candidates = find_candidates(labels, config.candidates, documents)
+    opened = load(config, location, train)
+    likelihoods = Likelihoods(
+        opened.model,
+        opened.tokenizer,
+        opened.data,
+        [labels.record(label) for label in candidates.labels],
+        all_pieces=config.windows == "all_pieces",
+        rows=config.batch_size,
+        device=opened.device,
+    )
+    if config.prompt:
+        _attribute_prompt(config, candidates, likelihoods)
+        return
+    assert documents is not None
+    with progress_bar(shown=True) as progress:
+        found = _attribute_documents(config, documents, candidates, likelihoods, progress)
+    report = _report(config, location, likelihoods, found)
+    path = _write(report, config, location)
+    show_attribution(report, console())
+    console().print(f"written to {path}", soft_wrap=True)
+
+
+def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
+    if config.type in LOCAL_TYPES or config.type == META_TOKENS:
+        raise ConfigurationError(
+            f"type={config.type}: expected a type with a value before the text; "
+            f"{config.type} has none"
+        )
+    check_value(config.type, "", metadata)
+    for name, choices in {"prior": PRIORS, "windows": WINDOWS}.items():
+        if (value := getattr(config, name)) not in choices:
+            raise ConfigurationError(f"{name}={value}: expected one of {', '.join(choices)}")
+
+
+def _attribute_prompt(
+    config: GenerateConfig, candidates: Candidates, likelihoods: Likelihoods
+) -> None:
+    scores, tokens = likelihoods.of([config.prompt])
+    if not tokens[0]:
+        raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens")
+    log_prior = candidates.log_prior(config.prior, None)
+    probabilities = np.exp(posterior(scores, log_prior[None])[0])
+    show_posterior(config.type, candidates.labels, probabilities, scores[0], console())
+
+
+def _attribute_documents(
+    config: GenerateConfig,
+    documents: HeldOutDocuments,
+    candidates: Candidates,
+    likelihoods: Likelihoods,
+    progress: Callable[[float], None],
+) -> Attribution:
+    """Scores every document whose label is a candidate, a few at a time.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    own = [index for index in range(len(documents)) if candidates.truths[index] >= 0]
+    rows: list[np.ndarray] = []
+    counts: list[np.ndarray] = []
+    kept: list[int] = []
+    for start in range(0, len(own), config.batch_size):
+        progress(start / len(own))
+        indices = own[start : start + config.batch_size]
+        scores, tokens = likelihoods.of([documents[index].text for index in indices])
+        priors = np.stack([candidates.log_prior(config.prior, index) for index in indices])
+        scored = tokens > 0
+        rows.append(posterior(scores, priors)[scored])
+        counts.append(tokens[scored])
+        kept += [index for index, is_scored in zip(indices, scored, strict=True) if is_scored]
+    progress(1.0)
+    if not kept:
+        raise ConfigurationError(
+            f"type={config.type}: no held-out document has one of the candidates "
+            f"{_some(candidates.labels)} and a text of two tokens"
+        )
+    names = [documents.name(index) for index in kept]
+    return Attribution(candidates, np.concatenate(rows), np.concatenate(counts), names, kept)
+
+
+def _report(
+    config: GenerateConfig, location: Location, likelihoods: Likelihoods, found: Attribution
+) -> dict[str, Any]:
+    return {
+        "settings": asdict(config),
+        "model": location.model,
+        "type": config.type,
+        "prior": config.prior,
+        "example_prefix": likelihoods.prefixes[0],
+        "figures": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
+        "candidates": by_candidate(found),
+        "documents": by_document(found),
+    }
+
+
+def _write(report: dict[str, Any], config: GenerateConfig, location: Location) -> Path:
+    folder = Path(config.out_dir) if config.out_dir else location.run_folder
+    path = (folder or Path()) / f"attribution-{config.type}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(report, indent=1, allow_nan=False, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+def _some(labels: Sequence[str]) -> str:
+    return ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")

@@ -1,0 +1,223 @@
+"""Contexts to continuations: one token at a time, many texts at once, keys and values cached.
+
+With guidance g, the next token is drawn from `null + g (metadata - null)`, in log-probabilities
+(classifier-free guidance; Sanchez et al. 2023, equation 7; Fan et al. 2025 lead with URLs by it).
+A text then has two rows in the batch, one for each context. Rows are padded on the left.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One text to be written.
+
+    Attributes:
+        context: Tokens to continue.
+        null_context: Tokens of the context that guidance leads away from.
+        guidance: 1: the context alone; 0: the null context alone.
+        temperature: 0: the most likely token.
+        top_p: Probability of the tokens that are drawn from (nucleus; Holtzman et al. 2020).
+        max_new_tokens: Longest continuation.
+        seed: What is drawn depends on it and on nothing else that is written beside.
+    """
+
+    context: Sequence[int]
+    null_context: Sequence[int] = ()
+    guidance: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_new_tokens: int = 100
+    seed: int = 42
+
+
+@dataclass(slots=True)
+class Continuation:
+    """What was written.
+
+    Attributes:
+        ids: New tokens, without the end-of-text token.
+        finished: `eos`, `max_new_tokens`, or `max_seq_len` (no more room).
+    """
+
+    ids: list[int] = field(default_factory=list)
+    finished: str = ""
+
+
+class Decoder:
+    """Continues contexts with one model.
+
+    Args:
+        model: A causal language model of transformers, in evaluation mode.
+        eos: The end-of-text token.
+        vocabulary: Tokens that there are (a model may have more embeddings).
+        max_length: Longest sequence that the model is given, in tokens.
+        device: Where its inputs go.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, eos: int, vocabulary: int, max_length: int, device: torch.device
+    ) -> None:
+        self._model = model
+        self._eos = eos
+        self._vocabulary = vocabulary
+        self._max_length = max_length
+        self._device = device
+        forward = inspect.signature(model.forward).parameters
+        self._arguments = {"logits_to_keep": 1} if "logits_to_keep" in forward else {}
+
+    @torch.no_grad()
+    def run(self, draws: Sequence[Draw]) -> list[Continuation]:
+        """The continuation of each; their contexts must be shorter than `max_length`."""
+        batch = _Batch(draws, self._device)
+        longest = [max(map(len, _rows_of(draw))) for draw in draws]
+        room = [
+            min(draw.max_new_tokens, self._max_length - length)
+            for draw, length in zip(draws, longest, strict=True)
+        ]
+        written = [Continuation() for _ in draws]
+        sequence = _Sequence(batch.rows, self._eos, self._max_length, self._device)
+        ids = sequence.ids
+        while True:
+            logits, sequence.cache = self._next(ids, sequence)
+            chosen = batch.choose(logits).tolist()
+            for one, token, draw, most in zip(written, chosen, draws, room, strict=True):
+                _record(one, token, self._eos, draw, most)
+            if all(one.finished for one in written):
+                return written
+            ids = batch.for_rows(chosen)
+            sequence.extend()
+
+    def _next(self, ids: torch.Tensor, sequence: _Sequence) -> tuple[torch.Tensor, Any]:
+        """Logits [rows, vocabulary] behind `ids` [rows, n], and the cache that holds them, too."""
+        output = self._model(
+            input_ids=ids,
+            attention_mask=sequence.mask,
+            position_ids=sequence.positions(ids.shape[1]),
+            past_key_values=sequence.cache,
+            use_cache=True,
+            **self._arguments,
+        )
+        return output.logits[:, -1, : self._vocabulary].double(), output.past_key_values
+
+
+def _record(one: Continuation, token: int, eos: int, draw: Draw, room: int) -> None:
+    if one.finished:
+        return
+    if token == eos:
+        one.finished = "eos"
+        return
+    one.ids.append(token)
+    if len(one.ids) >= room:
+        one.finished = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
+
+
+class _Sequence:
+    """The rows so far, as the model is told of them."""
+
+    def __init__(
+        self, rows: Sequence[Sequence[int]], filler: int, max_length: int, device: torch.device
+    ) -> None:
+        width = max(map(len, rows))
+        padded = [[filler] * (width - len(row)) + list(row) for row in rows]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        self.ids = torch.tensor(padded, device=device)
+        self.mask = torch.tensor(mask, device=device)
+        self.cache: Any = None
+        self._last = max_length - 1
+
+    def positions(self, width: int) -> torch.Tensor:
+        """Positions [rows, width] of the last tokens; each row begins at 0 behind its padding.
+
+        A row that is finished may go on beside others that are not, but not beyond the positions
+        that there are.
+        """
+        return (self.mask.cumsum(1) - 1).clamp(0, self._last)[:, -width:]
+
+    def extend(self) -> None:
+        """One more token in every row."""
+        self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
+
+
+def _rows_of(draw: Draw) -> list[Sequence[int]]:
+    """The contexts of a text that have a say in it, its own first."""
+    if draw.guidance == 1 or list(draw.context) == list(draw.null_context):
+        return [draw.context]
+    return [draw.null_context] if draw.guidance == 0 else [draw.context, draw.null_context]
+
+
+class _Batch:
+    """Which rows the model gets for which texts, and how a token is chosen from their logits."""
+
+    def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
+        self.rows: list[Sequence[int]] = []
+        self._main: list[int] = []  # of each text: its row, and that of the null context,
+        self._null: list[int] = []  # the same one where only one has a say
+        self._owner: list[int] = []
+        for number, draw in enumerate(draws):
+            rows = _rows_of(draw)
+            self._main.append(len(self.rows))
+            self._null.append(len(self.rows) + len(rows) - 1)
+            self._owner += [number] * len(rows)
+            self.rows += rows
+        self._generators = [torch.Generator().manual_seed(draw.seed) for draw in draws]
+
+        def column(values: list[float]) -> torch.Tensor:
+            return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
+
+        self._guidance = column([draw.guidance for draw in draws])
+        self._temperature = column([draw.temperature for draw in draws])
+        self._top_p = column([draw.top_p for draw in draws])
+        self._device = device
+
+    def choose(self, logits: torch.Tensor) -> torch.Tensor:
+        """The next token of each text (int64 [texts]) by the logits [rows, vocabulary]."""
+        scores = torch.log_softmax(logits, dim=-1)
+        main, null = scores[self._main], scores[self._null]
+        guided = torch.where(self._is_guided, null + self._guidance * (main - null), main)
+        numbers = [torch.rand(1, generator=one, dtype=torch.float64) for one in self._generators]
+        drawn = torch.cat(numbers)[:, None].to(self._device)
+        return pick(guided, self._temperature, self._top_p, drawn)
+
+    @property
+    def _is_guided(self) -> torch.Tensor:
+        guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
+        return torch.tensor(guided, device=self._device)[:, None]
+
+    def for_rows(self, tokens: Sequence[int]) -> torch.Tensor:
+        """The new token of each row (int64 [rows, 1])."""
+        return torch.tensor([[tokens[owner]] for owner in self._owner], device=self._device)
+
+
+def pick(
+    scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, drawn: torch.Tensor
+) -> torch.Tensor:
+    """Tokens by unnormalized log-probabilities, one a row.
+
+    Args:
+        scores: float64 [n, vocabulary].
+        temperature: float64 [n, 1]; 0 takes the most likely token.
+        top_p: float64 [n, 1], above 0.
+        drawn: float64 [n, 1], uniform in [0, 1): the place in the cumulative distribution of the
+            tokens, the most likely first.
+
+    Returns:
+        int64 [n].
+    """
+    is_greedy = temperature == 0
+    scaled = scores / torch.where(is_greedy, 1.0, temperature)
+    probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    kept = torch.where(before < top_p, probabilities, 0.0).cumsum(dim=-1)
+    place = torch.searchsorted(kept, drawn * kept[:, -1:], right=True)
+    last = (before < top_p).sum(dim=-1, keepdim=True) - 1
+    place = torch.where(is_greedy, 0, torch.minimum(place, last))
+    return order.gather(1, place)[:, 0]

@@ -1,0 +1,112 @@
+"""Log-probabilities of texts behind each candidate's prefix, over identical tokens.
+
+Prefixes differ in length, and so would the pieces behind them. Texts are therefore cut where the
+longest prefix leaves room, and all candidates are compared over the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.evaluation.plan import plan_batches
+from bsmeta.evaluation.scoring import Window, max_batch_tokens, scoring
+from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.rendering import Rendered, Renderer
+
+
+class Likelihoods:
+    """Scores texts under candidates.
+
+    Args:
+        model: The model, in evaluation mode.
+        tokenizer: Its tokenizer.
+        config: How its training data was rendered and encoded.
+        candidates: The record of each candidate.
+        all_pieces: Whether all of a text counts, or its first piece.
+        rows: Full sequences in a batch.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: PreTrainedTokenizerBase,
+        config: DataConfig,
+        candidates: Sequence[Record],
+        *,
+        all_pieces: bool,
+        rows: int,
+        device: torch.device,
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._all_pieces = all_pieces
+        self._encoder = DocumentEncoder(tokenizer, config)
+        renderer = Renderer(config.metadata_config)
+        self._heads = [_head(renderer, one) for one in candidates]
+        encoded = self._encoder.encode(self._heads)
+        self._prefixes = [one.prefix_ids for one in encoded]
+        length = config.metadata_config.max_seq_len
+        self._room = length - max(map(len, self._prefixes))
+        self._max_tokens = max_batch_tokens(len(tokenizer), rows, length)
+
+    @property
+    def prefixes(self) -> list[str]:
+        """How the model reads each candidate."""
+        return [head.prefix for head in self._heads]
+
+    def of(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """log p(text | candidate), in nats, and how much of each text that is about.
+
+        Returns:
+            float64 [texts, candidates]; int64 [texts], the tokens that count (all but the first
+            of a piece, on which training takes no loss).
+        """
+        lead = self._heads[0].lead
+        encoded = self._encoder.encode([Rendered(text, lead=lead, body=text) for text in texts])
+        windows: list[Window] = []
+        owners: list[tuple[int, int]] = []
+        for number, one in enumerate(encoded):
+            for piece in self._pieces(one):
+                for candidate, prefix in enumerate(self._prefixes):
+                    windows.append(_window(prefix, piece))
+                    owners.append((number, candidate))
+        sums = np.zeros((len(texts), len(self._prefixes)))
+        tokens = np.zeros(len(texts), np.int64)
+        batches = plan_batches([len(window.ids) for window in windows], self._max_tokens)
+        with scoring(self._model, self._device) as scorer:
+            scores = scorer.score([[windows[i] for i in batch] for batch in batches])
+        for batch, values in zip(batches, scores, strict=True):
+            for index, value in zip(batch, values, strict=True):
+                sums[owners[index]] += value.sum()
+                tokens[owners[index][0]] += len(value) if owners[index][1] == 0 else 0
+        return sums, tokens
+
+    def _pieces(self, encoded: EncodedDocument) -> list[np.ndarray]:
+        """The text's tokens, cut; pieces of one token have nothing to score."""
+        ids = encoded.ids[:-1]
+        pieces = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
+        pieces = [piece for piece in pieces if len(piece) > 1]
+        return pieces if self._all_pieces else pieces[:1]
+
+
+def _head(renderer: Renderer, record: Record) -> Rendered:
+    assert record.key is not None
+    rendered = renderer.render(Document("", None, {record.key: [record]}), (record.key,))
+    return replace(rendered, suffix="")
+
+
+def _window(prefix: np.ndarray, piece: np.ndarray) -> Window:
+    ids = np.concatenate((prefix, piece))
+    scored = np.ones(len(ids), bool)
+    scored[: len(prefix) + 1] = False
+    nowhere = np.zeros(len(ids), np.int32)  # places in the text are not asked for
+    return Window(ids, nowhere, nowhere, scored, len(prefix))

@@ -1,0 +1,125 @@
+"""`mode=text`: from the configuration to texts on the screen or in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.schema import TrainConfig
+from bsmeta.generation.contexts import check_value
+from bsmeta.generation.dialogue import Dialogue, lines_of_input
+from bsmeta.generation.opening import find, load
+from bsmeta.generation.requests import Request, read_requests, request_of
+from bsmeta.generation.view import console, show, show_side_by_side
+from bsmeta.generation.writer import Result, Writer
+
+
+def write(config: GenerateConfig) -> None:
+    """Writes what the configuration asks for.
+
+    Raises:
+        UserError: The configuration, the checkpoint or the input is not what it should be.
+    """
+    _check_ways(config)
+    first = request_of(config)
+    location, train = find(config)
+    requests = _requests(config, first)
+    _check_requests(requests, train)
+    opened = load(config, location, train)
+    writer = Writer(
+        opened.model,
+        opened.tokenizer,
+        opened.data,
+        batch_size=config.batch_size,
+        device=opened.device,
+    )
+    if config.interactive:
+        _talk(first, writer, train)
+    elif config.output is not None:
+        _write_file(writer.write(requests), config.output)
+    elif config.compare:
+        show_side_by_side(list(writer.write(requests)), console())
+    else:
+        for result in writer.write(requests):
+            show(result, console())
+
+
+def _check_ways(config: GenerateConfig) -> None:
+    """Refuses several ways to ask at once."""
+    asked = {
+        "compare": bool(config.compare),
+        "interactive": config.interactive,
+        "input": config.input is not None,
+    }
+    if sum(asked.values()) > 1:
+        named = " and ".join(name for name, is_asked in asked.items() if is_asked)
+        raise ConfigurationError(f"{named}: expected at most one of compare, interactive and input")
+    if config.interactive and config.output is not None:
+        raise ConfigurationError("output: an interactive session writes to standard output alone")
+
+
+def _requests(config: GenerateConfig, first: Request) -> list[Request]:
+    if config.input is not None:
+        return read_requests(config.input, first)
+    if config.compare:
+        return [msgspec.structs.replace(first, metadata=dict(one)) for one in config.compare]
+    return [first]
+
+
+def _check_requests(requests: list[Request], train: TrainConfig) -> None:
+    """Lists all metadata that cannot be given, before a model is loaded."""
+    problems = []
+    for number, request in enumerate(requests, start=1):
+        where = f"request {request.id or number}: " if len(requests) > 1 else ""
+        for metadata in (request.metadata, request.null_metadata):
+            try:
+                check_metadata(metadata, train)
+            except ConfigurationError as error:
+                problems.append(f"{where}{error}")
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+
+
+def check_metadata(metadata: Mapping[str, Any], train: TrainConfig) -> None:
+    """Refuses metadata that the model cannot be given (a `ConfigurationError`)."""
+    for key, value in metadata.items():
+        if value is not None:
+            check_value(key, value, train.data_config.metadata_config)
+
+
+def _talk(first: Request, writer: Writer, train: TrainConfig) -> None:
+    types = train.data_config.metadata_config.metadata_list
+    dialogue = Dialogue(first, types, lambda metadata: check_metadata(metadata, train))
+    for request in dialogue.requests(lines_of_input(types)):
+        try:
+            for result in writer.write([request]):
+                show(result, console())
+                sys.stdout.flush()
+        except ConfigurationError as error:  # for example a prompt that is too long
+            print(error, file=sys.stderr, flush=True)
+
+
+def _write_file(results: Iterable[Result], path: str) -> None:
+    count = 0
+    try:
+        with Path(path).open("wb") as file:
+            for result in results:
+                file.write(msgspec.json.encode(_line(result)) + b"\n")
+                count += 1
+    except OSError as error:
+        raise ConfigurationError(f"output={path} cannot be written: {error}") from error
+    print(f"{count} results written to {path}", file=sys.stderr)
+
+
+def _line(result: Result) -> dict[str, Any]:
+    """The request, how its metadata read, and the texts."""
+    request = msgspec.structs.asdict(result.request)
+    if request["id"] is None:
+        del request["id"]
+    return {**request, "prefix": result.prefix, "samples": result.samples}
