@@ -1,4 +1,4 @@
-"""Fixtures that start real processes."""
+"""Settings of all tests, and fixtures that start real processes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 240
+
+# An example that takes long on a busy machine is not a wrong one.
+settings.register_profile("bsmeta", deadline=None)
+settings.load_profile("bsmeta")
 
 
 def command(script: Path, *arguments: str, processes: int) -> list[str]:
