@@ -1,0 +1,162 @@
+"""The entry point with mode=text: what it prints and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Generate = Callable[..., int]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_text_under_metadata_is_printed(
+    generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["metadata={title: Sets}", 'prompt="A set"', "max_new_tokens=8"]
+    assert generate(*arguments, "num_samples=2") == 0
+    two = capsys.readouterr().out
+    assert two.count("Title: Sets |||\nA set") == 2
+    assert "1 of 2, seed 42" in two
+    assert "2 of 2, seed 43" in two
+    assert generate(*arguments, "seed=43") == 0
+    assert capsys.readouterr().out.strip() in two  # a sample again by its seed
+    assert generate("metadata.title=Sets", 'prompt="A set"', "max_new_tokens=8", "seed=43") == 0
+    assert capsys.readouterr().out.strip() in two
+
+
+def test_several_metadata_stand_side_by_side(
+    generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = generate(
+        "compare=[{}, {title: Sets}, {title: Maps, url: 'https://a.org/'}]",
+        "prompt=The",
+        "max_new_tokens=5",
+        "guidance=2",
+    )
+    assert code == 0
+    printed = capsys.readouterr().out
+    head = printed.splitlines()[1]
+    assert head.split("  ")[0].strip() == "(no metadata)"
+    assert "Title: Sets |||" in head
+    assert "Title: Maps | url:" in head
+    assert all(len(line) <= 120 for line in printed.splitlines())
+
+
+def test_a_file_of_requests_becomes_a_file_of_results(
+    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = [
+        {"id": "a", "metadata": {"title": "Sets"}, "prompt": "A set", "num_samples": 2},
+        {"prompt": "A much longer prompt than the first one", "guidance": 0, "temperature": 0},
+        {"metadata": {"url": "https://a.org/"}, "null_metadata": {"title": "B"}, "guidance": 1.5},
+    ]
+    source, target = tmp_path / "requests.jsonl", tmp_path / "results.jsonl"
+    source.write_text("\n".join(map(json.dumps, requests)) + "\n\n")
+    keys = (f"input={source}", f"output={target}", "max_new_tokens=6", "batch_size=3")
+    assert generate(*keys) == 0
+    assert "3 results written to" in capsys.readouterr().err
+    results = lines_of(target)
+    assert [one.get("id") for one in results] == ["a", None, None]
+    assert [one["prefix"] for one in results] == [
+        "Title: Sets |||",
+        "",
+        "url: https://a.org/ |||",
+    ]
+    assert [[s["seed"] for s in one["samples"]] for one in results] == [[42, 43], [42], [42]]
+    assert results[1]["temperature"] == 0
+    assert results[1]["max_new_tokens"] == 6
+    for sample in (s for one in results for s in one["samples"]):
+        assert sample["finished"] in ("eos", "max_new_tokens")
+        assert sample["tokens"] <= 6
+        assert isinstance(sample["text"], str)
+    alone = tmp_path / "alone.jsonl"  # without the others, and from the command line
+    assert generate("metadata={title: Sets}", "prompt='A set'", f"output={alone}", keys[2]) == 0
+    assert lines_of(alone)[0]["samples"] == results[0]["samples"][:1]
+
+
+def test_a_dialogue_through_a_pipe(
+    generate: Generate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [
+        "title=Sets and maps",
+        "max_new_tokens=4",
+        "temperature=0",
+        "A set",
+        "titel=Sets",
+        "temperature=-1",
+        "html=yes",
+        "title=",
+        "A set",
+        " title=Sets",
+        "word " * 70,
+        "metadata={url: https://a.org/}",
+        "A map",
+    ]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))  # no newline at the end
+    assert generate("interactive=true") == 0
+    printed = capsys.readouterr()
+    texts = printed.out.splitlines()
+    assert texts[0] == "Title: Sets and maps |||"
+    assert texts[1].startswith("A set")
+    assert [line for line in texts if line.endswith("|||")] == [
+        "Title: Sets and maps |||",
+        "url: https://a.org/ |||",
+    ]
+    assert sum(line.startswith("A set") for line in texts) == 2
+    assert any(line.startswith("title=Sets") for line in texts)
+    errors = printed.err
+    assert "titel: expected any of html, title, url, timestamp, metadata" in errors
+    assert "temperature=-1: Expected `float` >= 0.0" in errors
+    assert "html is a local type" in errors
+    assert "the model was trained on sequences of 64" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["checkpoint=nowhere"], "checkpoint=nowhere: there is no such folder"),
+        (["mode=talk"], "mode=talk: expected one of text, attribute"),
+        (["metadata={titel: A}"], "metadata.titel: the model was not trained with this type"),
+        (["null_metadata={titel: A}"], "did you mean title?"),
+        (["metadata={html: '<b>'}"], "html is a local type"),
+        (["metadata={timestamp: soon}"], "not_a_timestamp"),
+        (["temperature=-1"], "temperature=-1.0: Expected `float` >= 0.0"),
+        (["top_p=0"], "top_p=0.0: Expected `float` > 0.0"),
+        (["max_new_tokens=0"], "max_new_tokens=0: Expected `int` >= 1"),
+        (["batch_size=0"], "batch_size=0: expected at least 1"),
+        (["compare=[{title: A}]", "interactive=true"], "compare and interactive: expected at most"),
+        (["input=none.jsonl"], "input=none.jsonl cannot be read"),
+        (["output=no/such/folder.jsonl", "max_new_tokens=1"], "cannot be written"),
+        (["max_new_token=1"], "did you mean max_new_tokens?"),
+        (["prompt=" + "'" + "word " * 70 + "'"], "prompt: with its metadata it has"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    arguments: list[str], message: str, generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_all_bad_lines_of_a_file_are_named(
+    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "requests.jsonl"
+    source.write_text('{"prompt": "A"}\n{"promt": "A"}\nA\n[]\n{"top_p": 2}\n')
+    assert generate(f"input={source}") == 2
+    errors = capsys.readouterr().err
+    assert "line 2: Object contains unknown field `promt`" in errors
+    assert "line 3: " in errors
+    assert "line 4: Expected `object`, got `array`" in errors
+    assert "line 5: top_p=2: Expected `float` <= 1.0" in errors
+    source.write_text('{"metadata": {"title": "A"}}\n{"id": "b", "metadata": {"site": "A"}}\n')
+    assert generate(f"input={source}") == 2
+    assert "request b: metadata.site: the model was not trained" in capsys.readouterr().err
