@@ -143,7 +143,7 @@ def test_row_11_too_many_skips_in_a_row(start: Start, tmp_path: Path) -> None:
 def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
     start: Start, complete: Start, tmp_path: Path
 ) -> None:
-    """The spike of step 7 goes back to step 6; a killed and resumed run does the same."""
+    """The spike of step 7 goes back to step 6, and step 7 is made again with later documents."""
     keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
     complete(tmp_path / "run", *keys, fault="spike:7")
     assert [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")] == [(7, 6)]
@@ -179,7 +179,6 @@ def test_row_14_a_dead_rank_ends_the_job(
     state = status(tmp_path)
     assert (state["state"], state["exit_code"]) == ("failed", 1)
     assert "No sign of life from rank 1" in state["message"]
-    assert "step 5" in state["message"]
 
 
 @pytest.mark.slow
