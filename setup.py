@@ -26,4 +26,5 @@ setup(
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
     install_requires=requirements(),
+    extras_require={"fast": ["gigatoken==0.10.0"]},
 )

@@ -16,13 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-
 from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.training.checkpoint import STATE, Checkpoint, choose
 from bsmeta.training.disk import check_room
-from bsmeta.training.distributed import Processes
+from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import PlainEngine, engine_name
 
 _TAG = "pytorch_model"

@@ -6,14 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from accelerate import Accelerator
-
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
 from bsmeta.training.disk import explained
-from bsmeta.training.distributed import Processes, seed_everything, start
+from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.run_folder import RunFolder, write_status
 from bsmeta.training.trainer import Outcome, Trainer
