@@ -1,7 +1,7 @@
 """Evaluate trained models on held-out documents, with and without metadata.
 
 python bsmeta/evaluate.py checkpoint=runs/demo
-accelerate launch --cpu --num_processes 2 bsmeta/evaluate.py checkpoint=runs/demo
+accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/evaluate.py checkpoint=runs/demo
 python bsmeta/evaluate.py checkpoint=[runs/a,runs/b] controls=[shuffled] --prompt
 """
 
