@@ -52,6 +52,9 @@ class Stream(Protocol):
     def fingerprint(self) -> dict[str, Any]:
         """What must be equal for a state to be usable (the shards, the tokenizer, …)."""
 
+    def phase(self, step: int) -> int:
+        """The number of the phase, from 0, that the data of a step (from 1) belongs to."""
+
     def __iter__(self) -> Iterator[MicroBatch]:
         """The micro-batches from the stream's state on."""
 

@@ -129,6 +129,7 @@ class Trainer:
 
     def _loop(self) -> Outcome:
         while self.progress.step < self.config.max_train_steps:
+            self._log_phase()
             batches, wait = self._fetch()
             totals, stopping = self._agree(batches)
             if stopping:
@@ -153,6 +154,13 @@ class Trainer:
             total_steps=self.config.max_train_steps,
             external=self.accelerator.trackers,
         )
+
+    def _log_phase(self) -> None:
+        """Notes the first step of each phase of the data but the first."""
+        step = self.progress.step + 1
+        phase = self.stream.phase(step)
+        if step > 1 and phase != self.stream.phase(step - 1):
+            self.tracker.event("phase", step, phase=phase)
 
     # --- one step ---------------------------------------------------------------------------
 

@@ -68,6 +68,11 @@ def test_every_split_of_the_global_batch_gives_the_same_step(
             assert runs[name][step] == pytest.approx(expected, rel=1e-5)
     assert documents(tmp_path / "both") == documents(tmp_path / "whole")
 
+    events = map(json.loads, (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines())
+    assert [e for e in events if e["event"] == "phase"] == [
+        {"event": "phase", "step": 6, "phase": 1}
+    ]
+
     torch.manual_seed(42)
     model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.Dropout(0), torch.nn.Linear(8, 1))
     assert runs["whole"][1][0] == pytest.approx(by_hand([list(range(12))], model), rel=1e-6)

@@ -35,6 +35,9 @@ class ToyStream:
         self.size = config.data_config.per_device_train_batch_size
         self.rank, self.world_size, self.start = rank, size, start
 
+    def phase(self, step: int) -> int:
+        return int(step > 5)
+
     def __iter__(self) -> Iterator[ToyBatch]:
         index = self.start
         while True:
