@@ -95,6 +95,10 @@ class TrainConfig:
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
     log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
 
+    push_to_hub: str | None = key(
+        None, "owner/name on the Hub that the finished model is uploaded to; a failure is logged"
+    )
+
     distributed_timeout_s: int = key(
         1800, "seconds after which a missing rank, or a step or evaluation that hangs, ends the run"
     )

@@ -10,6 +10,7 @@ from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
+from bsmeta.training import hub
 from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
@@ -39,7 +40,7 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
     watchdog = Watchdog(processes, folder.path, config.distributed_timeout_s)
     watchdog.start()
     try:
-        return _train(config, task, accelerator, folder, watchdog)
+        code = _train(config, task, accelerator, folder, watchdog)
     except Exception as error:
         ending = watchdog.explain(explained(error, folder.path))
         if watchdog.speaks():
@@ -49,6 +50,9 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
         raise ending from error
     finally:
         watchdog.stop()
+    if config.push_to_hub and code == 0 and processes.is_main:
+        hub.push(folder.path, config.push_to_hub, config.max_train_steps)
+    return code
 
 
 def _train(

@@ -1,0 +1,101 @@
+"""The upload of a finished model to the Hub: after the run, and never able to harm it.
+
+It runs in a process of its own with a time limit: whatever a server does (refuses, fails, says
+nothing for hours), the run is done and stays so. `python -m bsmeta.training.hub FOLDER NAME` is
+that process.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+from bsmeta.config.secrets import redact
+from bsmeta.training.run_folder import METRICS, LineLog
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 3600.0
+"""Longest upload; one that takes longer is given up."""
+
+
+def push(run_folder: Path, repository: str, step: int, timeout_s: float = TIMEOUT_S) -> bool:
+    """Uploads `model/` of a finished run; logs how it went, and raises nothing.
+
+    A line `{"event": "push", …}` of `metrics.jsonl` says whether it worked, and why not.
+
+    Args:
+        run_folder: The run's folder.
+        repository: `owner/name`; made if it is not there.
+        step: The run's last update, for the log.
+        timeout_s: When it is given up.
+
+    Returns:
+        Whether the model is on the Hub.
+    """
+    problem = _upload(run_folder / "model", repository, timeout_s)
+    if problem:
+        logger.warning(
+            "push_to_hub: the model is in %s, but not on the Hub: %s. To try again: "
+            "hf upload %s %s",
+            run_folder / "model",
+            problem,
+            repository,
+            run_folder / "model",
+        )
+    else:
+        logger.info("push_to_hub: uploaded to %s", repository)
+    event = {"event": "push", "step": step, "repository": repository, "pushed": not problem}
+    try:
+        log = LineLog(run_folder / METRICS)
+        log.write({**event, "problem": problem} if problem else event)
+        log.close()
+    except OSError as error:
+        logger.warning("push_to_hub: %s could not be written: %s", METRICS, error)
+    return not problem
+
+
+def _upload(folder: Path, repository: str, timeout_s: float) -> str:
+    """Uploads in another process; what went wrong, "" if nothing did."""
+    command = [sys.executable, "-m", __name__, str(folder), repository]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            stdin=subprocess.DEVNULL,
+            cwd=Path(__file__).resolve().parents[2],  # where `bsmeta` is found in any case
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"given up after {timeout_s:g} seconds"
+    except OSError as error:  # for example no memory for another process
+        return str(error)
+    if done.returncode == 0:
+        return ""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return redact(lines[-1] if lines else f"exit code {done.returncode}")
+
+
+def main(folder: str, repository: str) -> int:
+    """The other process: makes the repository and uploads; the last line on stderr says why not."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()  # HF_ENDPOINT and HF_TOKEN are its own to read
+    try:
+        api.create_repo(repository, exist_ok=True)
+        api.upload_folder(
+            repo_id=repository, folder_path=folder, commit_message="Upload the trained model"
+        )
+    except Exception as error:  # of any library below: it is told to whoever started us
+        print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,89 @@
+"""The upload after a run: it works against a server that does, and harms nothing with others."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.training.hub import push
+from tests.training.hub_server import HubServer
+
+TOKEN = "hf_" + "x1" * 16
+FILES = {"config.json": b"{}", "README.md": b"# A model\n", "model.safetensors": b"\x00\x01\xff"}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    (tmp_path / "model").mkdir()
+    for name, content in FILES.items():
+        (tmp_path / "model" / name).write_bytes(content)
+    (tmp_path / "metrics.jsonl").write_text('{"event": "step", "step": 7}\n')
+    return tmp_path
+
+
+@pytest.fixture
+def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[HubServer]:
+    with HubServer(request.param) as made:
+        monkeypatch.setenv("HF_ENDPOINT", made.address)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield made
+
+
+def last_event(run_folder: Path) -> dict[str, Any]:
+    return json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+@pytest.mark.parametrize("server", ["good"], indirect=True)
+def test_a_finished_model_is_uploaded(server: HubServer, run_folder: Path) -> None:
+    assert push(run_folder, "owner/name", 7, timeout_s=60)
+    assert server.repositories == ["owner/name"]
+    assert {name: server.files[name] for name in FILES} == FILES
+    assert server.tokens == {f"Bearer {TOKEN}"}
+    assert last_event(run_folder) == {
+        "event": "push",
+        "step": 7,
+        "repository": "owner/name",
+        "pushed": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("server", "problem", "timeout_s"),
+    [(401, "401", 60), (500, "500", 60), ("hang", "given up after 3 seconds", 3)],
+    indirect=["server"],
+)
+def test_a_server_that_misbehaves_is_only_a_warning(
+    server: HubServer,
+    problem: str,
+    timeout_s: float,
+    run_folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert not push(run_folder, "owner/name", 7, timeout_s=timeout_s)
+    event = last_event(run_folder)
+    assert (event["event"], event["pushed"]) == ("push", False)
+    assert problem in event["problem"]
+    assert "but not on the Hub" in caplog.text
+    assert TOKEN not in caplog.text + (run_folder / "metrics.jsonl").read_text()
+    assert server.files == {}
+
+
+def test_a_server_that_is_not_there_is_only_a_warning(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    assert not push(run_folder, "owner/name", 7, timeout_s=60)
+    assert not last_event(run_folder)["pushed"]
+    assert not push(run_folder / "nowhere", "no such name!", 7, timeout_s=60)
+    assert "metrics.jsonl could not be written" in caplog.text
