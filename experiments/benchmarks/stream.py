@@ -24,8 +24,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import psutil
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from common import own_arguments, processes, resident_mb, tokenizer_of
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
@@ -34,31 +34,15 @@ from bsmeta.data.loader import MicroBatch
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.metadata.records import DocumentDecoder
-from bsmeta.metadata.rendering import Renderer
 
 PLAIN_TEXTS = 1000
 OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}
 
 
-def own_arguments() -> dict[str, str]:
-    """Takes this script's own keys off the command line; the rest is for Hydra."""
-    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
-    found = {name: value for name, value in pairs if name in OWN_KEYS}
-    sys.argv[1:] = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in OWN_KEYS]
-    return OWN_KEYS | found
-
-
 def cpu_seconds() -> float:
     """CPU time of this process and its children, all threads."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    times = [process.cpu_times() for process in processes]
+    times = [process.cpu_times() for process in processes()]
     return sum(one.user + one.system for one in times)
-
-
-def resident_mb() -> float:
-    """Memory of this process and its children."""
-    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
-    return sum(process.memory_info().rss for process in processes) / 2**20
 
 
 class Meter:
@@ -146,14 +130,11 @@ def texts(config: TrainConfig) -> Iterator[str]:
 
 def main(config: TrainConfig) -> None:
     """Measures and prints."""
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name)
-    special = Renderer(config.data_config.metadata_config).special_tokens()
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
     measure = measure_plain if OWN["plain"] == "true" else measure_stream
-    print(json.dumps(measure(config, tokenizer, float(OWN["seconds"]))))
+    print(json.dumps(measure(config, tokenizer_of(config), float(OWN["seconds"]))))
 
 
 if __name__ == "__main__":
-    OWN = own_arguments()
+    OWN = own_arguments(OWN_KEYS)
     sys.argv.append(f"data_config.tokenizer_backend={OWN['tokenizer_backend']}")
     run_entry_point(main, TrainConfig, "v2")

@@ -1,4 +1,4 @@
-"""The benchmark of the stream: one JSON line, on the shipped sample."""
+"""The benchmarks of the data: one JSON line each, on the shipped sample."""
 
 from __future__ import annotations
 
@@ -6,17 +6,57 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parents[2] / "experiments/benchmarks/stream.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "experiments/benchmarks"
 
 
 @pytest.mark.parametrize("own", ["tokenizer_backend=tiktoken", "plain=true"])
-def test_one_json_line(launch: Callable[..., subprocess.CompletedProcess[str]], own: str) -> None:
-    done = launch(SCRIPT, "--config-name", "demo", "seconds=0.5", own)
+def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: str) -> None:
+    done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", own)
     result = json.loads(done.stdout)
     assert set(result) == {"tokens", "cpu_s", "wall_s", "documents", "fill", "rss_mb"}
     assert result["tokens"] > result["documents"] > 0
     assert result["wall_s"] >= 0.5
     assert 0.9 < result["fill"] <= 1.0
+
+
+def figures(
+    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, name: str, *own: str
+) -> dict[str, Any]:
+    """What a benchmark prints with the demo's configuration."""
+    keys = (f"data_config.cache_dir={tmp_path}", "data_config.tokenizer_backend=tiktoken", *own)
+    done = launch(BENCHMARKS / f"{name}.py", "--config-name", "demo", *keys)
+    return json.loads(done.stdout)
+
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_seek(launch: Launch, tmp_path: Path) -> None:
+    result = figures(launch, tmp_path, "seek", "raw_mb=12", "repeats=1")
+    assert list(result["seek_ms"]) == list(result["reread_ms"]) == ["10%", "50%", "90%"]
+    assert result["documents"] > 100
+
+
+@pytest.mark.slow
+def test_resume(launch: Launch, tmp_path: Path) -> None:
+    result = figures(launch, tmp_path, "resume", "raw_mb=12", "repeats=1")
+    assert set(result["resumed_ms"]) == {"10%", "50%", "90%", "50% of epoch 10"}
+    assert result["windows"] > 3
+
+
+@pytest.mark.slow
+def test_packing(launch: Launch, tmp_path: Path) -> None:
+    result = figures(launch, tmp_path, "packing", "documents=300")
+    assert result["pad"]["fill"] < result["best_fit"]["256"]["fill"]
+    assert result["best_fit"]["256"]["split"] == 0 < result["concatenate"]["split"]
+
+
+@pytest.mark.slow
+def test_memory(launch: Launch, tmp_path: Path) -> None:
+    result = figures(launch, tmp_path, "memory", "epochs=2")
+    assert len(result["epochs_mb"]) == 2
+    assert result["imports_mb"] < result["peak_mb"]

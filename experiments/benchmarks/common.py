@@ -1,0 +1,87 @@
+"""What the benchmarks of the data share: their own keys, the process's memory, a shard of any size.
+
+The scripts beside this file import it: Python looks in a script's own folder first.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.inflate import fastest
+from bsmeta.data.lines import LineReader
+from bsmeta.data.shards import list_shards
+from bsmeta.metadata.rendering import Renderer
+
+SAMPLE_PAGES = 1000
+MB = 2**20
+
+
+def own_arguments(defaults: dict[str, str]) -> dict[str, str]:
+    """Takes a script's own keys off the command line; the rest is for Hydra."""
+    pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
+    found = {name: value for name, value in pairs if name in defaults}
+    sys.argv[1:] = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in defaults]
+    return defaults | found
+
+
+def tokenizer_of(config: TrainConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run, with the special tokens of its metadata."""
+    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name)
+    special = Renderer(config.data_config.metadata_config).special_tokens()
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    return tokenizer
+
+
+def processes() -> list[psutil.Process]:
+    """This process and its children."""
+    return [psutil.Process(), *psutil.Process().children(recursive=True)]
+
+
+def resident_mb() -> float:
+    """Memory of this process and its children."""
+    return sum(process.memory_info().rss for process in processes()) / MB
+
+
+def sample_pages(config: TrainConfig) -> list[bytes]:
+    """Up to `SAMPLE_PAGES` lines of the training shards."""
+    pages: list[bytes] = []
+    for shard in list_shards(config.data_config):
+        reader = LineReader(shard.path)
+        pages += reader.read(0, SAMPLE_PAGES - len(pages))
+        reader.close()
+    return pages
+
+
+def large_shard(folder: Path, pages: list[bytes], raw_mb: float) -> tuple[Path, int]:
+    """A `.jsonl.gz` of about so many megabytes of lines: the pages again and again.
+
+    Returns:
+        The shard, and its number of lines.
+    """
+    path, size = folder / "large.jsonl.gz", 0
+    with fastest("igzip", gzip).open(path, "wb") as file:
+        for number, page in enumerate(itertools.cycle(pages)):
+            if size >= raw_mb * MB:
+                return path, number
+            size += file.write(page + b"\n")
+    raise AssertionError("there are no pages")
+
+
+def best_ms(action: Callable[[], Any], repeats: int) -> float:
+    """The shortest time that an action took, in milliseconds: the least disturbed by others."""
+    times = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - begin)
+    return round(min(times) * 1000, 2)

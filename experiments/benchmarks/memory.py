@@ -1,0 +1,66 @@
+"""How much memory a loader takes, and whether it grows from epoch to epoch.
+
+    python experiments/benchmarks/memory.py --config-name v2 \
+        data_config.train_file='shards/*.jsonl.gz' data_config.tokenizer_backend=auto epochs=3
+
+reads all training shards as one stream, in this process, and compares its memory (resident, with
+all libraries) at different times: `imports_mb` before there is a stream, `first_window_mb` behind
+the first window, `epochs_mb` at the end of each epoch, `peak_mb` at most. Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import sys
+from typing import Any
+
+from common import own_arguments, resident_mb, tokenizer_of
+
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.stream import TrainStream
+
+OWN_KEYS = {"epochs": "3"}
+
+
+def peak_mb() -> float:
+    """The most memory that this process has had (Linux counts it in KB, macOS in bytes)."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def measure(config: TrainConfig, epochs: int) -> dict[str, Any]:
+    """Goes through the epochs of one stream."""
+    data = dataclasses.replace(config.data_config, num_streams=1, num_workers=0)
+    tokenizer = tokenizer_of(config)
+    result: dict[str, Any] = {"imports_mb": round(resident_mb(), 1), "documents": 0}
+    stream = TrainStream(
+        data,
+        tokenizer,
+        seed=config.seed,
+        rank=0,
+        world_size=1,
+        global_batch_size=data.per_device_train_batch_size,
+        max_train_steps=config.max_train_steps,
+    )
+    ends: list[float] = []
+    for batch in stream:
+        result["documents"] += int(batch.counts["documents"])
+        result.setdefault("first_window_mb", round(resident_mb(), 1))
+        if batch.states[0]["epoch"] > len(ends):
+            ends.append(round(resident_mb(), 1))
+            if len(ends) == epochs:
+                break
+    return result | {"epochs_mb": ends, "peak_mb": round(peak_mb(), 1)}
+
+
+def main(config: TrainConfig) -> None:
+    """Measures and prints."""
+    print(json.dumps(measure(config, int(OWN["epochs"]))))
+
+
+if __name__ == "__main__":
+    OWN = own_arguments(OWN_KEYS)
+    run_entry_point(main, TrainConfig, "v2")

@@ -1,0 +1,107 @@
+"""How full sequences get, and how many documents are split, by the way they are packed.
+
+    python experiments/benchmarks/packing.py --config-name v2 \
+        data_config.train_file='shards/*.jsonl.gz' documents=4096
+
+makes the pieces of the first `documents` documents as training does (metadata, tokens, cuts at
+`max_seq_len`) and packs their lengths in three ways: `pad` gives each piece a sequence of its own;
+`concatenate` puts all pieces of a window one after the other and cuts every `max_seq_len` tokens;
+`best_fit` is the one that trains, over windows of several sizes. Each way gives `fill` (the share
+of the places that is not padding), `split` (the share of the documents that would fit a sequence
+but lie in two) and `us` (microseconds of packing a document). Prints one JSON line.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from common import own_arguments, tokenizer_of
+
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.lines import LineReader
+from bsmeta.data.packing import best_fit, one_each
+from bsmeta.data.shards import list_shards
+from bsmeta.data.windows import Window, WindowMaker
+
+OWN_KEYS = {"documents": "4096"}
+WINDOWS = (64, 256, 512, 1024, 4096)
+
+Cuts = list[list[int]]
+"""Lengths of the pieces of each document."""
+
+
+def cut_documents(config: TrainConfig) -> Iterator[list[int]]:
+    """Lengths of the pieces of each document of the training shards."""
+    data = config.data_config
+    maker = WindowMaker(data, tokenizer_of(config), config.seed)
+    for shard in list_shards(data):
+        reader = LineReader(shard.path)
+        while lines := reader.read(reader.line, 64):
+            window = Window(0, shard, reader.line - len(lines), lines, reader.damage)
+            for one in maker.documents(window)[0]:
+                yield [len(piece) for piece in one.pieces]
+        reader.close()
+
+
+def pad(cuts: Cuts, capacity: int) -> tuple[int, int]:
+    """Sequences, and documents that fit but are split (none: a document that fits is a piece)."""
+    return len(one_each(list(itertools.chain.from_iterable(cuts)), capacity)), 0
+
+
+def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
+    """The same for pieces one after the other; only the last sequence is not full."""
+    lengths = np.array([sum(pieces) for pieces in cuts])
+    ends = np.cumsum(lengths)
+    split = (lengths <= capacity) & ((ends - lengths) // capacity != (ends - 1) // capacity)
+    return -(-int(ends[-1]) // capacity), int(split.sum())
+
+
+def fit(cuts: Cuts, capacity: int) -> tuple[int, int]:
+    """The same for best fit, which splits no piece."""
+    return len(best_fit(list(itertools.chain.from_iterable(cuts)), capacity)), 0
+
+
+WAYS = {"pad": pad, "concatenate": concatenate, "best_fit": fit}
+
+
+def packed(way: str, cuts: Cuts, window: int, capacity: int) -> dict[str, float]:
+    """Packs window by window."""
+    begin, sequences, split = time.perf_counter(), 0, 0
+    for first in range(0, len(cuts), window):
+        more, torn = WAYS[way](cuts[first : first + window], capacity)
+        sequences, split = sequences + more, split + torn
+    seconds = time.perf_counter() - begin
+    tokens = sum(itertools.chain.from_iterable(cuts))
+    return {
+        "fill": round(tokens / (sequences * capacity), 4),
+        "split": round(split / len(cuts), 4),
+        "us": round(seconds / len(cuts) * 1e6, 2),
+    }
+
+
+def main(config: TrainConfig) -> None:
+    """Measures and prints."""
+    capacity = config.data_config.metadata_config.max_seq_len
+    cuts = list(itertools.islice(cut_documents(config), int(OWN["documents"])))
+    result = {
+        "documents": len(cuts),
+        "max_seq_len": capacity,
+        "pad": packed("pad", cuts, len(cuts), capacity),
+        "concatenate": packed("concatenate", cuts, len(cuts), capacity),
+        "best_fit": {
+            str(window): packed("best_fit", cuts, window, capacity)
+            for window in WINDOWS
+            if window <= len(cuts)
+        },
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    OWN = own_arguments(OWN_KEYS)
+    run_entry_point(main, TrainConfig, "v2")

@@ -1,0 +1,77 @@
+"""How long it takes to reach a document in the middle of a large compressed shard.
+
+    python experiments/benchmarks/seek.py --config-name v2 \
+        data_config.train_file='shards/*.jsonl.gz' raw_mb=700 repeats=5
+
+makes one `.jsonl.gz` of `raw_mb` megabytes of lines in a temporary folder (the pages of the
+training shards again and again) and compares two ways to read the document at 10, 50 and 90% of it, each in
+a newly opened file: `seek_ms` enters it at the nearest access point (finding and loading the index
+in the cache is part of it), `reread_ms` decompresses everything before it. Prints one JSON line,
+with the time and the size of the index (`index_s`, `index_mb`), which is built once.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+from common import MB, best_ms, large_shard, own_arguments, sample_pages
+
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.cache import Cache
+from bsmeta.data.index import IndexCache
+from bsmeta.data.lines import LineReader
+
+OWN_KEYS = {"raw_mb": "700", "repeats": "5"}
+PERCENT = (10, 50, 90)
+
+
+def document(path: Path, number: int, indexes: IndexCache | None) -> list[bytes]:
+    """One line of a newly opened shard."""
+    reader = LineReader(str(path), indexes)
+    lines = reader.read(number, 1)
+    reader.close()
+    return lines
+
+
+def measure(config: TrainConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, object]:
+    """Both ways at each place, and the index."""
+    pages = sample_pages(config)
+    path, count = large_shard(folder, pages, raw_mb)
+    indexes = IndexCache(Cache(str(folder / "cache")))
+    begin = time.perf_counter()
+    indexes.build(str(path))
+    index_s = time.perf_counter() - begin
+    result: dict[str, object] = {
+        "raw_mb": raw_mb,
+        "gz_mb": round(path.stat().st_size / MB, 1),
+        "documents": count,
+        "index_s": round(index_s, 2),
+        "index_mb": round(
+            sum(file.stat().st_size for file in (folder / "cache").glob("*.npz")) / MB, 2
+        ),
+    }
+    seek_ms, reread_ms = {}, {}
+    for percent in PERCENT:
+        number = count * percent // 100
+        expected = [pages[number % len(pages)]]
+        assert document(path, number, indexes) == document(path, number, None) == expected
+        seek_ms[f"{percent}%"] = best_ms(partial(document, path, number, indexes), repeats)
+        reread_ms[f"{percent}%"] = best_ms(partial(document, path, number, None), repeats)
+    return result | {"seek_ms": seek_ms, "reread_ms": reread_ms}
+
+
+def main(config: TrainConfig) -> None:
+    """Measures and prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = measure(config, float(OWN["raw_mb"]), int(OWN["repeats"]), Path(folder))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    OWN = own_arguments(OWN_KEYS)
+    run_entry_point(main, TrainConfig, "v2")
