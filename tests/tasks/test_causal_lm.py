@@ -119,9 +119,10 @@ def test_the_export_loads_with_transformers_and_says_the_same(
     with torch.no_grad():
         assert torch.equal(again(ids).logits, model(ids).logits)
     assert tokenizer.eos_token == "<|endoftext|>"
+    assert "Title: The first program ||| Ada" in (tmp_path / "README.md").read_text()
 
 
-def test_special_tokens_are_added_and_the_embeddings_grow() -> None:
+def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
     more = compose(
         TrainConfig,
         "demo",
@@ -134,7 +135,15 @@ def test_special_tokens_are_added_and_the_embeddings_grow() -> None:
     )
     task = CausalLanguageModel(more)
     assert task.tokenizer.convert_tokens_to_ids(["<HTML>", "</HTML>"]) == [4096, 4097]
-    assert task.build_model().get_input_embeddings().weight.shape[0] >= 4098
+    model = task.build_model()
+    assert model.get_input_embeddings().weight.shape[0] >= 4098
+    task.export(model, model.state_dict(), tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+    ids = tokenizer("<HTML><b></HTML>a").input_ids
+    assert (ids[0], ids[-2]) == (4096, 4097)
+    assert again(torch.tensor([ids])).logits.shape[-1] >= 4098
 
 
 def test_a_model_that_is_not_there_is_named_with_its_key() -> None:

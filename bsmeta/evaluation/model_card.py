@@ -1,0 +1,245 @@
+"""The README of an exported model: data, how to give it metadata, figures, and the command.
+
+Written beside the weights whenever a model is exported. All of it comes from the configuration and
+from the run's `metrics.jsonl`; the examples are rendered by what rendered the training data.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.schema import TrainConfig
+from bsmeta.config.secrets import redact, redact_values
+from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.rendering import Rendered, Renderer
+
+TEXT = "Ada Lovelace wrote a program."
+
+GLOBAL_VALUES: dict[str, str | int] = {
+    "url": "https://en.example.org/history/first-program.html",
+    "timestamp": "2018-12-10T13:45:00Z",
+    "title": "The first program",
+    "datasource": "en.example.org > history > first program",
+    "length": len(TEXT),
+    "website_description": "A site about the history of computing.",
+}
+"""Values of an example; another global type gets a 1, which can be put into a bucket, too."""
+
+LOCAL_VALUES = {
+    "html": ("b", 21, 28),
+    "entity": ("Ada_Lovelace", 0, 12),
+    "entity_paragraph": ("Ada_Lovelace", 0, len(TEXT)),
+    "paragraph": ("1", 0, len(TEXT)),
+    "basic_start_local": ("note: ", 0, 4),
+}
+
+FIGURES = {
+    "bits_per_byte_without": "bits per byte without metadata",
+    "bits_per_byte_with": "bits per byte with all metadata, same text",
+    "difference": "difference",
+    "text_bits_per_byte": "bits per byte of all documents, text alone",
+}
+
+
+def model_card(config: TrainConfig, metrics: Path, command: Sequence[str]) -> str:
+    """The card, as Markdown with the front matter of the Hub.
+
+    Args:
+        config: The training run's configuration.
+        metrics: Its `metrics.jsonl`; need not be there.
+        command: The command line of the training process (`sys.argv`).
+    """
+    events = last_events(metrics)
+    parts = [
+        _front_matter(config),
+        f"# {_name(config)}",
+        _introduction(config, events.get("step")),
+        "## How a document must read",
+        *_recipe(config.data_config.metadata_config),
+        "## Figures",
+        _figures(events.get("eval")),
+        "## Training",
+        *_training(config, events.get("step"), command),
+    ]
+    return redact("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
+    """The last event of each kind that a run has logged; a line that is cut is passed over."""
+    found: dict[str, str] = {}
+    if metrics.is_file():
+        with metrics.open(encoding="utf-8") as lines:
+            for line in lines:
+                for kind in ("step", "eval"):
+                    if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
+                        found[kind] = line
+    return {kind: json.loads(line) for kind, line in found.items()}
+
+
+def example(config: MetadataConfig) -> Rendered:
+    """A small document with all types of the configuration, as this model reads it."""
+    records: dict[str, list[Record]] = {}
+    renderer = Renderer(config)
+    for key in config.metadata_list:
+        record = _record(key)
+        try:
+            renderer.render(Document(TEXT, None, {key: [record]}), (key,))
+        except BadDocument:  # no example value suits this type's settings
+            continue
+        records[key] = [record]
+    return renderer.render(Document(TEXT, None, records), tuple(records))
+
+
+def _record(key: str) -> Record:
+    if key in LOCAL_VALUES:
+        value, start, end = LOCAL_VALUES[key]
+        return Record(
+            value=value,
+            key=key,
+            type="local",
+            char_start_idx=start,
+            char_end_idx=end,
+            relative_start_pos=0,
+            relative_end_pos=0,
+        )
+    return Record(value=GLOBAL_VALUES.get(key, 1), key=key, type="global")
+
+
+def _name(config: TrainConfig) -> str:
+    return config.push_to_hub or Path(config.out_dir).name
+
+
+def _front_matter(config: TrainConfig) -> str:
+    values: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["bsmeta", "metadata"],
+    }
+    if config.model_config_file is None and not Path(config.model_name).exists():
+        values["base_model"] = config.model_name
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _introduction(config: TrainConfig, step: dict[str, Any] | None) -> str:
+    types = ", ".join(config.data_config.metadata_config.metadata_list)
+    if config.model_config_file is not None:
+        start = "random weights"
+    else:
+        start = f"the weights of {_public(config.model_name)}"
+    length = ""
+    if step is not None:
+        length = f", for {step['step']:,} updates ({step['tokens']:,} tokens)"
+    return (
+        f"A language model, trained with `bsmeta` from {start}{length} on documents together with "
+        f"their metadata ({types or 'none'}). It loads with `AutoModelForCausalLM` and "
+        "`AutoTokenizer`."
+    )
+
+
+def _recipe(config: MetadataConfig) -> Iterator[str]:
+    shown = example(config)
+    yield (
+        "Metadata comes before the text (global types) and in it (local types), exactly as "
+        "below; types that a document lacks are left out. The prefix is tokenized by itself. A "
+        f"sequence has at most {config.max_seq_len:,} tokens, a document ends with the end-of-text "
+        "token."
+    )
+    yield _block(shown.prefix + shown.lead + shown.body + shown.suffix)
+    rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
+    yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
+    yield (
+        f"In training {config.metadata_probability:.0%} of the documents had metadata"
+        f"{', in phases (see below)' if config.schedule else ''}; all others are text alone, and "
+        "so the model can be used without metadata, too. No loss was taken on "
+        f"{_without_loss(config)}."
+    )
+    given = {key: GLOBAL_VALUES[key] for key in config.metadata_list if key in GLOBAL_VALUES}
+    if given and config.metadata_position != "append":
+        key, value = next(iter(given.items()))
+        asked = shlex.quote(f"metadata={{{key}: '{value}'}}")
+        yield _block(
+            "python bsmeta/generate.py checkpoint=THIS_FOLDER training_config=config.yaml "
+            f"{asked} 'prompt=\"{TEXT[:12]}\"'",
+            "sh",
+        )
+    yield f"All settings of the metadata:\n\n{_block(_yaml(asdict(config)), 'yaml')}"
+
+
+def _without_loss(config: MetadataConfig) -> str:
+    if not config.loss_on_metadata:
+        tags = "" if config.treat_local_metadata_as_regular_text else " and the tags in the text"
+        return f"the prefix{tags}, nor on the first token of a sequence"
+    return "the first token of a sequence"
+
+
+def _alone(key: str, config: MetadataConfig) -> str:
+    try:
+        shown = Renderer(config).render(Document(TEXT, None, {key: [_record(key)]}), (key,))
+    except BadDocument:
+        return ""
+    text = shown.prefix + shown.lead + shown.body + shown.suffix
+    return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
+
+
+def _figures(event: dict[str, Any] | None) -> str:
+    if event is None:
+        return "Not evaluated."
+    rows = [f"| {FIGURES[name]} | {event[name]:.4f} |" for name in FIGURES if name in event]
+    interval = ""
+    if "difference_low" in event:
+        low, high = event["difference_low"], event["difference_high"]
+        interval = f" The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
+    return "\n".join(
+        [
+            f"At update {event['step']:,}, on {event['documents']:,} held-out documents, over "
+            f"identical text bytes.{interval}",
+            "",
+            "| figure | value |",
+            "|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _training(
+    config: TrainConfig, step: dict[str, Any] | None, command: Sequence[str]
+) -> Iterator[str]:
+    data = config.data_config
+    files = data.train_file if isinstance(data.train_file, list) else [data.train_file]
+    rows = {
+        "training shards": ", ".join(_public(str(file)) for file in files if file) or "none",
+        "held-out shard": _public(data.validation_file or "none"),
+        "updates": f"{config.max_train_steps:,}",
+        "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
+        f"{config.num_warmup_steps:,} updates of warm-up",
+        "precision": config.mixed_precision,
+        "seed": str(config.seed),
+    }
+    if step is not None:
+        rows["loss of the last update"] = f"{step['loss']:.4f} nats per token"
+    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    yield "\n".join(["| what | value |", "|---|---|", *table])
+    if command and Path(command[0]).name == "train.py":
+        given = [one.removeprefix("++") for one in command[1:] if not one.startswith("hydra")]
+        yield _block(shlex.join(["accelerate", "launch", "bsmeta/train.py", *given]), "sh")
+
+
+def _public(path: str) -> str:
+    """The last part of a path on this machine; names on the Hub stay as they are."""
+    return Path(path).name if Path(path).is_absolute() else path
+
+
+def _yaml(values: dict[str, Any]) -> str:
+    return yaml.safe_dump(redact_values(values), sort_keys=False, allow_unicode=True).strip()
+
+
+def _block(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}\n```"
