@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import hf_hub_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -17,6 +18,9 @@ from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.config.schema import TrainConfig
 
 HUB = "hf://"
+RECIPE = "metadata.yaml"
+"""What an exported model brings along of the run's configuration, if it stands alone."""
+
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 
 
@@ -27,7 +31,7 @@ class Location:
     Attributes:
         name: As the user named it.
         model: What `from_pretrained` loads: a folder, or a Hub name.
-        config: `config.yaml` of the run, if there is one.
+        config: `config.yaml` of the run, or the model's own `metadata.yaml`, if there is one.
         run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
         untrained: Whether the model that the run started from is meant.
     """
@@ -41,7 +45,12 @@ class Location:
     @property
     def is_on_hub(self) -> bool:
         """Whether the model is a repository of the Hub rather than a folder."""
-        return self.config is None and not Path(self.model).is_dir()
+        return not Path(self.model).is_dir()
+
+    @property
+    def has_run_config(self) -> bool:
+        """Whether `config` is that of the whole run."""
+        return self.config is not None and self.config.name != RECIPE
 
 
 def locate(checkpoint: str) -> Location:
@@ -51,7 +60,8 @@ def locate(checkpoint: str) -> Location:
         DataError: There is none.
     """
     if checkpoint.startswith(HUB):
-        return Location(checkpoint, checkpoint.removeprefix(HUB), None, None)
+        name = checkpoint.removeprefix(HUB)
+        return Location(checkpoint, name, _recipe_on_hub(name), None)
     folder = Path(checkpoint)
     if not folder.is_dir():
         raise DataError(
@@ -65,8 +75,8 @@ def locate(checkpoint: str) -> Location:
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
-    near = [model, *model.resolve().parents[:2]]
-    config = next((one / "config.yaml" for one in near if (one / "config.yaml").is_file()), None)
+    near = [one / "config.yaml" for one in (model, *model.resolve().parents[:2])]
+    config = next((one for one in (*near, model / RECIPE) if one.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((one for one in above if (one / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
@@ -75,6 +85,17 @@ def locate(checkpoint: str) -> Location:
 def untrained(location: Location) -> Location:
     """The model that the run of this checkpoint started from."""
     return replace(location, name=f"untrained ({location.name})", untrained=True)
+
+
+def _recipe_on_hub(name: str) -> Path | None:
+    """The `metadata.yaml` of a repository; None without one, or if it is out of reach.
+
+    What is wrong with the repository itself is said when its model is loaded.
+    """
+    try:
+        return Path(hf_hub_download(name, RECIPE))
+    except (OSError, ValueError):
+        return None
 
 
 def _model_folder(folder: Path) -> Path | None:
@@ -149,7 +170,7 @@ def _first_model(
     location: Location, train: TrainConfig, vocabulary: int, dtype: torch.dtype
 ) -> nn.Module:
     """The weights that a run starts from: random ones, or those of the model that it names."""
-    if location.config is None or train.model_config_file is not None:
+    if not location.has_run_config or train.model_config_file is not None:
         shape = AutoConfig.from_pretrained(location.model)
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)

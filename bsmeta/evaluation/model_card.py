@@ -18,6 +18,7 @@ import yaml
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.secrets import redact, redact_values
+from bsmeta.evaluation.checkpoints import RECIPE
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 
@@ -70,6 +71,14 @@ def model_card(config: TrainConfig, metrics: Path, command: Sequence[str]) -> st
         *_training(config, events.get("step"), command),
     ]
     return redact("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def write_card(config: TrainConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
+    """Writes the card and, in `metadata.yaml`, the part of the configuration that it is about."""
+    (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
+    recipe = {"data_config": {"metadata_config": asdict(config.data_config.metadata_config)}}
+    text = yaml.safe_dump(redact_values(recipe), sort_keys=False, allow_unicode=True)
+    (folder / RECIPE).write_text(text, encoding="utf-8")
 
 
 def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
@@ -164,13 +173,12 @@ def _recipe(config: MetadataConfig) -> Iterator[str]:
     given = {key: GLOBAL_VALUES[key] for key in config.metadata_list if key in GLOBAL_VALUES}
     if given and config.metadata_position != "append":
         key, value = next(iter(given.items()))
-        asked = shlex.quote(f"metadata={{{key}: '{value}'}}")
+        asked = shlex.quote(f'metadata={{{key}: "{value}"}}')
         yield _block(
-            "python bsmeta/generate.py checkpoint=THIS_FOLDER training_config=config.yaml "
-            f"{asked} 'prompt=\"{TEXT[:12]}\"'",
+            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {asked} 'prompt=\"{TEXT[:12]}\"'",
             "sh",
         )
-    yield f"All settings of the metadata:\n\n{_block(_yaml(asdict(config)), 'yaml')}"
+    yield f"`{RECIPE}` has all settings of the metadata; `bsmeta` reads them from there."
 
 
 def _without_loss(config: MetadataConfig) -> str:
@@ -235,10 +243,6 @@ def _training(
 def _public(path: str) -> str:
     """The last part of a path on this machine; names on the Hub stay as they are."""
     return Path(path).name if Path(path).is_absolute() else path
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return yaml.safe_dump(redact_values(values), sort_keys=False, allow_unicode=True).strip()
 
 
 def _block(text: str, language: str = "text") -> str:

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.stream import TrainStream
-from bsmeta.evaluation.model_card import model_card
+from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.rendering import Renderer
@@ -121,8 +121,7 @@ class CausalLanguageModel:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
-        card = model_card(self._config, metrics, sys.argv)
-        (folder / "README.md").write_text(card, encoding="utf-8")
+        write_card(self._config, metrics, sys.argv, folder)
 
     def _tokenizer_name(self) -> str:
         return self._config.tokenizer_name or self._config.model_name

@@ -71,7 +71,10 @@ def test_the_card_says_all(config: TrainConfig, metrics: Path) -> None:
     assert "accelerate launch bsmeta/train.py --config-name demo 'data_config.a=1 2'\n" in card
     assert "| held-out shard | c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz |" in card
     assert "| loss of the last update | 4.2500 nats per token |" in card
-    assert "\nurl_granularity: full\n" in card
+    assert (
+        "python bsmeta/generate.py checkpoint=THIS_FOLDER "
+        """'metadata={title: "The first program"}' 'prompt="Ada Lovelace"'\n"""
+    ) in card
     assert str(Path.cwd()) not in card  # nothing of this machine
 
 
@@ -114,7 +117,7 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
         (
             {"metadata_list": ["length", "paragraph", "entity_paragraph", "basic_start_local"]},
             "Text Length: 29 | paragraph | entity_paragraph | basic_start_local ||| "
-            "[paragraph: 1] |Ada Lovelace|note: Ada Lovelace wrote a program.[/paragraph: 1]",
+            "note:  |Ada Lovelace|[paragraph: 1]Ada Lovelace wrote a program.[/paragraph: 1]",
         ),
     ],
 )

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
+from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
@@ -120,6 +121,10 @@ def test_the_export_loads_with_transformers_and_says_the_same(
         assert torch.equal(again(ids).logits, model(ids).logits)
     assert tokenizer.eos_token == "<|endoftext|>"
     assert "Title: The first program ||| Ada" in (tmp_path / "README.md").read_text()
+    found = locate(str(tmp_path))  # a model that was copied out of its run knows its metadata
+    assert found.config == tmp_path / "metadata.yaml"
+    metadata = run_config(found, None, {}).data_config.metadata_config
+    assert metadata == task._config.data_config.metadata_config
 
 
 def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
