@@ -97,12 +97,13 @@ def events(out_dir: Path) -> list[dict[str, Any]]:
 def disturb(
     process: subprocess.Popen[bytes], out_dir: Path, aim: int, rng: random.Random
 ) -> str | None:
-    """Lets the run reach step `aim` and a random moment after it, then signals it."""
-    while logged(out_dir) < aim:
+    """Signals the run a random moment after step `aim`, or (one in five) while it starts."""
+    early = time.monotonic() + rng.uniform(1, 8) if rng.random() < 0.2 else float("inf")
+    while logged(out_dir) < aim and time.monotonic() < early:
         if process.poll() is not None:
             return None
-        time.sleep(0.02)
-    time.sleep(rng.uniform(0, 1.0))
+        time.sleep(0.005)
+    time.sleep(rng.uniform(0, 0.1))
     if process.poll() is not None:
         return None
     below = workers(process.pid)
@@ -127,14 +128,14 @@ def gone(pids: list[int]) -> bool:
 
 
 def soak(out_dir: Path, steps: int, kills: int, launch: str, rng: random.Random) -> Counter[str]:
-    """Runs to the end through `kills` signals at moments spread over the run."""
+    """Runs to the end through `kills` signals, spread over what is left of the run each time."""
     hits: Counter[str] = Counter()
-    aims = sorted(rng.sample(range(2, steps - 2), kills))
     while True:
         process = start(job(out_dir, steps, launch), out_dir.with_suffix(".log"))
-        done = sum(hits.values())
-        aim = aims[done] if done < kills else steps + 1
-        hit = disturb(process, out_dir, aim, rng) if done < kills else None
+        left = kills - sum(hits.values())
+        reached = logged(out_dir)
+        aim = reached + rng.randint(1, max(1, 2 * (steps - reached) // (left + 1) - 1))
+        hit = disturb(process, out_dir, aim, rng) if left > 0 else None
         pids = workers(process.pid)
         code = process.wait()
         while not gone(pids):

@@ -21,10 +21,10 @@ settings.register_profile("bsmeta", deadline=None)
 settings.load_profile("bsmeta")
 
 
-def command(script: Path, *arguments: str, processes: int) -> list[str]:
+def command(script: Path, *arguments: str, processes: int, launcher: bool = False) -> list[str]:
     """The command line that starts `script`, with torchrun where there are several processes."""
     start = [sys.executable]
-    if processes > 1:
+    if processes > 1 or launcher:
         start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     return [*start, str(script), *arguments]
 

@@ -203,7 +203,6 @@ class Trainer:
         Raises:
             TrainingError: If loss or gradient are not finite, and may not be passed over.
         """
-        self.watchdog.enter(f"step {self.progress.step + 1}: forward and backward pass")
         began = time.perf_counter()
         rate = learning_rate(self.config, self.progress.step + 1)
         set_learning_rate(self.optimizer.param_groups, rate)
@@ -248,8 +247,10 @@ class Trainer:
                     key: value.to(self.processes.device, non_blocking=True)
                     for key, value in batch.tensors.items()
                 }
+                self.watchdog.enter(f"step {self.progress.step + 1}: forward pass")
                 with self.accelerator.autocast():
                     loss = self.task.loss(self.model, tensors)
+                self.watchdog.enter(f"step {self.progress.step + 1}: backward pass")
                 self.accelerator.backward(loss.sum * scale)
             sums.add(loss)
         return sums

@@ -38,11 +38,11 @@ _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last told of itself: a counter, its phase, and the seconds it has been in it."""
+    """What a rank last told of itself: a counter, its phase, and when (Unix time) that began."""
 
     count: int
     phase: str
-    seconds: float
+    began: float
 
 
 class Watchdog:
@@ -62,7 +62,7 @@ class Watchdog:
         self._out_dir = out_dir
         self._timeout = timeout_s
         self.step = 0
-        self._phase = ("starting", time.monotonic())
+        self._phase = ("starting", time.monotonic(), time.time())
         self._count = 0
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, one at a time
@@ -85,32 +85,33 @@ class Watchdog:
 
     def enter(self, phase: str) -> None:
         """Tells what the loop does from now on; the clock starts anew."""
-        self._phase = (phase, time.monotonic())
+        self._phase = (phase, time.monotonic(), time.time())
 
     # --- the thread -------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._stopped.wait(_INTERVAL_S):
-            try:
-                self._beat()
-            except (RuntimeError, ValueError):  # the store went with the rank that held it
-                logger.debug("the store of the process group cannot be reached", exc_info=True)
-            phase, since = self._phase
+            self._beat()
+            phase, since, _ = self._phase
             if time.monotonic() - since > self._timeout:
                 self._give_up(phase)
 
     def _beat(self) -> None:
         if self._store is not None:
             self._count += 1
-            phase, since = self._phase
-            beat = {"count": self._count, "phase": phase, "seconds": time.monotonic() - since}
-            self._store.set(_key("beat", self._processes.rank), json.dumps(beat))
+            phase, _, began = self._phase
+            beat = json.dumps({"count": self._count, "phase": phase, "began": began})
+            try:
+                self._store.set(_key("beat", self._processes.rank), beat)
+            except RuntimeError:  # the store went with the rank that held it
+                logger.debug("the store of the process group cannot be reached", exc_info=True)
 
     def _give_up(self, phase: str) -> None:
         with self._ending:
             if self._stopped.is_set():
                 return  # the main thread came back meanwhile, with an error of its own
-            self._end(phase, self.blame())
+            told = self._reported()
+            self._end(phase, self.blame() if told is None else str(told))
 
     def _end(self, phase: str, blamed: str) -> None:
         text = f"no progress for {self._timeout:.0f} s in: {phase}. {blamed}"
@@ -124,6 +125,7 @@ class Watchdog:
             file.write(text + "\n")
             file.flush()
             faulthandler.dump_traceback(file=file, all_threads=True)
+        self._report(TrainingError(text))
         if self.speaks():
             write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
         sys.stderr.flush()
@@ -136,7 +138,9 @@ class Watchdog:
         if self._store is None:
             return ""
         before = self._beats()
-        time.sleep(_SILENT_INTERVALS * _INTERVAL_S)
+        for _ in range(_SILENT_INTERVALS):
+            time.sleep(_INTERVAL_S)
+            self._beat()  # or the others would take this rank, which is asking, for dead
         return self._compare(before)
 
     def _compare(self, before: dict[int, Beat]) -> str:
@@ -151,7 +155,7 @@ class Watchdog:
                 for rank in sorted(self._silent)
             )
             return f"No sign of life from {told}: it was killed, stopped, or has ended"
-        behind = max(after, key=lambda rank: after[rank].seconds)
+        behind = min(after, key=lambda rank: after[rank].began)
         doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
         return f"Longest without progress: rank {behind}. What the ranks do: {doing}"
 
@@ -199,6 +203,8 @@ class Watchdog:
         return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
 
     def _report(self, error: Exception) -> None:
+        if self._store is None:
+            return
         report = {"user": isinstance(error, UserError), "message": str(error)}
         try:
             self._store.set(_key("failure", self._processes.rank), json.dumps(report))
@@ -206,6 +212,8 @@ class Watchdog:
             logger.debug("the other ranks could not be told", exc_info=True)
 
     def _reported(self) -> Exception | None:
+        if self._store is None:
+            return None
         try:
             for rank in range(self._processes.size):
                 if self._store.check([_key("failure", rank)]):

@@ -54,7 +54,7 @@ class Run:
         environment = {"OMP_NUM_THREADS": "1", "TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
         arguments = (*options, *COMMON, *own_folder, *arguments)
         self.process = subprocess.Popen(
-            [*wrapper, *command(script, *arguments, processes=processes)],
+            [*wrapper, *command(script, *arguments, processes=processes, launcher=bool(stage))],
             env={**os.environ, **environment, "FAULT": fault, **env},
             cwd=REPOSITORY,
             stdout=subprocess.DEVNULL,

@@ -88,6 +88,7 @@ class FaultyLoader(IterableDataset):
     def __init__(self, stream: toy_task.ToyStream) -> None:
         self._stream = stream
         self.fingerprint = stream.fingerprint
+        self.phase = stream.phase
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is None:
