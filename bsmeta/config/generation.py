@@ -31,7 +31,11 @@ class GenerateConfig:
         "values of global types, such as {url: 'https://docs.python.org/', title: Sets}; a local "
         "type can be announced: {html: true}",
     )
-    prompt: str = key("", "text to continue; in mode=attribute: the text, instead of a file's")
+    prompt: str = key(
+        "",
+        "text to continue (training takes no loss on a first word: without a prompt it is a "
+        "guess); in mode=attribute: the text, instead of a file's",
+    )
     null_metadata: dict[str, Any] = key({}, "metadata of the context that guidance leads away from")
     guidance: float = key(
         1.0, "g in `null + g (metadata - null)` of log-probabilities: 1 plain, above 1 stronger"

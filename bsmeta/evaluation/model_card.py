@@ -184,8 +184,8 @@ def _recipe(config: MetadataConfig) -> Iterator[str]:
 def _without_loss(config: MetadataConfig) -> str:
     if not config.loss_on_metadata:
         tags = "" if config.treat_local_metadata_as_regular_text else " and the tags in the text"
-        return f"the prefix{tags}, nor on the first token of a sequence"
-    return "the first token of a sequence"
+        return f"the prefix{tags}, nor on the first token of the text"
+    return "the first token of the text"
 
 
 def _alone(key: str, config: MetadataConfig) -> str:

@@ -173,6 +173,8 @@ class _Batch:
         def column(values: list[float]) -> torch.Tensor:
             return torch.tensor(values, dtype=torch.float64, device=device)[:, None]
 
+        guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
+        self._is_guided = torch.tensor(guided, device=device)[:, None]
         self._guidance = column([draw.guidance for draw in draws])
         self._temperature = column([draw.temperature for draw in draws])
         self._top_p = column([draw.top_p for draw in draws])
@@ -186,11 +188,6 @@ class _Batch:
         numbers = [torch.rand(1, generator=one, dtype=torch.float64) for one in self._generators]
         drawn = torch.cat(numbers)[:, None].to(self._device)
         return pick(guided, self._temperature, self._top_p, drawn)
-
-    @property
-    def _is_guided(self) -> torch.Tensor:
-        guided = [main != null for main, null in zip(self._main, self._null, strict=True)]
-        return torch.tensor(guided, device=self._device)[:, None]
 
     def for_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         """The new token of each row (int64 [rows, 1])."""
@@ -213,6 +210,8 @@ def pick(
         int64 [n].
     """
     is_greedy = temperature == 0
+    if is_greedy.all():
+        return scores.argmax(dim=-1)
     scaled = scores / torch.where(is_greedy, 1.0, temperature)
     probabilities, order = scaled.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     before = probabilities.cumsum(dim=-1) - probabilities

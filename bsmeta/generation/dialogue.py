@@ -94,7 +94,7 @@ def lines_of_input(types: Iterable[str]) -> Iterator[str]:
     while True:
         try:
             yield input("> ")
-        except EOFError:
+        except (EOFError, KeyboardInterrupt):
             return
 
 
