@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import pytest
 from bsmeta.training.hub import push
 from tests.training.hub_server import HubServer
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "hf_" + "x1" * 16
 FILES = {"config.json": b"{}", "README.md": b"# A model\n", "model.safetensors": b"\x00\x01\xff"}
 
@@ -87,3 +88,21 @@ def test_a_server_that_is_not_there_is_only_a_warning(
     assert not last_event(run_folder)["pushed"]
     assert not push(run_folder / "nowhere", "no such name!", 7, timeout_s=60)
     assert "metrics.jsonl could not be written" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("server", "pushed"), [("good", True), (401, False)], indirect=["server"])
+def test_a_run_is_done_whatever_the_server_does(
+    server: HubServer, pushed: bool, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    launch(
+        REPOSITORY / "bsmeta" / "train.py",
+        *("--config-name", "demo", f"out_dir={tmp_path / 'run'}", "push_to_hub=owner/name"),
+        *("max_train_steps=2", "num_warmup_steps=1", "eval_steps=0", "trackers=[]"),
+    )
+    assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
+    event = last_event(tmp_path / "run")
+    assert (event["event"], event["step"], event["pushed"]) == ("push", 2, pushed)
+    model = tmp_path / "run" / "model"
+    uploaded = {path.name for path in model.iterdir()} if pushed else set()
+    assert set(server.files) - {".gitattributes"} == uploaded
