@@ -13,9 +13,23 @@ from bsmeta.config.metadata import MetadataConfig
 class DataConfig:
     """Where documents come from, and how they become batches."""
 
-    train_file: Any = key(None, "training shards: a path, a glob, or a list of them")
+    train_file: Any = key(
+        None,
+        "training shards: a path, a glob, or a list of them; also on the Hub: "
+        "hf://datasets/OWNER/NAME[@REVISION]/GLOB",
+    )
     validation_file: str | None = key(
-        None, "the held-out shard; a training shard of this name is always left out"
+        None,
+        "the held-out shard (a path, or one file on the Hub); a training shard of this name is "
+        "always left out",
+    )
+    dataset_name: str | None = key(
+        None,
+        "data set on the Hub (OWNER/NAME) in which train_file and validation_file lie (other than "
+        "absolute paths); without train_file, all its *.jsonl.gz",
+    )
+    dataset_revision: str | None = key(
+        None, "branch, tag or commit of what is read from the Hub; null: main"
     )
     exclude: list[str] = key([], "further shards that are never trained on (file names or globs)")
     metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
@@ -31,8 +45,8 @@ class DataConfig:
     )
     tokenizer_backend: str = key(
         "auto",
-        "what runs the tokenizer in training: hf | tiktoken | gigatoken | auto (the fastest that is "
-        "installed and gives the same ids)",
+        "what runs the tokenizer in training: hf | tiktoken | gigatoken | auto (the fastest that "
+        "is installed and gives the same ids)",
     )
     num_streams: int = key(
         8, "logical streams that the data is cut into; world size x workers must divide it"
@@ -47,8 +61,16 @@ class DataConfig:
     )
     cache_dir: str | None = key(
         None,
-        "folder for access points of shards and hashes of held-out documents; null: bsmeta in the "
-        "user's cache folder",
+        "folder for access points of shards, hashes of held-out documents and what is read from "
+        "the Hub; null: bsmeta in the user's cache folder",
+    )
+    hub_cache_gb: float = key(
+        20.0,
+        "most GB of shards from the Hub that are kept in cache_dir, by all processes together; "
+        "0: none",
+    )
+    hub_retries: int = key(
+        10, "failures of the Hub in a row (5xx, 429, timeouts, cut connections) that are outlasted"
     )
 
     on_test_overlap: str = key(

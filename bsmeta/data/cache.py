@@ -1,8 +1,8 @@
 """Where facts about a file are kept that take a pass over it to find.
 
 They are arrays, in a file of their own that is named by the size, the time and the first bytes of
-the file that they are about, and so is never of another content. One process at a time makes it,
-all of it or nothing.
+the file that they are about (on the Hub: by its size and hash), and so is never of another content.
+One process at a time makes it, all of it or nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 import xxhash
 from filelock import FileLock
 
+from bsmeta.data.hub_paths import HubPath
+
 log = logging.getLogger(__name__)
 
 HEAD = 1 << 16
@@ -31,11 +33,14 @@ class Cache:
 
     Args:
         folder: The folder; None is `bsmeta` in the user's cache folder.
+
+    Attributes:
+        folder: The folder.
     """
 
     def __init__(self, folder: str | None = None) -> None:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        self._folder = Path(folder) if folder else Path(caches) / "bsmeta"
+        self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
     def load(self, path: str, kind: str) -> Arrays | None:
         """The facts of a kind about a file as it is now; None if they are not there."""
@@ -57,18 +62,21 @@ class Cache:
             OSError: If the folder cannot be written, or `facts` cannot read the file.
         """
         kept = self._file(path, kind)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{kept}.lock"):
             if kept.exists():
                 return
             found = facts()
-            with tempfile.NamedTemporaryFile(dir=self._folder, delete=False) as file:
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
                 np.savez(file, **found)  # type: ignore[arg-type]
             os.replace(file.name, kept)
 
     def _file(self, path: str, kind: str) -> Path:
-        status = os.stat(path)
-        with open(path, "rb") as file:
-            key = xxhash.xxh3_64(file.read(HEAD))
-        key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        return self._folder / f"{os.path.basename(path)}-{key.hexdigest()}.{kind}.npz"
+        if isinstance(path, HubPath):  # its hash is known without reading it
+            key = xxhash.xxh3_64(f"{VERSION} {path.size} {path.etag}".encode())
+        else:
+            status = os.stat(path)
+            with open(path, "rb") as file:
+                key = xxhash.xxh3_64(file.read(HEAD))
+            key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
+        return self.folder / f"{os.path.basename(path)}-{key.hexdigest()}.{kind}.npz"

@@ -9,6 +9,7 @@ beside its work, for the resumed run that will need them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import logging
 import os
@@ -22,9 +23,12 @@ from typing import BinaryIO
 
 import numpy as np
 
+from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
 from bsmeta.data.cache import Arrays, Cache
+from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.inflate import BLOCK, AccessPoint
+from bsmeta.data.remote import open_file, size_of
 from bsmeta.data.shards import expand
 
 log = logging.getLogger(__name__)
@@ -95,12 +99,13 @@ class IndexCache:
 
         Raises:
             OSError: If the shard is damaged, or the index cannot be written.
+            DataError: If the shard is on the Hub and cannot be reached.
         """
         self._cache.make(path, KIND, lambda: build_index(path).arrays())
 
     def request(self, path: str) -> None:
         """Has the index of a shard built beside other work, if it is worth one."""
-        if os.path.getsize(path) < SMALLEST:
+        if size_of(path) < SMALLEST:
             return
         self._wanted.put(path)
         if self._builder != os.getpid():
@@ -112,7 +117,7 @@ class IndexCache:
             path = self._wanted.get()
             try:
                 self.build(path)
-            except OSError as error:
+            except (UserError, OSError) as error:
                 log.warning("no access points for %s: %s", path, error)
 
 
@@ -126,9 +131,9 @@ def build_index(path: str) -> ShardIndex:
         return gzip_index(path)
     if path.endswith(".zst"):  # has no places to enter: it is read from its beginning
         return ShardIndex(np.zeros((0, 4), np.int64), [])
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         ends = line_ends(file)
-    raw = np.arange(0, os.path.getsize(path), SPACING)
+    raw = np.arange(0, size_of(path), SPACING)
     numbers = np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
     return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
 
@@ -142,7 +147,9 @@ def gzip_index(path: str) -> ShardIndex:
     from indexed_gzip import IndexedGzipFile
 
     exported = io.BytesIO()
-    with IndexedGzipFile(path, spacing=SPACING) as file:
+    # A local file is read without Python in between.
+    opened = open_file(path) if isinstance(path, HubPath) else contextlib.nullcontext(path)
+    with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
         ends = line_ends(file)
         file.export_index(fileobj=exported)
     data = exported.getvalue()
@@ -175,12 +182,13 @@ def line_ends(file: BinaryIO) -> np.ndarray:
 def main() -> None:
     """Builds the indexes of the shards that the command line names."""
     parser = argparse.ArgumentParser(description="Build the access points of shards.")
-    parser.add_argument("shards", nargs="+", help="files, folders or globs")
+    parser.add_argument("shards", nargs="+", help="files, folders or globs, also hf://")
     parser.add_argument("--cache", help="cache folder (data_config.cache_dir)")
     arguments = parser.parse_args()
-    indexes = IndexCache(Cache(arguments.cache))
+    config = DataConfig(cache_dir=arguments.cache)
+    indexes = IndexCache(Cache(config.cache_dir))
     try:
-        for path in sorted({path for entry in arguments.shards for path in expand(entry)}):
+        for path in sorted({path for entry in arguments.shards for path in expand(entry, config)}):
             indexes.build(path)
             print(path)
     except (UserError, OSError) as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bsmeta.data.index import IndexCache
 from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
+from bsmeta.data.remote import open_file
 
 
 class LineReader:
@@ -34,7 +35,7 @@ class LineReader:
         self.line = point.line if point else 0
         self.ended = False
         self.damage = ""
-        self._file = open(self.path, "rb")  # noqa: SIM115 (closed by `close`)
+        self._file = open_file(self.path)  # closed by `close`
         self._blocks = content(self.path, self._file, point)
         self._lines: list[bytes] = []  # complete lines that were read, the next one last
         self._rest: list[bytes] = []  # the parts of a line whose end was not read yet

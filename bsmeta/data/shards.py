@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -15,6 +16,9 @@ from pathlib import Path
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.hub import hub_files, hub_settings
+from bsmeta.data.hub_paths import EVERYWHERE, SCHEME, HubPath, HubPattern, in_dataset
+from bsmeta.data.remote import size_of
 
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
 
@@ -26,8 +30,8 @@ class Shard:
     Attributes:
         name: What documents and seeds call it: the file name (with the folders in which the shards
             differ, where several have one file name). It does not depend on where the data lies.
-        path: Where it is read.
-        size: Bytes on disk.
+        path: Where it is read; a `HubPath` for one on the Hub.
+        size: Bytes of the file.
     """
 
     name: str
@@ -42,14 +46,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
         ConfigurationError: If `train_file` is not set, or two shards would have one name.
         DataError: If a path is missing, a pattern matches nothing, or no shard is left.
     """
-    entries = config.train_file
-    if not entries:
-        raise ConfigurationError(
-            "data_config.train_file is not set; expected a path, a glob, or a list of them"
-        )
-    entries = [entries] if isinstance(entries, (str, os.PathLike)) else list(entries)
-    found = sorted(os.path.abspath(path) for entry in entries for path in expand(str(entry)))
-    found = list({os.path.realpath(path): path for path in found}.values())  # each file once
+    found = sorted(path for entry in entries_of(config) for path in expand(entry, config))
+    found = list({real_path(path): path for path in found}.values())  # each file once
     kept = [path for path in found if not is_excluded(path, config)]
     if not kept:
         raise DataError(
@@ -58,14 +56,50 @@ def list_shards(config: DataConfig) -> list[Shard]:
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
     names = shard_names(kept)
+    if len(set(names)) < len(names):
+        raise ConfigurationError(
+            f"data_config.train_file={config.train_file}: several files would be called "
+            f"{Counter(names).most_common(1)[0][0]}; read one revision of a data set"
+        )
     return sorted(
-        (Shard(name, path, os.path.getsize(path)) for name, path in zip(names, kept, strict=True)),
+        (Shard(name, path, size_of(path)) for name, path in zip(names, kept, strict=True)),
         key=lambda shard: shard.name,
     )
 
 
-def expand(entry: str) -> list[str]:
-    """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`)."""
+def entries_of(config: DataConfig) -> list[str]:
+    """What `train_file` and `dataset_name` name: paths and globs, also `hf://`.
+
+    Raises:
+        ConfigurationError: If neither is set.
+    """
+    entries = config.train_file
+    if not entries:
+        if config.dataset_name:
+            return [in_dataset(EVERYWHERE, config)]
+        raise ConfigurationError(
+            "data_config.train_file is not set; expected a path, a glob, or a list of them "
+            "(or data_config.dataset_name, a data set on the Hub)"
+        )
+    entries = [entries] if isinstance(entries, (str, os.PathLike)) else list(entries)
+    return [in_dataset(str(entry), config) for entry in entries]
+
+
+def expand(entry: str, config: DataConfig) -> list[str]:
+    """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`).
+
+    Raises:
+        ConfigurationError: If it begins with `hf://` and is of no known form.
+        DataError: If there is none, or the Hub refuses or cannot be reached.
+    """
+    if entry.startswith(SCHEME):
+        pattern = HubPattern.parse(entry, config.dataset_revision, "data_config.train_file")
+        return [*hub_files(pattern, SUFFIXES, hub_settings(config))]
+    return [os.path.abspath(path) for path in expand_local(entry)]
+
+
+def expand_local(entry: str) -> list[str]:
+    """The files on the local disk that an entry names."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
         files = [path for path in paths if path.endswith(SUFFIXES)]
@@ -81,12 +115,37 @@ def expand(entry: str) -> list[str]:
     return files
 
 
+def validation_path(config: DataConfig) -> str | None:
+    """Where the validation file is read; None without one.
+
+    A local one may be missing: it then is left out of training by its name only.
+
+    Raises:
+        ConfigurationError: If it begins with `hf://` and is of no known form.
+        DataError: If it is on the Hub and not one file there, or the Hub refuses or cannot be
+            reached.
+    """
+    if not config.validation_file:
+        return None
+    entry = in_dataset(config.validation_file, config)
+    if not entry.startswith(SCHEME):
+        return entry
+    pattern = HubPattern.parse(entry, config.dataset_revision, "data_config.validation_file")
+    found = hub_files(pattern, SUFFIXES, hub_settings(config))
+    if len(found) > 1:
+        raise DataError(
+            f"data_config.validation_file={config.validation_file}: expected one file, found "
+            f"{len(found)}: {found[0]}, {found[1]}, ..."
+        )
+    return found[0]
+
+
 def is_excluded(path: str, config: DataConfig) -> bool:
     """Whether a file is the validation file (by its name, or a link to it) or excluded."""
     name, held_out = os.path.basename(path), config.validation_file
-    if held_out and name == os.path.basename(held_out):
+    if held_out and fnmatch(name, os.path.basename(held_out)):
         return True
-    if held_out and os.path.exists(held_out) and os.path.samefile(path, held_out):
+    if held_out and all(map(os.path.exists, (path, held_out))) and os.path.samefile(path, held_out):
         return True
     return any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in config.exclude)
 
@@ -96,10 +155,18 @@ def shard_names(paths: Sequence[str]) -> list[str]:
     names = [os.path.basename(path) for path in paths]
     if len(set(names)) == len(names):
         return names
-    common = os.path.commonpath([os.path.dirname(path) for path in paths])
-    return [Path(path).relative_to(common).as_posix() for path in paths]
+    places = [f"/{path.repo}/{path.file}" if isinstance(path, HubPath) else path for path in paths]
+    common = os.path.commonpath([os.path.dirname(place) for place in places])
+    return [Path(place).relative_to(common).as_posix() for place in places]
 
 
-def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, int]:
-    """What a resumed run must find again: the size of each shard by name."""
-    return {shard.name: shard.size for shard in shards}
+def real_path(path: str) -> str:
+    """What tells files apart, whatever leads to them."""
+    return path if isinstance(path, HubPath) else os.path.realpath(path)
+
+
+def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, int | str]:
+    """What a resumed run must find again: the size of each shard, the commit of each data set."""
+    of_hub = [shard.path for shard in shards if isinstance(shard.path, HubPath)]
+    commits = {path.dataset: path.commit for path in of_hub}
+    return {**commits, **{shard.name: shard.size for shard in shards}}

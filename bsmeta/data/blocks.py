@@ -1,0 +1,128 @@
+"""Blocks of remote files on the local disk: bounded, and shared by all processes of a machine.
+
+Each block is a file of its own: its content, and a checksum behind it. It is there whole or not at
+all; one process downloads it while the others that want it wait. What was not read for the longest
+time goes first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import xxhash
+from filelock import FileLock, Timeout
+
+log = logging.getLogger(__name__)
+
+LOCKS = 256
+CHECKSUM = 8  # bytes
+KEPT = 0.9  # part of the limit that is left when blocks are removed
+SHARE = 0.02  # of the limit may be written by a process before it looks at the sum again
+
+
+class BlockCache:
+    """A folder of blocks.
+
+    Args:
+        folder: The folder.
+        limit: Most bytes in it; 0 keeps nothing.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self._folder = Path(folder)
+        self._limit = limit
+        self._unseen = limit  # bytes written since the sum was last looked at; unknown at first
+
+    def get(
+        self, key: str, size: int, make: Callable[[], bytes], cancelled: threading.Event
+    ) -> bytes:
+        """A block, from the disk or made anew.
+
+        A folder that cannot be written, and a block that is damaged, only cost time.
+
+        Args:
+            key: What identifies its content.
+            size: Its bytes.
+            make: Makes it; its errors are passed on.
+            cancelled: Ends the waiting for another process; the block is then made here.
+        """
+        if not self._limit:
+            return make()
+        name = xxhash.xxh3_128_hexdigest(key.encode())
+        path = self._folder / "blocks" / name[:2] / name
+        if (block := kept(path, size)) is not None:
+            return block
+        try:
+            lock = self._lock(name)
+            lock.acquire(cancel_check=cancelled.is_set)
+        except (OSError, Timeout) as error:
+            if not cancelled.is_set():
+                log.warning("blocks of remote files are not kept: %s", error)
+            return make()
+        try:
+            if (block := kept(path, size)) is None:
+                block = make()
+                self._keep(path, block)
+        finally:
+            lock.release()
+        return block
+
+    def _lock(self, name: str) -> FileLock:
+        folder = self._folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{int(name, 16) % LOCKS}.lock")
+
+    def _keep(self, path: Path, block: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                file.write(block + xxhash.xxh3_64_digest(block))
+            os.replace(file.name, path)
+        except OSError as error:
+            log.warning("a block of a remote file is not kept: %s", error)
+        self._unseen += len(block) + CHECKSUM
+        if self._unseen >= self._limit * SHARE:
+            self._unseen = 0
+            evict(self._folder / "blocks", self._limit)
+
+
+def kept(path: Path, size: int) -> bytes | None:
+    """A block that is on the disk; None if it is not, or is damaged."""
+    try:
+        data = path.read_bytes()
+        os.utime(path)  # read just now: it goes last
+    except OSError:
+        return None
+    block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+    if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
+        log.warning("%s is damaged and is downloaded again", path)
+        path.unlink(missing_ok=True)
+        return None
+    return block
+
+
+def evict(folder: Path, limit: int) -> None:
+    """Removes what was not read for the longest time, if there is more than `limit` bytes.
+
+    Other processes may do the same at once: what is gone already is passed over.
+    """
+    files, total = [], 0
+    for entry in folder.glob("*/*"):
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            continue
+        files.append((status.st_mtime_ns, status.st_size, entry))
+        total += status.st_size
+    if total <= limit:
+        return
+    for _, size, entry in sorted(files):
+        if total <= limit * KEPT:
+            return
+        entry.unlink(missing_ok=True)
+        total -= size
