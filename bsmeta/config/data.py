@@ -40,6 +40,10 @@ class DataConfig:
     per_device_eval_batch_size: int = key(
         8, "sequences of max_seq_len in an evaluation batch of one process"
     )
+    reader: str = key(
+        "native",
+        "native; or tf: read lines with TensorFlow's tf.data, from any file system that it knows",
+    )
     packing: str = key(
         "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
     )

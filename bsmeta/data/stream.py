@@ -8,42 +8,32 @@ world size and number of loader processes, they continue the very same sequence 
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.bad_documents import POLICIES
-from bsmeta.data.cache import Cache
 from bsmeta.data.counts import count_names
 from bsmeta.data.held_out import POLICIES as OVERLAP_POLICIES
-from bsmeta.data.held_out import HeldOutDocuments
-from bsmeta.data.index import IndexCache
-from bsmeta.data.lines import first_lines, has_line
+from bsmeta.data.live import LiveStreams
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
-from bsmeta.data.plan import Phases, Position, division, sequences_done, shares_of, unevenness
-from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
-from bsmeta.data.streams import LogicalStream
-from bsmeta.data.windows import WindowMaker
+from bsmeta.data.plan import Phases, Position, division, sequences_done
+from bsmeta.data.sources import READERS
 
 log = logging.getLogger(__name__)
-
-SAMPLE_LINES = 8
-UNEVEN = 1.5
 
 CHOICES = {
     "packing": tuple(PACKINGS),
     "bad_documents": POLICIES,
     "on_test_overlap": OVERLAP_POLICIES,
     "on_changed_data": ("error", "warn"),
+    "reader": READERS,
 }
 
 
@@ -99,31 +89,13 @@ class TrainStream:
         self._phases = Phases(
             tuple(start * global_batch_size for start in starts), config.num_streams
         )
-        self._shards = list_shards(config)
-        cache = Cache(config.cache_dir)
-        self._indexes = IndexCache(cache)
-        self._check_streams_have_documents()
-        uneven = unevenness(self._shards, config.num_streams)
-        if rank == 0 and uneven > UNEVEN:
-            log.warning(
-                "the largest of data_config.num_streams=%d streams owns %.1f times as much of the "
-                "%d shards as the smallest, whose documents are read so much more often; a number "
-                "of streams that divides the shards would be even",
-                config.num_streams,
-                uneven,
-                len(self._shards),
-            )
+        self._streams = LiveStreams(config, tokenizer, seed, self._phases)
+        if rank == 0:
+            self._streams.warn_of_unevenness()
+        self.fingerprint = self._streams.fingerprint
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
-        self._maker = WindowMaker(
-            config,
-            tokenizer,
-            seed,
-            held_out=held_out(config, cache),
-            sample=sample_lines(self._shards),
-        )
-        self.fingerprint = self._fingerprint(tokenizer)
         self._positions: dict[int, Position] = {}
         if state is not None:
             check_fingerprint(state["fingerprint"], self.fingerprint, config.on_changed_data)
@@ -161,46 +133,7 @@ class TrainStream:
             yield next(opened[stream])
 
     def _open(self, stream: int) -> Iterator[PackedSequence]:
-        shares = shares_of(stream, self._shards, self._config.num_streams)
-        logical = LogicalStream(
-            stream,
-            shares,
-            self._maker,
-            self._config,
-            self._seed,
-            self._indexes,
-            self._phases,
-        )
-        return logical.sequences(self._positions.get(stream, Position()))
-
-    def _check_streams_have_documents(self) -> None:
-        """Where streams share a shard, its last one must have a window of it."""
-        config, shards = self._config, self._shards
-        for stream in range(max(config.num_streams - len(shards), 0), config.num_streams):
-            for share in shares_of(stream, shards, config.num_streams):
-                first = share.first_document(0, config.window_documents)
-                if first and not has_line(share.shard.path, first, self._indexes):
-                    raise ConfigurationError(
-                        f"data_config.num_streams={config.num_streams} is too many for "
-                        f"{len(shards)} shards: {share.stride} streams share {share.shard.name} in "
-                        f"windows of data_config.window_documents={config.window_documents}, but "
-                        f"it has no document {first} with which the last one's first window would "
-                        "begin; lower num_streams or window_documents, or add shards"
-                    )
-
-    def _fingerprint(self, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-        config = self._config
-        return {
-            "seed": self._seed,
-            "num_streams": config.num_streams,
-            "window_documents": config.window_documents,
-            "packing": config.packing,
-            "bad_documents": config.bad_documents,
-            "phase_starts": list(self._phases.starts),
-            "metadata_config": dataclasses.asdict(config.metadata_config),
-            "tokenizer": tokenizer_fingerprint(tokenizer),
-            "shards": shards_fingerprint(self._shards),
-        }
+        return self._streams.sequences(stream, self._positions.get(stream, Position()))
 
 
 def check_values(config: DataConfig) -> None:
@@ -219,37 +152,6 @@ def check_values(config: DataConfig) -> None:
             problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
     if problems:
         raise ConfigurationError("\n".join(problems))
-
-
-def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
-    """What must not be trained on; None without a validation file.
-
-    Raises:
-        DataError: If the validation file cannot be read.
-    """
-    path = config.validation_file
-    if path is None:
-        return None
-    if not os.path.exists(path):
-        log.warning(
-            "data_config.validation_file: %s is not there: it is left out by name only", path
-        )
-        return None
-    try:
-        return HeldOutDocuments.of(path, cache)
-    except OSError as error:
-        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
-
-
-def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
-    """The first lines of a few shards, the same on every rank."""
-    chosen = {shards[index].path for index in (0, len(shards) // 2, -1)}
-    return [line for path in sorted(chosen) for line in first_lines(path, SAMPLE_LINES)]
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash (xxh3, hexadecimal) of a fast tokenizer."""
-    return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:

@@ -13,10 +13,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.bad_documents import REASONS
 from bsmeta.data.counts import HALF_USED, skipped_counts
-from bsmeta.data.index import IndexCache
-from bsmeta.data.lines import LineReader
 from bsmeta.data.packed import PackedSequence, PackedWindow
 from bsmeta.data.plan import Phases, Position, Share, order_of
+from bsmeta.data.sources import Source
 from bsmeta.data.windows import Window, WindowMaker
 
 Sequences = list[tuple[PackedWindow, int]]
@@ -30,9 +29,9 @@ class LogicalStream:
         stream: Number of the stream.
         shares: What it owns.
         maker: Makes windows into sequences.
-        config: `window_documents` and `max_bad_documents` are used.
+        config: `max_bad_documents` is used.
         seed: Seed of the run.
-        indexes: Access points of the shards; wanted for each one that is read.
+        source: Reads the shares.
         phases: When the metadata's schedule goes on to its next phase.
     """
 
@@ -43,7 +42,7 @@ class LogicalStream:
         maker: WindowMaker,
         config: DataConfig,
         seed: int,
-        indexes: IndexCache,
+        source: Source,
         phases: Phases,
     ) -> None:
         self._stream = stream
@@ -51,11 +50,15 @@ class LogicalStream:
         self._maker = maker
         self._config = config
         self._seed = seed
-        self._indexes = indexes
+        self._source = source
         self._phases = phases
 
-    def sequences(self, position: Position) -> Iterator[PackedSequence]:
+    def sequences(self, position: Position, epochs: int | None = None) -> Iterator[PackedSequence]:
         """The sequences from a position on.
+
+        Args:
+            position: Where to begin.
+            epochs: Number of the epoch to stop before; None goes on for ever.
 
         Raises:
             DataError: If a whole epoch gives none, too many documents are bad, or one is bad where
@@ -63,7 +66,7 @@ class LogicalStream:
         """
         keys = self._config.metadata_config.metadata_list
         skipped: Counter[str] = Counter()  # not yet reported by a sequence
-        while True:
+        while epochs is None or position.epoch < epochs:
             begin = position
             for share, number, packed, bad in self._epoch(begin):
                 here = position._replace(share=share, window=number)
@@ -97,17 +100,12 @@ class LogicalStream:
         """
         emitted = begin.emitted - begin.sequence
         order = order_of(self._shares, self._seed, begin.epoch, self._stream)
-        for place in range(begin.share, len(order)):
-            share = order[place]
-            self._indexes.request(share.shard.path)
-            reader = LineReader(share.shard.path, self._indexes)
-            number = begin.window if place == begin.share else 0
-            while not reader.ended:
-                packed, bad = self._made(self._window(share, number, begin.epoch, reader), emitted)
-                yield place, number, packed, bad
-                emitted += len(packed)
-                number += 1
-            reader.close()
+        windows = self._source.windows(begin.epoch, order, begin.share, begin.window)
+        for place, number, window in windows:
+            packed, bad = self._made(window, emitted)
+            del window
+            yield place, number, packed, bad
+            emitted += len(packed)
 
     def _made(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
         """The sequences of a window, and how many documents were left out, by reason.
@@ -135,12 +133,6 @@ class LogicalStream:
             emitted += count
             phase = self._phases.of(self._stream, emitted)
             documents, _ = self._maker.documents(window, phase, leave_out=used)
-
-    def _window(self, share: Share, number: int, epoch: int, reader: LineReader) -> Window:
-        count = self._config.window_documents
-        first = share.first_document(number, count)
-        lines = reader.read(first, count)
-        return Window(epoch, share.shard, first, lines, reader.damage)
 
     def _checked(self, bad: int) -> int:
         most = self._config.max_bad_documents

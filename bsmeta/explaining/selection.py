@@ -23,9 +23,10 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
+from bsmeta.data.live import held_out, sample_lines
 from bsmeta.data.pieces import Piece
 from bsmeta.data.shards import Shard, list_shards
-from bsmeta.data.stream import check_values, held_out, sample_lines
+from bsmeta.data.stream import check_values
 from bsmeta.data.windows import Window, WindowDocument, WindowMaker
 from bsmeta.explaining.request import check_numbers, find, no_such_document, with_types
 from bsmeta.metadata.records import DocumentDecoder

@@ -1,0 +1,186 @@
+"""The logical streams made from the shards while training, and what identifies them.
+
+Between `stream`, which deals sequences out to ranks, and `streams`, which makes those of one
+logical stream. `prepared` stands in the same place with sequences that were made before.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.cache import Cache
+from bsmeta.data.held_out import HeldOutDocuments
+from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.lines import first_lines
+from bsmeta.data.packed import PackedSequence
+from bsmeta.data.plan import Phases, Position, shares_of, unevenness
+from bsmeta.data.shards import Shard, shards_fingerprint, validation_path
+from bsmeta.data.sources import Source, source_of
+from bsmeta.data.streams import LogicalStream
+from bsmeta.data.windows import WindowMaker
+
+log = logging.getLogger(__name__)
+
+SAMPLE_LINES = 8
+UNEVEN = 1.5
+
+
+class LiveStreams:
+    """All logical streams of a run, read from the shards.
+
+    Args:
+        config: Where documents come from, and how they become sequences.
+        tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
+        seed: Seed of the run.
+        phases: When the metadata's schedule goes on to its next phase.
+
+    Attributes:
+        shards: The shards.
+        fingerprint: What decides the sequences.
+
+    Raises:
+        ConfigurationError: If a key has no possible value, or streams are too many.
+        DataError: If shards are missing.
+    """
+
+    def __init__(
+        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Phases
+    ) -> None:
+        self._config = config
+        self._seed = seed
+        self._phases = phases
+        self._source = source_of(config)
+        self.shards = self._source.shards()
+        check_streams_have_documents(self._source, self.shards, config)
+        self._maker = WindowMaker(
+            config,
+            tokenizer,
+            seed,
+            held_out=held_out(config, Cache(config.cache_dir)),
+            sample=[
+                line
+                for shard in some_of(self.shards)
+                for line in self._source.first_lines(shard, SAMPLE_LINES)
+            ],
+        )
+        self.fingerprint = fingerprint(
+            config, tokenizer, seed, phases, shards_fingerprint(self.shards)
+        )
+
+    def sequences(
+        self, stream: int, position: Position, epochs: int | None = None
+    ) -> Iterator[PackedSequence]:
+        """The sequences of a stream; see `LogicalStream.sequences`."""
+        shares = shares_of(stream, self.shards, self._config.num_streams)
+        logical = LogicalStream(
+            stream, shares, self._maker, self._config, self._seed, self._source, self._phases
+        )
+        return logical.sequences(position, epochs)
+
+    def warn_of_unevenness(self) -> None:
+        """Says so if some streams own much less than others."""
+        streams = self._config.num_streams
+        uneven = unevenness(self.shards, streams)
+        if uneven > UNEVEN:
+            log.warning(
+                "the largest of data_config.num_streams=%d streams owns %.1f times as much of the "
+                "%d shards as the smallest, whose documents are read so much more often; a number "
+                "of streams that divides the shards would be even",
+                streams,
+                uneven,
+                len(self.shards),
+            )
+
+
+def check_streams_have_documents(
+    source: Source, shards: Sequence[Shard], config: DataConfig
+) -> None:
+    """Where streams share a shard, its last one must have a window of it.
+
+    Raises:
+        ConfigurationError: If it has not.
+    """
+    for stream in range(max(config.num_streams - len(shards), 0), config.num_streams):
+        for share in shares_of(stream, shards, config.num_streams):
+            first = share.first_document(0, config.window_documents)
+            if first and not source.has_line(share.shard, first):
+                raise ConfigurationError(
+                    f"data_config.num_streams={config.num_streams} is too many for "
+                    f"{len(shards)} shards: {share.stride} streams share {share.shard.name} in "
+                    f"windows of data_config.window_documents={config.window_documents}, but "
+                    f"it has no document {first} with which the last one's first window would "
+                    "begin; lower num_streams or window_documents, or add shards"
+                )
+
+
+def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
+    """What must not be trained on; None without a validation file.
+
+    Raises:
+        DataError: If the validation file cannot be read.
+    """
+    path = validation_path(config)
+    if path is None:
+        return None
+    if not isinstance(path, HubPath) and not os.path.exists(path):
+        log.warning(
+            "data_config.validation_file: %s is not there: it is left out by name only", path
+        )
+        return None
+    try:
+        return HeldOutDocuments.of(path, cache)
+    except OSError as error:
+        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
+
+
+def some_of(shards: Sequence[Shard]) -> list[Shard]:
+    """A few shards, the same on every rank."""
+    return [shards[index] for index in sorted({0, len(shards) // 2, len(shards) - 1})]
+
+
+def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
+    """The first lines of a few shards."""
+    return [line for shard in some_of(shards) for line in first_lines(shard.path, SAMPLE_LINES)]
+
+
+def fingerprint(
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    phases: Phases,
+    shards: Mapping[str, Any],
+) -> dict[str, Any]:
+    """What decides the sequences of a run; JSON-able.
+
+    Args:
+        config: Where documents come from, and how they become sequences.
+        tokenizer: The tokenizer.
+        seed: Seed of the run.
+        phases: When the metadata's schedule goes on to its next phase.
+        shards: See `shards_fingerprint`.
+    """
+    return {
+        "seed": seed,
+        "num_streams": config.num_streams,
+        "window_documents": config.window_documents,
+        "packing": config.packing,
+        "bad_documents": config.bad_documents,
+        "phase_starts": list(phases.starts),
+        "metadata_config": dataclasses.asdict(config.metadata_config),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "shards": dict(shards),
+    }
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Hash (xxh3, hexadecimal) of a fast tokenizer."""
+    return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())

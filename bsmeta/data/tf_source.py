@@ -1,0 +1,262 @@
+"""Lines through TensorFlow's tf.data (`data_config.reader=tf`): any file system that it knows.
+
+Gives the windows of the native reader, with these differences: TensorFlow cannot enter a file in
+the middle, so a resumed stream, and one of several that share a shard, reads the shard again up to
+its window; carriage returns are dropped from lines (JSON has none inside a string); and where
+compressed data is damaged, not merely cut, some lines before the damage are lost, too: what is in
+TensorFlow's buffer (`BUFFER`), and what belongs to the same window.
+
+TensorFlow is imported when the source is made, its runtime started only in the process that reads:
+its threads would not survive the fork of the loader processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.inflate import DamagedFileError, content
+from bsmeta.data.plan import Share
+from bsmeta.data.shards import SUFFIXES, Shard, entries_of, is_excluded, list_shards, shard_names
+from bsmeta.data.sources import PlacedWindow
+from bsmeta.data.windows import Window
+
+READ_AHEAD = 1  # windows: each may be tens of megabytes
+BUFFER = 1 << 20  # bytes of a file that are read at once
+UNKNOWN = ("hf://", "http://", "https://")
+
+
+@lru_cache(maxsize=1)
+def tensorflow() -> Any:
+    """TensorFlow, which says nothing and sees no GPU: those belong to the training.
+
+    Raises:
+        ConfigurationError: If it is not installed.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 0 says everything, 3 only what is fatal
+    try:
+        import tensorflow
+    except ImportError as error:
+        raise ConfigurationError(
+            "data_config.reader=tf needs TensorFlow, which cannot be imported; "
+            f"pip install tensorflow-cpu, or use reader=native: {error}"
+        ) from error
+    tensorflow.get_logger().setLevel("ERROR")
+    tensorflow.config.set_visible_devices([], "GPU")
+    return tensorflow
+
+
+class TensorFlowSource:
+    """Reads lines with tf.data.
+
+    Args:
+        config: Which shards, and how large windows are.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._tf = tensorflow()
+
+    def shards(self) -> list[Shard]:
+        """The training shards, sorted by name; also `gs://`, `s3://` and what else is known.
+
+        Raises:
+            ConfigurationError: If a shard is of a format or on a file system that is not known.
+            DataError: If a pattern matches nothing, or no shard is left.
+        """
+        entries = entries_of(self._config)
+        for entry in entries:
+            if entry.startswith(UNKNOWN):
+                raise ConfigurationError(
+                    f"data_config.reader=tf cannot read {entry}; use reader=native"
+                )
+        if any("://" in entry for entry in entries):
+            shards = self._list(entries)
+        else:
+            shards = list_shards(self._config)
+        for shard in shards:
+            if shard.path.endswith(".zst"):
+                raise ConfigurationError(
+                    f"data_config.reader=tf cannot read {shard.path} (Zstandard); use reader=native"
+                )
+        return shards
+
+    def first_lines(self, shard: Shard, count: int) -> list[bytes]:
+        return list(itertools.islice(self._lines(shard), count))
+
+    def has_line(self, shard: Shard, line: int) -> bool:
+        return next(itertools.islice(self._lines(shard), line, None), None) is not None
+
+    def windows(
+        self, epoch: int, order: Sequence[Share], place: int, number: int
+    ) -> Iterator[PlacedWindow]:
+        """The windows of an epoch from a place on; see `Source`.
+
+        Raises:
+            DataError: If a shard cannot be read for another reason than damaged data.
+        """
+        while place < len(order):
+            blocks = self._blocks(order[place:], number)
+            intact = True
+            while intact and place < len(order):
+                share = order[place]
+                reader = ShareReader(share, number, blocks, self._config.window_documents)
+                while not reader.ended:
+                    yield place, reader.number, reader.read(epoch)
+                place, number, intact = place + 1, 0, reader.intact
+
+    def _blocks(self, shares: Sequence[Share], number: int) -> Iterator[np.ndarray]:
+        """Lines of the windows of some shares, window by window, and an empty block behind each.
+
+        Shards are opened and read in parallel with what is done with them, in their order.
+
+        Args:
+            shares: The shares.
+            number: The window of the first one to begin with.
+        """
+        data, count = self._tf.data, self._config.window_documents
+        behind = data.Dataset.from_tensors(self._tf.constant([], self._tf.string))
+
+        def windows(path: Any, compression: Any, first: Any, stride: Any) -> Any:
+            lines = data.TextLineDataset(path, compression_type=compression, buffer_size=BUFFER)
+            return lines.batch(count).skip(first).shard(stride, 0).concatenate(behind)
+
+        firsts = [share.offset for share in shares]
+        firsts[0] += number * shares[0].stride
+        table = data.Dataset.from_tensor_slices(
+            (
+                [share.shard.path for share in shares],
+                ["GZIP" if share.shard.path.endswith(".gz") else "" for share in shares],
+                np.array(firsts, np.int64),
+                np.array([share.stride for share in shares], np.int64),
+            )
+        )
+        blocks = table.interleave(
+            windows, cycle_length=1, num_parallel_calls=data.AUTOTUNE, deterministic=True
+        )
+        return blocks.prefetch(READ_AHEAD).as_numpy_iterator()
+
+    def _list(self, entries: Sequence[str]) -> list[Shard]:
+        """`list_shards` for file systems that only TensorFlow knows."""
+        gfile = self._tf.io.gfile
+        found = sorted({path for entry in entries for path in self._expand(entry)})
+        kept = [path for path in found if not is_excluded(path, self._config)]
+        if not kept:
+            raise DataError(
+                f"data_config.train_file={self._config.train_file} leaves no training shard: all "
+                f"of its {len(found)} files are the validation file or excluded; add other files"
+            )
+        sizes = [gfile.stat(path).length for path in kept]
+        shards = map(Shard, shard_names(kept), kept, sizes)
+        return sorted(shards, key=lambda shard: shard.name)
+
+    def _expand(self, entry: str) -> list[str]:
+        gfile = self._tf.io.gfile
+        try:
+            pattern = f"{entry.rstrip('/')}/*" if gfile.isdir(entry) else entry
+            files = [path for path in gfile.glob(pattern) if path.endswith(SUFFIXES)]
+        except self._tf.errors.OpError as error:
+            raise DataError(f"data_config.train_file: {entry}: {error.message}") from error
+        if not files:
+            raise DataError(f"data_config.train_file: {entry} matches no file ending in {SUFFIXES}")
+        return files
+
+    def _lines(self, shard: Shard) -> Iterator[bytes]:
+        """The lines of a shard, one after the other, without starting TensorFlow's runtime."""
+        rest = b""
+        with self._tf.io.gfile.GFile(shard.path, "rb") as file:
+            try:
+                for block in content(shard.path, file):
+                    *lines, rest = (rest + block).split(b"\n")
+                    yield from lines
+            except DamagedFileError:
+                return  # said where the shard is read
+        if rest:
+            yield rest
+
+
+class ShareReader:
+    """Takes the windows of one share out of the blocks of tf.data.
+
+    Args:
+        share: The share.
+        number: The window to begin with.
+        blocks: Lines of its windows, and an empty block; then those of other shares.
+        count: Lines of a window.
+
+    Attributes:
+        number: The window that comes next.
+        ended: Whether the share has no more.
+        intact: Whether the blocks of other shares can be read behind it.
+    """
+
+    def __init__(self, share: Share, number: int, blocks: Iterator[np.ndarray], count: int) -> None:
+        self._share = share
+        self._blocks = blocks
+        self._count = count
+        self.number = number
+        self.ended = False
+        self.intact = True
+        self._is_whole = number == 0 and share.stride == 1
+        self._size = 0  # bytes of lines and their ends
+
+    def read(self, epoch: int) -> Window:
+        """The next window.
+
+        Raises:
+            DataError: If the shard cannot be read for another reason than damaged data.
+        """
+        errors, shard = tensorflow().errors, self._share.shard
+        first = self._share.first_document(self.number, self._count)
+        self.number += 1
+        damage = ""
+        try:
+            lines = next(self._blocks).tolist()
+            self.ended = len(lines) < self._count
+            if lines and self.ended:
+                next(self._blocks)  # the empty one
+        except errors.DataLossError as error:
+            self.ended, self.intact = True, False
+            return Window(epoch, shard, first, [], f"cannot be decompressed: {error.message}")
+        except errors.OpError as error:
+            raise DataError(f"{shard.path} cannot be read: {error.message}") from error
+        self._size += sum(map(len, lines)) + len(lines)
+        if self.ended and shard.path.endswith(".gz") and not self._is_complete():
+            damage, whole = cut_of(shard.path)
+            lines = lines[: max(whole - first, 0)] if damage else lines
+        return Window(epoch, shard, first, lines, damage)
+
+    def _is_complete(self) -> bool:
+        """Whether all content was read, as far as the end of the file tells it.
+
+        TensorFlow takes a cut file for a short one. A gzip file ends in the size of its last member
+        (RFC 1952, section 2.3.1), which mostly is its only one; the last line may have no end.
+        """
+        if not self._is_whole:
+            return False
+        with tensorflow().io.gfile.GFile(self._share.shard.path, "rb") as file:
+            file.seek(max(file.size() - 4, 0))
+            size = int.from_bytes(file.read(4), "little")
+        return size in {self._size % 2**32, (self._size - 1) % 2**32}
+
+
+def cut_of(path: str) -> tuple[str, int]:
+    """Why a gzip file cannot be read to its end (empty if it can), and its whole lines.
+
+    One more pass over it, by a decompressor that notices.
+    """
+    lines = 0
+    with tensorflow().io.gfile.GFile(path, "rb") as file:
+        try:
+            for block in content(path, file):
+                lines += block.count(b"\n")
+        except DamagedFileError as error:
+            return str(error), lines
+    return "", lines
