@@ -1,0 +1,43 @@
+"""What the tests against the Hub's stand-in have in common."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import close_session, constants
+
+from bsmeta.data import hub_requests, remote
+from bsmeta.data.hub import commit_of
+from bsmeta.data.hub_paths import HubPath, HubSettings
+from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
+
+BLOCK = 1000
+CONTENT = random.Random(0).randbytes(7700)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A server with one file, small blocks and short delays."""
+    monkeypatch.setattr(remote, "BLOCK", BLOCK)
+    monkeypatch.setattr(hub_requests, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    commit_of.cache_clear()
+    close_session()
+    with used_hub(Hub({"data.bin": CONTENT}), monkeypatch) as server:
+        yield server
+    close_session()
+
+
+def hub_path(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> HubPath:
+    """The one file of the server."""
+    settings = HubSettings(str(folder), cache_bytes, retries)
+    return HubPath(
+        REPO, COMMIT, "data.bin", size=len(CONTENT), etag=etag_of(CONTENT), settings=settings
+    )

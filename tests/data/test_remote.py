@@ -1,0 +1,294 @@
+"""Files on the Hub: their very bytes, whatever happens on the way, or an error that says it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import threading
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from bsmeta.config.errors import DataError
+from bsmeta.data import hub_requests
+from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.hub_requests import asked_wait
+from bsmeta.data.remote import open_file, size_of
+from tests.data.hub_fixtures import BLOCK, CONTENT, hub_path
+from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
+
+
+def read(path: HubPath) -> bytes:
+    with open_file(path) as file:
+        return file.read()
+
+
+def ranges(hub: Hub) -> list[str]:
+    return [asked.removeprefix("bytes=") for asked in hub.content_requests()]
+
+
+def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
+    path = hub_path(tmp_path)
+    assert read(path) == CONTENT
+    assert size_of(path) == len(CONTENT)
+    assert ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
+    assert read(path) == CONTENT
+    assert len(ranges(hub)) == 8  # the second time from the cache
+
+
+def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
+    generator = random.Random(1)
+    with open_file(hub_path(tmp_path)) as file:
+        for _ in range(200):
+            start, count = generator.randrange(8000), generator.choice([1, 100, 3000])
+            assert file.seek(start) == start
+            assert file.read(count) == CONTENT[start : start + count]
+        assert file.seek(-10, os.SEEK_END) == 7690
+        assert file.read() == CONTENT[-10:]
+
+
+def test_the_next_block_is_fetched_ahead_only_when_the_file_is_read_on(
+    hub: Hub, tmp_path: Path
+) -> None:
+    with open_file(hub_path(tmp_path)) as file:
+        raw = file.raw  # type: ignore[attr-defined]
+        assert raw.read(10) == CONTENT[:10]
+        assert ranges(hub) == ["0-999"]
+        assert raw.read(10) == CONTENT[10:20]
+        raw._ahead.block()
+        assert ranges(hub) == ["0-999", "1000-1999"]
+
+
+def test_the_token_goes_to_the_hub(hub: Hub, tmp_path: Path) -> None:
+    hub.token = TOKEN
+    assert read(hub_path(tmp_path)) == CONTENT
+
+
+@pytest.mark.parametrize("where", [is_content, is_anything])
+@pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
+def test_a_few_bad_answers_are_outlasted(
+    hub: Hub, tmp_path: Path, status: int, where: object
+) -> None:
+    hub.faults = [failing(status, 3, {"Retry-After": "0"}, where)]  # type: ignore[arg-type]
+    assert read(hub_path(tmp_path)) == CONTENT
+
+
+def test_a_cut_connection_is_resumed_at_the_very_byte(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [cutting(333, 3)]
+    assert read(hub_path(tmp_path)) == CONTENT
+    assert ranges(hub)[:5] == ["0-999", "333-999", "666-999", "999-999", "1000-1999"]
+
+
+def test_cuts_that_bring_something_each_time_never_count_as_too_many(
+    hub: Hub, tmp_path: Path
+) -> None:
+    hub.faults = [cutting(100, 80)]
+    assert read(hub_path(tmp_path, retries=1)) == CONTENT
+
+
+def test_a_connection_that_hangs_is_given_up_for_another(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    released, hung = threading.Event(), threading.Event()
+
+    def hang(answer: Answer) -> bool:
+        if hung.is_set() or not is_content(answer):
+            return False
+        hung.set()
+        released.wait(60)
+        return True
+
+    hub.faults = [hang]
+    assert read(hub_path(tmp_path)) == CONTENT
+    assert hung.is_set()
+    released.set()
+
+
+def test_a_hub_that_stays_away(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [failing(500, 1000, where=lambda one: "-3999" in one.range)]
+    with open_file(hub_path(tmp_path)) as file:
+        assert file.read(3000) == CONTENT[:3000]
+        with pytest.raises(DataError) as error:
+            file.read(1)
+    assert str(error.value).startswith(
+        f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin, byte 3000 of 7700: given up after 5 "
+        f"failures in a row, the last one: HTTP 500; see whether {hub.endpoint} can be reached"
+    )
+
+
+def test_a_file_that_is_always_cut_at_one_byte(hub: Hub, tmp_path: Path) -> None:
+    def cut_at_500(answer: Answer) -> bool:
+        if not is_content(answer) or answer.asked()[0] > 500:
+            return False
+        answer.give_part(500 - answer.asked()[0])
+        return True
+
+    hub.faults = [cut_at_500]
+    with pytest.raises(DataError, match=r"byte 500 of 7700: given up after 5 failures .*Protocol"):
+        read(hub_path(tmp_path))
+    assert ranges(hub) == ["0-999"] + ["500-999"] * 4
+
+
+def test_nobody_listens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "http://u:pw@127.0.0.1:9"
+    template = f"{nobody}/{{repo_id}}/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", nobody)
+    with pytest.raises(DataError, match=r"ConnectError: .*see whether http://127\.0\.0\.1:9 can"):
+        read(hub_path(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "message"),
+    [
+        (401, {}, r"HTTP 401: the token \(HF_TOKEN\) is not valid, or may not read"),
+        (403, {"X-Error-Code": "GatedRepo"}, r"HTTP 403: the token .*gated ones must be asked"),
+        (404, {"X-Error-Code": "EntryNotFound"}, "HTTP 404: there is no such file or folder"),
+        (404, {"X-Error-Code": "RevisionNotFound"}, "no such revision; mend data_config.dataset_r"),
+        (404, {"X-Error-Code": "RepoNotFound"}, "there is no such data set, file or revision"),
+        (410, {}, "HTTP 410: the request is refused"),
+    ],
+)
+def test_refusals_are_not_tried_again(
+    hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], message: str
+) -> None:
+    hub.faults = [failing(status, 1000, headers, where=is_anything)]
+    with pytest.raises(DataError, match=message):
+        read(hub_path(tmp_path))
+    assert len(hub.requests) == 1
+
+
+def test_no_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.token = TOKEN
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
+    with pytest.raises(DataError, match="private or gated, or does not exist; set HF_TOKEN to"):
+        read(hub_path(tmp_path))
+
+
+def test_another_content_at_the_same_path(hub: Hub, tmp_path: Path) -> None:
+    with open_file(hub_path(tmp_path, cache_bytes=0)) as file:
+        assert file.read(BLOCK) == CONTENT[:BLOCK]
+        hub.files["data.bin"] = CONTENT[::-1]
+        file.seek(5000)
+        with pytest.raises(DataError, match=r"data\.bin: the file has changed since it was listed"):
+            file.read(1)
+
+
+def test_another_commit_or_size(hub: Hub, tmp_path: Path) -> None:
+    def other_size(answer: Answer) -> bool:
+        if is_content(answer):
+            answer.give(206, {"Content-Range": "bytes 0-999/9"}, CONTENT[:1000])
+        return is_content(answer)
+
+    hub.faults = [other_size]
+    with pytest.raises(DataError, match="found 9 bytes, expected 7700 bytes"):
+        read(hub_path(tmp_path))
+
+    def other_commit(answer: Answer) -> bool:
+        answer.give(302, {"X-Repo-Commit": "abc", "Location": "/stored/data.bin"})
+        return True
+
+    hub.faults = [failing(500, 0), lambda one: not is_content(one) and other_commit(one)]
+    with pytest.raises(DataError, match="found commit abc, ETag , expected commit c0ffee"):
+        read(hub_path(tmp_path / "2"))
+
+
+def test_a_server_without_ranges(hub: Hub, tmp_path: Path) -> None:
+    def whole(answer: Answer) -> bool:
+        if is_content(answer):
+            answer.give(200, {}, CONTENT)
+        return is_content(answer)
+
+    hub.faults = [whole]
+    with open_file(hub_path(tmp_path)) as file:
+        assert file.read(BLOCK) == CONTENT[:BLOCK]
+        with pytest.raises(DataError, match="does not give ranges of bytes"):
+            file.read(1)
+
+
+def test_no_secret_is_said(
+    hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    hub.faults = [failing(503, 1000)]
+    with pytest.raises(DataError) as error:
+        read(hub_path(tmp_path))
+    assert "HTTP 503" in caplog.text
+    said = f"{error.value}" + "".join(
+        one.getMessage() for one in caplog.records if one.name.startswith("bsmeta")
+    )
+    assert TOKEN not in said
+    assert "s3cret" not in said
+    monkeypatch.setenv("HF_TOKEN", "hf_\x07bell")
+    with pytest.raises(DataError) as error:
+        read(hub_path(tmp_path))
+    assert "bell" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "17"}, 17.0),
+        ({"ratelimit": '"api";r=0;t=55'}, 55.0),
+        ({"ratelimit": '"api";r=5;t=55'}, None),
+        ({"Retry-After": "Fri, 31 Dec 1999 23:59:59 GMT"}, None),
+        ({}, None),
+    ],
+)
+def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
+    assert asked_wait(headers) == seconds
+
+
+def test_the_asked_wait_is_kept_and_delays_grow(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited: list[float] = []
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout or 0.0)
+            return False
+
+    monkeypatch.setattr(hub_requests, "FIRST_DELAY", 1.0)
+    monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 4.0)
+    hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
+    path = hub_path(tmp_path, retries=5)
+    assert hub_requests.read_range(path, 0, 10, Clock()) == CONTENT[:10]
+    bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]
+    assert len(waited) == 5
+    assert all(low <= one <= high for one, (low, high) in zip(waited, bounds, strict=True))
+
+
+def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
+    hub.faults = [failing(500, 10**6, where=lambda one: "-1999" in one.range)]
+    file = open_file(hub_path(tmp_path, retries=10**6))
+    raw = file.raw  # type: ignore[attr-defined]
+    assert raw.read(20) + raw.read(20) == CONTENT[:40]
+    thread = raw._ahead._thread
+    file.close()
+    assert not thread.is_alive()
+
+
+def test_a_path_survives_pickling(tmp_path: Path) -> None:
+    path = hub_path(tmp_path)
+    again = pickle.loads(pickle.dumps(path))
+    assert again == path == f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin"
+    assert (again.file, again.size, again.settings) == ("data.bin", 7700, path.settings)
+
+
+def test_offline_only_what_is_kept(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = hub_path(tmp_path)
+    with open_file(path) as file:
+        file.read(2 * BLOCK)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with open_file(path) as file:
+        assert file.read(2 * BLOCK) == CONTENT[: 2 * BLOCK]
+        file.seek(7000)
+        with pytest.raises(DataError, match=r"data.bin, bytes 7000 to 7700: HF_HUB_OFFLINE is set"):
+            file.read(1)
