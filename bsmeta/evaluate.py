@@ -1,7 +1,7 @@
 """Evaluate trained models on held-out documents, with and without metadata.
 
 python bsmeta/evaluate.py checkpoint=runs/demo
-accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/evaluate.py checkpoint=runs/demo
+accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/evaluate.py
 python bsmeta/evaluate.py checkpoint=[runs/a,runs/b] controls=[shuffled] --prompt
 """
 

@@ -18,6 +18,9 @@ TEST_OVERLAP = "test_overlap"
 HALF_USED = "half_used_at_phase_switch"
 """Documents of which the rest was dropped where the metadata's schedule switched."""
 
+WITH_METADATA = "documents_with_metadata"
+"""Documents that were given any type."""
+
 
 def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run.
@@ -27,7 +30,7 @@ def count_names(keys: Sequence[str]) -> list[str]:
     """
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
-    return ["documents", *types, *bad, TEST_OVERLAP, HALF_USED]
+    return ["documents", WITH_METADATA, *types, *bad, TEST_OVERLAP, HALF_USED]
 
 
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
@@ -44,11 +47,12 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
     counts = np.zeros((len(types), len(count_names(keys))))
     bits = np.arange(len(keys), dtype=np.int32)
     counts[:, 0] = opens
-    counts[:, 1 : 1 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
+    counts[:, 1] = opens & (types != 0)
+    counts[:, 2 : 2 + len(keys)] = (types[:, None] >> bits & 1) * opens[:, None]
     return counts
 
 
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
     reasons = [float(skipped[reason]) for reason in (*REASONS, TEST_OVERLAP, HALF_USED)]
-    return np.array([0.0] * (1 + len(keys)) + reasons)
+    return np.array([0.0] * (2 + len(keys)) + reasons)

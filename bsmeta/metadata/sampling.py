@@ -48,6 +48,14 @@ def choose_types(document: Document, config: MetadataConfig, rng: random.Random)
     return tuple(key for key in present if key in drawn)
 
 
+def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
+    """What is configured for each type: its weight in the draw, and its chance to be left out."""
+    return {
+        key: {"weight": _weight(key, config), "left_out": _dropout(key, config)}
+        for key in config.metadata_list
+    }
+
+
 def _has(document: Document, key: str) -> bool:
     metadata_type = PROCESSORS.get(key)
     return document.has(key) or (metadata_type is not None and metadata_type.always_present)

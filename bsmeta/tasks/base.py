@@ -101,5 +101,13 @@ class Task(Protocol):
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
         """Figures on held-out data; every rank calls it and gets the same."""
 
+    def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
+        """What the model was to see beside what it saw; {} where there is nothing to tell.
+
+        Args:
+            counts: The sums of `MicroBatch.counts` over all ranks since the phase began.
+            phase: The phase of the data.
+        """
+
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         """Writes the model in the form that others load (called on rank 0)."""

@@ -15,12 +15,15 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import phase_configs
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data.counts import WITH_METADATA
 from bsmeta.data.stream import TrainStream
 from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import chances
 from bsmeta.tasks.base import EvaluationContext, Loss
 
 
@@ -116,6 +119,24 @@ class CausalLanguageModel:
                 ranks=Ranks(context.rank, context.world_size, context.gather),
             )
         return self._subset.run(model, context.device)
+
+    def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
+        """Configured and realised shares of documents with metadata, in all and by type."""
+        documents = counts.get("documents", 0.0)
+        if not documents:
+            return {}
+        metadata = phase_configs(self._config.data_config.metadata_config)[phase]
+        return {
+            "documents": int(documents),
+            "with_metadata": {
+                "configured": metadata.metadata_probability,
+                "realised": counts[WITH_METADATA] / documents,
+            },
+            "types": {
+                name: {**configured, "realised": counts[f"documents/{name}"] / documents}
+                for name, configured in chances(metadata).items()
+            },
+        }
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -55,11 +55,13 @@ class Progress:
         step: Completed updates.
         tokens: Tokens fed to the model, without padding.
         targets: Tokens that loss was taken on.
+        counts: Sums of what the micro-batches count, since the phase of the data began.
     """
 
     step: int = 0
     tokens: int = 0
     targets: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -160,7 +162,15 @@ class Trainer:
         step = self.progress.step + 1
         phase = self.stream.phase(step)
         if step > 1 and phase != self.stream.phase(step - 1):
+            self._log_exposure(step, phase - 1)
+            self.progress.counts.clear()
             self.tracker.event("phase", step, phase=phase)
+
+    def _log_exposure(self, step: int, phase: int) -> None:
+        """What the data of a phase so far was to be, beside what it was."""
+        exposure = self.task.exposure(self.progress.counts, phase)
+        if exposure:
+            self.tracker.event("exposure", step, phase=phase, **exposure)
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -224,10 +234,14 @@ class Trainer:
         if self._documents is not None:
             documents = dict.fromkeys(name for batch in batches for name in batch.documents)
             self._documents.write({"step": step, "documents": list(documents)})
+        counts = {k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")}
+        for name, count in counts.items():
+            self.progress.counts[name] = self.progress.counts.get(name, 0.0) + count
         if finite:
             self.progress.tokens += int(totals["tokens"])
             self.progress.targets += int(totals["targets"])
             figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm, "parts": parts}
+            figures["counts"] = counts
             self._log(totals, figures, wait, time.perf_counter() - began)
             if self.spikes.is_spike(loss):
                 return not self._go_back(loss)
@@ -262,7 +276,6 @@ class Trainer:
         step = self.progress.step
         if step % self.config.logging_steps and step != self.config.max_train_steps:
             return
-        counts = {k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")}
         speed = self.throughput.figures(totals["tokens"], wait + busy, self.processes.size)
         self.tracker.event(
             "step",
@@ -272,7 +285,6 @@ class Trainer:
             targets=self.progress.targets,
             data_wait_s=wait,
             **speed,
-            counts=counts,
         )
 
     # --- evaluation and checkpoints -----------------------------------------------------------
@@ -303,6 +315,7 @@ class Trainer:
         if step == self._last_saved:
             return
         self.watchdog.enter(f"step {step}: saving")
+        self._log_exposure(step, self.stream.phase(max(step, 1)))
         streams = dict(self._resumed_streams)
         for part in self.processes.gather(self._streams):
             streams.update(part)

@@ -155,3 +155,25 @@ def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
     config = compose(TrainConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"])
     with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
         CausalLanguageModel(config).build_model()
+
+
+def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
+    config = compose(
+        TrainConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[html,url]",
+            "data_config.metadata_config.metadata_probability=0.75",
+            "data_config.metadata_config.html_overall_sample_rate=0.25",
+            "data_config.metadata_config.random_sample_metadata_weights.url=2",
+        ],
+    )
+    counts = {"documents": 8, "documents_with_metadata": 6, "documents/html": 1, "documents/url": 4}
+    assert CausalLanguageModel(config).exposure(counts, phase=0) == {
+        "documents": 8,
+        "with_metadata": {"configured": 0.75, "realised": 0.75},
+        "types": {
+            "html": {"weight": 1.0, "left_out": 0.75, "realised": 0.125},
+            "url": {"weight": 2.0, "left_out": 0.0, "realised": 0.5},
+        },
+    }

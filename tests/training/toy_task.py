@@ -84,6 +84,9 @@ class ToyTask:
         with torch.no_grad():
             return {"at_one": float(model(ones))}
 
+    def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
+        return {}
+
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         folder.mkdir(parents=True)
         save_file(weights, folder / "model.safetensors")
