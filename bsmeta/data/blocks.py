@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
 import threading
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 LOCKS = 256
 CHECKSUM = 8  # bytes
 KEPT = 0.9  # part of the limit that is left when blocks are removed
-SHARE = 0.02  # of the limit may be written by a process before it looks at the sum again
+SHARE = 0.005  # of the limit may be written for a file before the sum is looked at again
 
 
 class BlockCache:
@@ -80,10 +80,13 @@ class BlockCache:
     def _keep(self, path: Path, block: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(block + xxhash.xxh3_64_digest(block))
-            os.replace(file.name, path)
-        except OSError as error:
+            written = path.parent / f"{path.name}-{uuid.uuid4().hex}"
+            try:
+                written.write_bytes(block + xxhash.xxh3_64_digest(block))
+                written.replace(path)
+            finally:
+                written.unlink(missing_ok=True)
+        except OSError as error:  # the disk may be full
             log.warning("a block of a remote file is not kept: %s", error)
         self._unseen += len(block) + CHECKSUM
         if self._unseen >= self._limit * SHARE:

@@ -20,7 +20,7 @@ import xxhash
 from huggingface_hub import RepoFile, constants
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.cache import Cache
 from bsmeta.data.hub_paths import HubPath, HubPattern, HubSettings
 from bsmeta.data.hub_requests import get_json
@@ -31,7 +31,15 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def hub_settings(config: DataConfig) -> HubSettings:
-    """How files are read from the Hub in a configuration."""
+    """How files are read from the Hub in a configuration.
+
+    Raises:
+        ConfigurationError: If a limit is negative.
+    """
+    for name in ("hub_cache_gb", "hub_retries"):
+        if getattr(config, name) < 0:
+            found = getattr(config, name)
+            raise ConfigurationError(f"data_config.{name}={found}: expected 0 or more")
     folder = Cache(config.cache_dir).folder / "hub"
     return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
 
@@ -61,7 +69,8 @@ def hub_files(
     if not chosen:
         raise DataError(
             f"hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
-            f"{pattern.revision}"
+            f"{pattern.revision} (where data_config.dataset_name is set, a local file is named by "
+            "its absolute path)"
         )
     return chosen
 

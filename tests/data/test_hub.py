@@ -32,7 +32,7 @@ def files(hub: Hub) -> Hub:
 
 
 def config(folder: Path, **values: Any) -> DataConfig:
-    return DataConfig(cache_dir=str(folder / "cache"), hub_retries=3, **values)
+    return DataConfig(**{"cache_dir": str(folder / "cache"), "hub_retries": 3, **values})
 
 
 def names(folder: Path, **values: Any) -> list[str]:
@@ -182,6 +182,12 @@ def test_other_forms(tmp_path: Path, url: str) -> None:
     with pytest.raises(ConfigurationError) as error:
         list_shards(config(tmp_path, train_file=url))
     assert f"data_config.train_file={url}: expected hf://datasets/OWNER/NAME" in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["hub_cache_gb", "hub_retries"])
+def test_negative_limits(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"data_config.{key}=-1: expected 0 or more"):
+        list_shards(config(tmp_path, train_file=URL, **{key: -1}))
 
 
 def test_offline(files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -214,6 +214,19 @@ def test_offline_from_what_is_kept(
         run(hub_config(tmp_path / "elsewhere"), 1)
 
 
+def test_the_held_out_file_is_on_the_hub_too(stored: Hub, tmp_path: Path) -> None:
+    held_out = stored.files["part-01.jsonl.gz"]
+    stored.files = stored.listed = {**stored.files, "copy.jsonl.gz": held_out}
+    names = {"train_file": None, "dataset_name": "owner/name", "validation_file": "part-01.*"}
+    with pytest.raises(
+        DataError, match=r"/copy\.jsonl\.gz, line \d+: the document has the text of"
+    ):
+        run(hub_config(tmp_path, **names), 40)
+    kept = run(hub_config(tmp_path, **names, on_test_overlap="drop", num_streams=1), 40)
+    shards = {name.split(":")[0] for step in kept.documents for name in step}
+    assert shards == {f"part-0{number}.jsonl.gz" for number in (0, 2, 3, 4, 5)}
+
+
 @pytest.mark.parametrize("form", ["gz", "plain"])
 def test_access_points(
     hub: Hub, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
