@@ -14,8 +14,8 @@ from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
 from bsmeta.data import hub_requests
+from bsmeta.data.hub_answers import asked_wait
 from bsmeta.data.hub_paths import HubPath
-from bsmeta.data.hub_requests import asked_wait
 from bsmeta.data.remote import open_file, size_of
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_path
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
