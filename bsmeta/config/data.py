@@ -44,6 +44,10 @@ class DataConfig:
         "native",
         "native; or tf: read lines with TensorFlow's tf.data, from any file system that it knows",
     )
+    prepared: str | None = key(
+        None,
+        "folder of python -m bsmeta.data.prepare: the same batches without making them again",
+    )
     packing: str = key(
         "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
     )

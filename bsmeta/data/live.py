@@ -6,18 +6,17 @@ logical stream. `prepared` stands in the same place with sequences that were mad
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
+from bsmeta.data.fingerprint import fingerprint
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.lines import first_lines
@@ -152,35 +151,13 @@ def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
     return [line for shard in some_of(shards) for line in first_lines(shard.path, SAMPLE_LINES)]
 
 
-def fingerprint(
-    config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    phases: Phases,
-    shards: Mapping[str, Any],
-) -> dict[str, Any]:
-    """What decides the sequences of a run; JSON-able.
+def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) -> Phases:
+    """When the metadata's schedule goes on to its next phase.
 
     Args:
-        config: Where documents come from, and how they become sequences.
-        tokenizer: The tokenizer.
-        seed: Seed of the run.
-        phases: When the metadata's schedule goes on to its next phase.
-        shards: See `shards_fingerprint`.
+        config: The data.
+        max_train_steps: Steps of the run, which the shares of the schedule divide.
+        global_batch_size: Sequences in a step of all processes.
     """
-    return {
-        "seed": seed,
-        "num_streams": config.num_streams,
-        "window_documents": config.window_documents,
-        "packing": config.packing,
-        "bad_documents": config.bad_documents,
-        "phase_starts": list(phases.starts),
-        "metadata_config": dataclasses.asdict(config.metadata_config),
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "shards": dict(shards),
-    }
-
-
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash (xxh3, hexadecimal) of a fast tokenizer."""
-    return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+    starts = phase_starts(config.metadata_config, max_train_steps)
+    return Phases(tuple(start * global_batch_size for start in starts), config.num_streams)

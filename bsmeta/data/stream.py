@@ -8,7 +8,6 @@ world size and number of loader processes, they continue the very same sequence 
 from __future__ import annotations
 
 import bisect
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,14 +18,14 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.bad_documents import POLICIES
 from bsmeta.data.counts import count_names
+from bsmeta.data.fingerprint import check_fingerprint
 from bsmeta.data.held_out import POLICIES as OVERLAP_POLICIES
-from bsmeta.data.live import LiveStreams
+from bsmeta.data.live import LiveStreams, phases_of
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
 from bsmeta.data.packed import PACKINGS, PackedSequence
-from bsmeta.data.plan import Phases, Position, division, sequences_done
+from bsmeta.data.plan import Position, division, sequences_done
+from bsmeta.data.prepared import PreparedStreams
 from bsmeta.data.sources import READERS
-
-log = logging.getLogger(__name__)
 
 CHOICES = {
     "packing": tuple(PACKINGS),
@@ -74,7 +73,6 @@ class TrainStream:
     ) -> None:
         check_values(config)
         self._config = config
-        self._seed = seed
         self._division = division(
             config.num_streams,
             rank=rank,
@@ -86,12 +84,14 @@ class TrainStream:
         assert max_train_steps is not None or not config.metadata_config.schedule
         starts = phase_starts(config.metadata_config, max_train_steps or 0)
         self._first_steps = [start + 1 for start in starts]
-        self._phases = Phases(
-            tuple(start * global_batch_size for start in starts), config.num_streams
-        )
-        self._streams = LiveStreams(config, tokenizer, seed, self._phases)
-        if rank == 0:
-            self._streams.warn_of_unevenness()
+        phases = phases_of(config, max_train_steps or 0, global_batch_size)
+        self._streams: LiveStreams | PreparedStreams
+        if config.prepared is not None:
+            self._streams = PreparedStreams(config, tokenizer, seed, phases)
+        else:
+            self._streams = LiveStreams(config, tokenizer, seed, phases)
+            if rank == 0:
+                self._streams.warn_of_unevenness()
         self.fingerprint = self._streams.fingerprint
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
@@ -152,36 +152,3 @@ def check_values(config: DataConfig) -> None:
             problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
     if problems:
         raise ConfigurationError("\n".join(problems))
-
-
-def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
-    """Compares what decides the sequences in the checkpoint and now.
-
-    Args:
-        saved: The fingerprint in the checkpoint.
-        current: That of this run.
-        on_changed: `error` refuses differences, `warn` logs them.
-
-    Raises:
-        ConfigurationError: Naming each difference.
-    """
-    differences = "\n".join(differing("", saved, current))
-    if not differences:
-        return
-    if on_changed == "warn":
-        log.warning("the run goes on with other data than the checkpoint's:\n%s", differences)
-        return
-    raise ConfigurationError(
-        "the checkpoint is of a run on other data, which cannot be continued exactly "
-        f"(data_config.on_changed_data=warn goes on nevertheless):\n{differences}"
-    )
-
-
-def differing(name: str, saved: Any, current: Any) -> Iterator[str]:
-    """Lines that name the leaves in which two nested dicts differ."""
-    if isinstance(saved, dict) and isinstance(current, dict):
-        for part in sorted({*saved, *current}):
-            below = f"{name}.{part}" if name else str(part)
-            yield from differing(below, saved.get(part, "absent"), current.get(part, "absent"))
-    elif saved != current:
-        yield f"  {name}: {saved} in the checkpoint, {current} now"

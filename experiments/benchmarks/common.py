@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.inflate import fastest
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
-from bsmeta.metadata.rendering import Renderer
 
 SAMPLE_PAGES = 1000
 MB = 2**20
@@ -32,14 +30,6 @@ def own_arguments(defaults: dict[str, str]) -> dict[str, str]:
     found = {name: value for name, value in pairs if name in defaults}
     sys.argv[1:] = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in defaults]
     return defaults | found
-
-
-def tokenizer_of(config: TrainConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run, with the special tokens of its metadata."""
-    tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name or config.model_name)
-    special = Renderer(config.data_config.metadata_config).special_tokens()
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
-    return tokenizer
 
 
 def processes() -> list[psutil.Process]:

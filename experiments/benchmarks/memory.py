@@ -16,11 +16,12 @@ import resource
 import sys
 from typing import Any
 
-from common import own_arguments, resident_mb, tokenizer_of
+from common import own_arguments, resident_mb
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.stream import TrainStream
+from bsmeta.data.tokenizer import load_tokenizer
 
 OWN_KEYS = {"epochs": "3"}
 
@@ -34,7 +35,7 @@ def peak_mb() -> float:
 def measure(config: TrainConfig, epochs: int) -> dict[str, Any]:
     """Goes through the epochs of one stream."""
     data = dataclasses.replace(config.data_config, num_streams=1, num_workers=0)
-    tokenizer = tokenizer_of(config)
+    tokenizer = load_tokenizer(config)
     result: dict[str, Any] = {"imports_mb": round(resident_mb(), 1), "documents": 0}
     stream = TrainStream(
         data,

@@ -19,13 +19,14 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from common import own_arguments, tokenizer_of
+from common import own_arguments
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.lines import LineReader
 from bsmeta.data.packing import best_fit, one_each
 from bsmeta.data.shards import list_shards
+from bsmeta.data.tokenizer import load_tokenizer
 from bsmeta.data.windows import Window, WindowMaker
 
 OWN_KEYS = {"documents": "4096"}
@@ -38,7 +39,7 @@ Cuts = list[list[int]]
 def cut_documents(config: TrainConfig) -> Iterator[list[int]]:
     """Lengths of the pieces of each document of the training shards."""
     data = config.data_config
-    maker = WindowMaker(data, tokenizer_of(config), config.seed)
+    maker = WindowMaker(data, load_tokenizer(config), config.seed)
     for shard in list_shards(data):
         reader = LineReader(shard.path)
         while lines := reader.read(reader.line, 64):

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from common import best_ms, large_shard, own_arguments, sample_pages, tokenizer_of
+from common import best_ms, large_shard, own_arguments, sample_pages
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
@@ -29,6 +29,7 @@ from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.plan import Position
 from bsmeta.data.stream import TrainStream
+from bsmeta.data.tokenizer import load_tokenizer
 
 OWN_KEYS = {"raw_mb": "700", "repeats": "3"}
 PLACES = {"10%": (0, 0.1), "50%": (0, 0.5), "90%": (0, 0.9), "50% of epoch 10": (9, 0.5)}
@@ -44,7 +45,7 @@ class Starts:
 
     def __init__(self, config: TrainConfig, data: DataConfig) -> None:
         self._arguments: dict[str, Any] = {
-            "tokenizer": tokenizer_of(config),
+            "tokenizer": load_tokenizer(config),
             "seed": config.seed,
             "rank": 0,
             "world_size": 1,

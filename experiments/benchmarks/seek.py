@@ -4,10 +4,10 @@
         data_config.train_file='shards/*.jsonl.gz' raw_mb=700 repeats=5
 
 makes one `.jsonl.gz` of `raw_mb` megabytes of lines in a temporary folder (the pages of the
-training shards again and again) and compares two ways to read the document at 10, 50 and 90% of it, each in
-a newly opened file: `seek_ms` enters it at the nearest access point (finding and loading the index
-in the cache is part of it), `reread_ms` decompresses everything before it. Prints one JSON line,
-with the time and the size of the index (`index_s`, `index_mb`), which is built once.
+training shards again and again) and compares two ways to read the document at 10, 50 and 90% of it,
+each in a newly opened file: `seek_ms` enters it at the nearest access point (finding and loading
+the index in the cache is part of it), `reread_ms` decompresses everything before it. Prints one
+JSON line, with the time and the size of the index (`index_s`, `index_mb`), which is built once.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from common import own_arguments, processes, resident_mb, tokenizer_of
+from common import own_arguments, processes, resident_mb
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.compose import run_entry_point
@@ -33,6 +33,7 @@ from bsmeta.data.lines import LineReader
 from bsmeta.data.loader import MicroBatch
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
+from bsmeta.data.tokenizer import load_tokenizer
 from bsmeta.metadata.records import DocumentDecoder
 
 PLAIN_TEXTS = 1000
@@ -131,7 +132,7 @@ def texts(config: TrainConfig) -> Iterator[str]:
 def main(config: TrainConfig) -> None:
     """Measures and prints."""
     measure = measure_plain if OWN["plain"] == "true" else measure_stream
-    print(json.dumps(measure(config, tokenizer_of(config), float(OWN["seconds"]))))
+    print(json.dumps(measure(config, load_tokenizer(config), float(OWN["seconds"]))))
 
 
 if __name__ == "__main__":

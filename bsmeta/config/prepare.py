@@ -1,0 +1,19 @@
+"""Schema of `bsmeta.data.prepare`: every key of a training run, and what of its data to prepare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.config.keys import key
+from bsmeta.config.schema import TrainConfig
+
+
+@dataclass(kw_only=True)
+class PrepareConfig(TrainConfig):
+    """The training sequences of a run with these keys, made ahead."""
+
+    out: str | None = key(None, "folder to write, for data_config.prepared of the run")
+    epochs: int = key(1, "passes of each stream over its shards that are prepared")
+    world_size: int = key(
+        1, "processes of the run, from which follows where a schedule of the metadata switches"
+    )

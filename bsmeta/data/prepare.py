@@ -1,0 +1,156 @@
+"""Makes the training sequences ahead, once for all runs with the same data.
+
+    python -m bsmeta.data.prepare --config-name v2 data_config.train_file='shards/*.jsonl.gz' \
+        epochs=1 out=FOLDER
+
+takes every key that training takes. Training with the same keys and `data_config.prepared=FOLDER`
+then has the same batches as without, and goes on live behind the prepared epochs. The folder
+appears when it is complete. Called again for a folder that is there, it checks its content.
+`data_config.num_workers` streams are made at a time (0: one, in this process).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from torch.utils.data import DataLoader
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.prepare import PrepareConfig
+from bsmeta.data.fingerprint import differing
+from bsmeta.data.live import LiveStreams, phases_of
+from bsmeta.data.prepared import (
+    FORMAT,
+    MANIFEST,
+    as_saved,
+    held_out_fingerprint,
+    read_manifest,
+    verify,
+)
+from bsmeta.data.preparing import StreamWriter, columns_of
+from bsmeta.data.stream import check_values
+from bsmeta.data.tokenizer import load_tokenizer
+
+
+def main(config: PrepareConfig) -> None:
+    """Writes the folder, or checks the one that is there, and says what is in it."""
+    check_values(config.data_config)
+    if config.out is None:
+        raise ConfigurationError("out is not set; expected the folder to write")
+    if min(config.epochs, config.world_size) < 1:
+        raise ConfigurationError("epochs and world_size: expected 1 or more")
+    manifest = prepare(config, load_tokenizer(config), Path(config.out))
+    print(summary(config, manifest))
+
+
+def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path) -> dict[str, Any]:
+    """Writes the sequences of all streams.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        ConfigurationError: If the folder is there and of other data, or cannot be written.
+        DataError: If documents cannot be read or used, or the folder is there and damaged.
+    """
+    data = config.data_config
+    batch = data.per_device_train_batch_size * config.gradient_accumulation_steps
+    phases = phases_of(data, config.max_train_steps, batch * config.world_size)
+    live = LiveStreams(data, tokenizer, config.seed, phases)
+    columns = columns_of(data, len(tokenizer))
+    manifest = {
+        "format": FORMAT,
+        "epochs": config.epochs,
+        "fingerprint": live.fingerprint,
+        "held_out": held_out_fingerprint(data),
+        "columns": columns,
+        "shards": [shard.name for shard in live.shards],
+    }
+    if out.exists():
+        return checked(out, as_saved(manifest))
+    partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        writer = StreamWriter(live, data, columns, config.epochs, partial)
+        manifest["streams"] = written(writer, data.num_workers)
+        (partial / "config.yaml").write_text(to_yaml(config))
+        (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
+        partial.rename(out)
+    except OSError as error:
+        raise ConfigurationError(f"out={out} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return manifest
+
+
+def written(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
+    """Writes all streams, some at a time, and shows how far it is."""
+    streams = []
+    with progress() as bar:
+        task = bar.add_task("streams", total=len(writer), tokens=0)
+        for one in DataLoader(writer, batch_size=None, num_workers=num_workers):
+            if isinstance(one, UserError):
+                raise one
+            streams.append(one)
+            bar.update(task, advance=1, tokens=sum(entry["tokens"] for entry in streams))
+    return streams
+
+
+def progress() -> Progress:
+    """A bar on standard error."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tokens]:,} tokens"),
+        TimeElapsedColumn(),
+        console=Console(file=sys.stderr),
+    )
+
+
+def checked(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a folder that is there already, and whole.
+
+    Raises:
+        ConfigurationError: If it is of other data, which is left as it is.
+        DataError: If it holds no prepared data, or is damaged.
+    """
+    manifest = read_manifest(out)
+    saved = {name: manifest[name] for name in expected}
+    differences = "\n".join(differing("", saved, expected, "there"))
+    if differences:
+        raise ConfigurationError(
+            f"out={out} holds other prepared data; name another folder, or delete it:\n"
+            f"{differences}"
+        )
+    verify(out, manifest)
+    print(f"{out} is there already; all its hashes are right", file=sys.stderr)
+    return manifest
+
+
+def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
+    """What a folder holds, in one line."""
+    streams: Sequence[dict[str, Any]] = manifest["streams"]
+    sequences, tokens, documents = (
+        sum(one[name] for one in streams) for name in ("sequences", "tokens", "documents")
+    )
+    size = sum(file["bytes"] for one in streams for file in one["files"].values())
+    places = sequences * config.data_config.metadata_config.max_seq_len
+    return (
+        f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "
+        f"streams, {tokens:,} tokens (fill {tokens / max(places, 1):.4f}), {size / 2**20:,.1f} MB"
+    )
+
+
+if __name__ == "__main__":
+    run_entry_point(main, PrepareConfig, "v2")

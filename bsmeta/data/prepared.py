@@ -1,0 +1,265 @@
+"""Sequences that were made ahead (`prepare`), in the place of those of `live`.
+
+A folder holds a manifest and, for each logical stream, one file an array (`COLUMNS`), which are
+mapped into memory. What is kept is the result of `LogicalStream`: each sequence with the position
+behind it. So a run may change between prepared and live data at any sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError, UserError
+from bsmeta.data.fingerprint import differing, fingerprint
+from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.live import LiveStreams
+from bsmeta.data.packed import PackedSequence
+from bsmeta.data.plan import Phases, Position
+from bsmeta.data.shards import shards_fingerprint, validation_path
+from bsmeta.data.sources import source_of
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+TARGET = 0x80
+"""Set in `marks` where a token is a target; the other bits are its kind."""
+
+COLUMNS = {
+    "tokens": "token ids",
+    "marks": "kind and TARGET of each token",
+    "lengths": "tokens of each piece",
+    "types": "types of each piece's document",
+    "documents": "shard (its place in the manifest) and number of each document",
+    "rows": "where the tokens, pieces and documents of each sequence end",
+    "behind": "the position behind each sequence",
+    "counts": "sums for the log of each sequence",
+}
+
+
+class PreparedStream:
+    """The sequences of one stream.
+
+    Args:
+        folder: The prepared data.
+        manifest: Its manifest.
+        stream: Number of the stream.
+
+    Raises:
+        DataError: If a file is missing or of another size.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
+        self._stream = stream
+        self._shards: list[str] = manifest["shards"]
+        files = manifest["streams"][stream]["files"]
+        columns = {name: mapped(folder, manifest, stream, name) for name in files}
+        self._tokens, self._marks = columns["tokens"], columns["marks"]
+        self._lengths, self._types = columns["lengths"], columns["types"]
+        self._documents, self._counts = columns["documents"], columns["counts"]
+        self._rows, self._behind = columns["rows"], columns["behind"]
+
+    def __len__(self) -> int:
+        """Number of sequences."""
+        return len(self._rows)
+
+    def behind(self, index: int) -> Position:
+        """The position behind a sequence; the beginning for -1."""
+        return Position(*self._behind[index].tolist()) if index >= 0 else Position()
+
+    def sequence(self, index: int) -> PackedSequence:
+        """A sequence, as `LogicalStream` gave it out."""
+        begins = self._rows[index - 1].tolist() if index else [0, 0, 0]
+        tokens, pieces, documents = map(slice, begins, self._rows[index].tolist())
+        marks = self._marks[tokens]
+        return PackedSequence(
+            ids=self._tokens[tokens].astype(np.int32),
+            kinds=marks & ~np.uint8(TARGET),
+            loss_mask=marks >= TARGET,
+            lengths=self._lengths[pieces].astype(np.int64),
+            types=self._types[pieces].astype(np.int32),
+            documents=tuple(
+                f"{self._shards[shard]}:{number}"
+                for shard, number in self._documents[documents].tolist()
+            ),
+            counts=self._counts[index].astype(np.float64),
+            stream=self._stream,
+            behind=self.behind(index),
+        )
+
+
+class PreparedStreams:
+    """All logical streams of a run: prepared, and behind that live.
+
+    Args:
+        config: `prepared` names the folder.
+        tokenizer: The tokenizer of the run.
+        seed: Seed of the run.
+        phases: When the metadata's schedule goes on to its next phase.
+
+    Attributes:
+        fingerprint: What decides the sequences.
+
+    Raises:
+        ConfigurationError: If the folder was prepared for other data, or by another version.
+        DataError: If there is no prepared data.
+    """
+
+    def __init__(
+        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Phases
+    ) -> None:
+        self._arguments = (config, tokenizer, seed, phases)
+        self._folder = Path(config.prepared or "")
+        self._manifest = read_manifest(self._folder)
+        self._live: LiveStreams | None = None
+        saved = self._manifest["fingerprint"]
+        try:
+            shards: dict[str, Any] = shards_fingerprint(source_of(config).shards())
+        except UserError as error:
+            log.info("only the prepared epochs can be trained on: %s", error)
+            shards = saved["shards"]
+        self.fingerprint = fingerprint(config, tokenizer, seed, phases, shards)
+        expected = {**saved, "held_out": self._manifest["held_out"]}
+        current = {**self.fingerprint, "held_out": held_out_fingerprint(config)}
+        if current["held_out"] == "not there":
+            current["held_out"] = expected["held_out"]
+        differences = "\n".join(differing("", expected, as_saved(current), "when it was prepared"))
+        if differences:
+            raise ConfigurationError(
+                f"data_config.prepared={self._folder} was prepared for other data; prepare it "
+                f"again, or leave data_config.prepared out:\n{differences}"
+            )
+
+    def sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
+        """The sequences of a stream from a position on; endless where the shards are there.
+
+        Raises:
+            ConfigurationError: If the position is not one of this data.
+            DataError: If files are damaged, or the prepared epochs are used up and no live stream
+                can go on.
+        """
+        prepared = PreparedStream(self._folder, self._manifest, stream)
+        done = position.emitted
+        if done <= len(prepared) and position != prepared.behind(done - 1):
+            raise ConfigurationError(
+                f"data_config.prepared={self._folder}: stream {stream} stands at {position}, where "
+                f"the prepared one stands at {prepared.behind(done - 1)}: the run was on other "
+                "data before; leave data_config.prepared out"
+            )
+        for index in range(done, len(prepared)):
+            yield prepared.sequence(index)
+        if done < len(prepared):
+            position = prepared.behind(len(prepared) - 1)
+        log.info("stream %d goes on live behind its prepared epochs", stream)
+        yield from self._go_on(stream).sequences(stream, position)
+
+    def _go_on(self, stream: int) -> LiveStreams:
+        if self._live is None:
+            try:
+                self._live = LiveStreams(*self._arguments)
+            except UserError as error:
+                raise DataError(
+                    f"stream {stream} has used up the prepared epochs ({self._manifest['epochs']}) "
+                    f"of data_config.prepared={self._folder}, and cannot go on with the shards "
+                    f"themselves: {error}; prepare more epochs, or make the shards available"
+                ) from error
+        return self._live
+
+
+def file_name(stream: int, column: str) -> str:
+    """Where an array of a stream is kept, in the folder."""
+    return f"stream-{stream:05}.{column}"
+
+
+def mapped(folder: Path, manifest: dict[str, Any], stream: int, column: str) -> np.ndarray:
+    """An array of a stream, mapped into memory.
+
+    Raises:
+        DataError: If its file is missing or of another size.
+    """
+    path = folder / file_name(stream, column)
+    expected = manifest["streams"][stream]["files"][column]["bytes"]
+    found = path.stat().st_size if path.exists() else None
+    if found != expected:
+        raise DataError(
+            f"data_config.prepared: {path} has {found} bytes, expected {expected}; it is damaged, "
+            "prepare it again"
+        )
+    kind, width = manifest["columns"][column]["dtype"], manifest["columns"][column]["width"]
+    array = np.memmap(path, kind, "r") if expected else np.zeros(0, kind)
+    return array.reshape(-1, width) if width > 1 else array
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of prepared data.
+
+    Raises:
+        ConfigurationError: If it is of another version.
+        DataError: If there is none.
+    """
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"data_config.prepared={folder} holds no prepared data "
+            f"(python -m bsmeta.data.prepare ... out={folder} makes it): {error}"
+        ) from error
+    if manifest["format"] != FORMAT:
+        raise ConfigurationError(
+            f"data_config.prepared={folder} has format {manifest['format']}; this version reads "
+            f"format {FORMAT}; prepare it again"
+        )
+    return manifest
+
+
+def verify(folder: Path, manifest: dict[str, Any]) -> None:
+    """Compares all files with their hashes in the manifest.
+
+    Raises:
+        DataError: Naming the first that differs.
+    """
+    for stream, entry in enumerate(manifest["streams"]):
+        for column, facts in entry["files"].items():
+            mapped(folder, manifest, stream, column)  # is there, and of the right size
+            path = folder / file_name(stream, column)
+            if file_hash(path) != facts["xxh3"]:
+                raise DataError(
+                    f"{path} is damaged: its content has another "
+                    "hash than when it was prepared; delete the folder and prepare it again"
+                )
+
+
+def held_out_fingerprint(config: DataConfig) -> str:
+    """What was kept out of the data: a hash of the validation file, or why there is none."""
+    path = validation_path(config)
+    if path is None:
+        return "nothing"
+    if isinstance(path, HubPath):
+        return path.etag
+    if not os.path.exists(path):
+        return "not there"
+    return file_hash(path)
+
+
+def file_hash(path: str | Path) -> str:
+    """The xxh3 of a file's content, in hexadecimal."""
+    content = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
+
+
+def as_saved(value: dict[str, Any]) -> dict[str, Any]:
+    """A dict as it reads when it was saved."""
+    return json.loads(json.dumps(value))

@@ -1,0 +1,207 @@
+"""Prepared data: the same batches as live ones, or a refusal that says why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import Phase
+from bsmeta.config.prepare import PrepareConfig
+from bsmeta.data.prepare import prepare, summary
+from bsmeta.data.prepared import COLUMNS, read_manifest
+from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
+
+SIZES = [30, 41, 17, 26, 33, 9]
+STEPS = 24
+
+
+def prepared(
+    config: DataConfig, out: Path, *, seed: int = 1, **values: Any
+) -> tuple[DataConfig, dict[str, Any]]:
+    """Prepares data; returns the configuration that trains on it, and the manifest."""
+    request = PrepareConfig(data_config=config, seed=seed, out=str(out), **values)
+    manifest = prepare(request, small_tokenizer(), out)
+    return dataclasses.replace(config, prepared=str(out)), manifest
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), SIZES)
+
+
+@pytest.fixture(scope="module")
+def live(folder: Path) -> Run:
+    return run(small_config(folder), STEPS)
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> DataConfig:
+    return prepared(small_config(folder), tmp_path_factory.mktemp("out") / "data", epochs=2)[0]
+
+
+def manifest_of(config: DataConfig) -> dict[str, Any]:
+    return read_manifest(Path(config.prepared or ""))
+
+
+@pytest.mark.parametrize(
+    ("world_size", "micro_batch", "workers"), [(1, 8, 0), (2, 2, 0), (2, 2, 2), (1, 1, 4)]
+)
+def test_the_same_batches_as_live(
+    config: DataConfig, live: Run, world_size: int, micro_batch: int, workers: int
+) -> None:
+    """Tensors, documents and states; live sequences follow behind the prepared ones."""
+    other = dataclasses.replace(
+        config, per_device_train_batch_size=micro_batch, num_workers=workers
+    )
+    made = run(other, STEPS, world_size=world_size)
+    assert same(made, live)
+    assert made.state == live.state
+    assert min(one["sequences"] for one in manifest_of(config)["streams"]) < STEPS
+
+
+@pytest.mark.parametrize("stop", [1, 9, 20, 23])
+def test_a_run_may_change_between_live_and_prepared(
+    config: DataConfig, live: Run, stop: int
+) -> None:
+    plain = dataclasses.replace(config, prepared=None)
+    for first_part, second_part in ((config, config), (plain, config), (config, plain)):
+        first = run(first_part, stop)
+        rest = run(second_part, STEPS - stop, state=first.state)
+        assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), live)
+        assert rest.state == live.state
+
+
+def test_counts_are_kept(config: DataConfig) -> None:
+    streams = manifest_of(config)["streams"]
+    assert sum(one["documents"] for one in streams) == 2 * sum(SIZES)
+
+
+def test_with_a_schedule_bad_documents_and_padding(tmp_path: Path) -> None:
+    """The phases follow from the global batch, so the number of processes is needed."""
+    shards = write_shards(tmp_path, [40, 40])
+    (shards / "part-02.jsonl").write_text('{"text": 3}\n' * 5 + '{"text": "one two"}\n' * 30)
+    phases = [Phase(share=0.5, metadata_probability=0.0), Phase(share=0.5)]
+    plain = small_config(
+        shards, num_streams=2, packing="pad", bad_documents="skip", schedule=phases
+    )
+    run_of = {"max_train_steps": 12, "gradient_accumulation_steps": 2, "world_size": 2}
+    ready, _ = prepared(plain, tmp_path / "data", **run_of)
+    assert same(run(ready, 12, world_size=2, total=12), run(plain, 12, total=12))
+    with pytest.raises(ConfigurationError) as error:
+        run(ready, 12, batch=4, total=12)
+    assert "phase_starts: [0, 48] when it was prepared, [0, 24] now" in str(error.value)
+
+
+def test_several_streams_at_a_time(folder: Path, config: DataConfig, tmp_path: Path) -> None:
+    workers = small_config(folder, num_workers=3)
+    _, manifest = prepared(workers, tmp_path / "data", epochs=2)
+    assert manifest == manifest_of(config)
+    assert sorted(one.name for one in (tmp_path / "data").iterdir()) == sorted(
+        ["config.yaml", "manifest.json"]
+        + [f"stream-{stream:05}.{column}" for stream in range(8) for column in COLUMNS]
+    )
+
+
+def test_other_data_are_refused(config: DataConfig) -> None:
+    metadata = dataclasses.replace(config.metadata_config, metadata_probability=1.0)
+    other = dataclasses.replace(config, metadata_config=metadata, window_documents=4)
+    with pytest.raises(ConfigurationError) as error:
+        run(other, 1, seed=7)
+    assert str(error.value).splitlines()[1:] == [
+        "  metadata_config.metadata_probability: 0.5 when it was prepared, 1.0 now",
+        "  seed: 1 when it was prepared, 7 now",
+        "  window_documents: 8 when it was prepared, 4 now",
+    ]
+
+
+def test_another_held_out_file_is_refused(folder: Path, tmp_path: Path) -> None:
+    held_out = write_shards(tmp_path, [3]) / "part-00.jsonl.gz"
+    ready, _ = prepared(small_config(folder, exclude=["part-00.jsonl.gz"]), tmp_path / "data")
+    with pytest.raises(ConfigurationError, match="held_out: nothing when it was prepared"):
+        run(dataclasses.replace(ready, validation_file=str(held_out)), 1)
+
+
+def test_a_run_on_other_data_cannot_go_on(config: DataConfig, live: Run) -> None:
+    streams = {
+        k: v | {"window": v["window"] + 1} for k, v in run(config, 1).state["streams"].items()
+    }
+    with pytest.raises(ConfigurationError, match="stream 0 stands at Position"):
+        run(config, 1, state={**live.state, "streams": streams})
+
+
+def test_without_the_shards(folder: Path, live: Run, tmp_path: Path) -> None:
+    """The prepared epochs can be trained on; what would come behind them is an error."""
+    shards = tmp_path / "shards"
+    shutil.copytree(folder, shards)
+    ready, manifest = prepared(small_config(shards), tmp_path / "data")
+    shutil.rmtree(shards)
+    steps = min(one["sequences"] for one in manifest["streams"])
+    assert same(run(ready, steps), Run(live.steps[:steps], live.documents[:steps], {}))
+    with pytest.raises(DataError, match=r"has used up the prepared epochs \(1\).*prepare more"):
+        run(ready, 20)
+
+
+def test_a_folder_that_is_there_is_checked(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    ready, manifest = prepared(small_config(folder), out)
+    assert prepared(small_config(folder), out)[1] == manifest
+    with pytest.raises(ConfigurationError, match="seed: 1 there, 2 now"):
+        prepared(small_config(folder), out, seed=2)
+    damaged = out / "stream-00003.tokens"
+    data = bytearray(damaged.read_bytes())
+    data[7] ^= 1
+    damaged.write_bytes(data)
+    with pytest.raises(DataError, match="stream-00003.tokens is damaged"):
+        prepared(small_config(folder), out)
+    damaged.write_bytes(data[:-1])
+    with pytest.raises(DataError, match=rf"has {len(data) - 1} bytes, expected {len(data)}"):
+        run(ready, 1)
+
+
+def test_nothing_is_left_of_one_that_fails(tmp_path: Path) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    write_shards(shards, [20])
+    (shards / "part-01.jsonl").write_text('{"text": 3}\n')
+    for workers in (0, 2):
+        with pytest.raises(DataError, match=r"part-01.jsonl, line 1: text_not_string"):
+            prepared(small_config(shards, num_streams=2, num_workers=workers), tmp_path / "data")
+    assert [one.name for one in tmp_path.iterdir()] == ["shards"]
+
+
+def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"holds no prepared data .*bsmeta.data.prepare"):
+        run(small_config(folder, prepared=str(tmp_path)), 1)
+    manifest = manifest_of(config) | {"format": 0}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ConfigurationError, match="has format 0; this version reads format 1"):
+        run(small_config(folder, prepared=str(tmp_path)), 1)
+
+
+def test_summary(config: DataConfig) -> None:
+    line = summary(PrepareConfig(data_config=config, out="data"), manifest_of(config))
+    assert line.startswith("data: 312 documents in ")
+    assert " of 8 streams, " in line
+
+
+@pytest.mark.slow
+def test_the_command_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bsmeta.data.prepare", "--config-name", "demo"]
+    command += [f"data_config.cache_dir={tmp_path}/cache", f"out={tmp_path}/data"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"{tmp_path}/data: ")
+    again = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert again.stdout == done.stdout
+    assert "is there already" in again.stderr
+    wrong = subprocess.run([*command, "seed=7"], capture_output=True, text=True, check=False)
+    assert wrong.returncode == 2
+    assert "seed: 42 there, 7 now" in wrong.stderr
