@@ -17,9 +17,7 @@ class ExplainConfig(TrainConfig):
     )
     limit: int = key(1, "documents to show, from that one on")
     epoch: int = key(0, "the pass over the data whose random choices are shown")
-    step: int = key(
-        1, "with a schedule of the metadata: the update (from 1) whose phase is shown"
-    )
+    step: int = key(1, "with a schedule of the metadata: the update (from 1) whose phase is shown")
     types: list[str] | None = key(
         None, "give every document those of these types that it has, instead of drawing; []: none"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
@@ -23,7 +24,7 @@ def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
         ("run folder", config.out_dir),
         ("resume from", config.resume_from_checkpoint_dir or "– (a fresh start)"),
         ("model", _model(config)),
-        ("training data", _shards(data.train_file)),
+        ("training data", _shards(data)),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",
@@ -63,8 +64,10 @@ def _model(config: TrainConfig) -> str:
     return config.model_name
 
 
-def _shards(train_file: object) -> str:
-    return ", ".join(map(str, train_file)) if isinstance(train_file, list) else str(train_file)
+def _shards(data: DataConfig) -> str:
+    files = data.train_file
+    named = ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
+    return f"{named} in {data.dataset_name} (Hugging Face Hub)" if data.dataset_name else named
 
 
 def _launch(config: TrainConfig, launch: Launch) -> str:

@@ -19,7 +19,9 @@ import xxhash
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.bad_documents import reason_of
+from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.lines import LineReader
+from bsmeta.data.shards import validation_path
 from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 
@@ -46,7 +48,7 @@ class HeldOutDocuments:
     """
 
     def __init__(self, config: DataConfig, *, max_documents: int | None, deduplicate: bool) -> None:
-        self.path = _checked_path(config.validation_file)
+        self.path = _checked_path(config)
         self.numbers = array("q")
         self.sizes = array("q")
         self.left_out: Counter[str] = Counter()
@@ -122,13 +124,14 @@ class HeldOutDocuments:
         self.left_out[error.reason] += 1
 
 
-def _checked_path(path: str | None) -> str:
+def _checked_path(config: DataConfig) -> str:
+    path = validation_path(config)
     if not path:
         raise ConfigurationError(
             "data_config.validation_file is not set; expected the path of a held-out "
             ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
         )
-    if not os.path.isfile(path):
+    if not isinstance(path, HubPath) and not os.path.isfile(path):
         raise DataError(
             f"validation_file={path} does not exist (from {os.getcwd()}); "
             "expected the path of a held-out .jsonl.gz shard"

@@ -108,6 +108,8 @@ class Screen:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")
             return
+        if kind == "exposure":  # a table of its own; it is in metrics.jsonl and in the report
+            return
         shown = _leaves(values)
         if kind == "eval":  # the first few say enough; all are in metrics.jsonl
             shown = [one for one in shown if isinstance(one[1], float)][:_FIGURES_SHOWN]

@@ -64,7 +64,8 @@ def test_colours(tmp_path: Path) -> None:
     html, url = "36m", "32m"
     assert (
         f"{prefix}{html}html | {end}{prefix}{url}url: https://example.org/7 |||{end}{no_loss} {end}"
-        f"{tag}{html}<b class:strong>{end}{no_loss}7{end} laz{tag}{html}</b>{end}y dog 12 cafés\x1b[1m<eos>{end}"
+        f"{tag}{html}<b class:strong>{end}{no_loss}7{end} laz{tag}{html}</b>{end}"
+        f"y dog 12 cafés\x1b[1m<eos>{end}"
     ) in shown(tmp_path, colour=True, types=["html", "url"])
 
 

@@ -29,6 +29,8 @@ AT_LEAST = {
     "data_config.window_documents": 1,
     "data_config.num_workers": 0,
     "data_config.max_bad_documents": 0,
+    "data_config.hub_cache_gb": 0,
+    "data_config.hub_retries": 0,
     "weight_decay": 0,
     "adam_beta1": 0,
     "adam_beta2": 0,
@@ -72,8 +74,8 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
     for key in ("adam_beta1", "adam_beta2"):
         if value_of(config, key) >= 1:
             yield _refused(config, key, "a number below 1", f"{key}=0.9, for example")
-    if config.data_config.train_file is None:
-        fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files)"
+    if config.data_config.train_file is None and config.data_config.dataset_name is None:
+        fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield _refused(config, "data_config.train_file", "the training shards", fix)
     yield from _trackers(config)
 
