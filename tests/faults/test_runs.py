@@ -162,6 +162,7 @@ def test_row_13_a_loader_process_that_is_killed_is_named(start: Start, tmp_path:
     assert "killed by signal: Killed" in message or "exited unexpectedly" in message
 
 
+@pytest.mark.slow
 def test_row_13_a_loader_process_that_raises_is_named(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_raise:5:1")
     assert run.wait() != 0

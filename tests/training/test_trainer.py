@@ -95,6 +95,7 @@ def test_a_resumed_run_repeats_the_undisturbed_one(
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+@pytest.mark.slow
 def test_zero_and_plain_training_agree(launch: Launch, steps: Steps, tmp_path: Path) -> None:
     for stage in ("", "1", "2"):
         arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path / ('zero' + stage)}")
