@@ -12,23 +12,23 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.counts import WITH_METADATA
 from bsmeta.data.stream import TrainStream
+from bsmeta.data.tokenizer import load_tokenizer
 from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.subset import SubsetEvaluation
-from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import chances
 from bsmeta.tasks.base import EvaluationContext, Loss
 
 
 class CausalLanguageModel:
-    """The task of design and purpose: predict the next token, with metadata before and in the text.
+    """Predicts the next token of text that has metadata before, in and behind it.
 
     Documents that are packed into one sequence do not see each other: their positions restart, from
     which transformers builds the attention mask (it must be given no other mask and no cache).
@@ -43,15 +43,7 @@ class CausalLanguageModel:
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
         """The tokenizer, with the special tokens that the configuration asks for."""
-        tokenizer = _load(AutoTokenizer, "tokenizer_name", self._tokenizer_name())
-        if tokenizer.eos_token_id is None:
-            raise ConfigurationError(
-                f"tokenizer_name: {self._tokenizer_name()} has no end-of-text token; every "
-                "document ends with it. Name a tokenizer that has an eos_token"
-            )
-        special = Renderer(self._config.data_config.metadata_config).special_tokens()
-        tokenizer.add_special_tokens({"additional_special_tokens": special})
-        return tokenizer
+        return load_tokenizer(self._config)
 
     def build_model(self) -> nn.Module:
         if self._config.model_config_file is not None:
@@ -143,9 +135,6 @@ class CausalLanguageModel:
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder)
-
-    def _tokenizer_name(self) -> str:
-        return self._config.tokenizer_name or self._config.model_name
 
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
