@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections import Counter
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import DataError
 from bsmeta.data.shards import Shard
 from bsmeta.metadata.records import BadDocument
-
-POLICIES = ("strict", "skip")
 
 REASONS = (
     "blank_line",
@@ -45,10 +43,6 @@ class Rejecter:
     """
 
     def __init__(self, config: DataConfig, shard: Shard) -> None:
-        if config.bad_documents not in POLICIES:
-            raise ConfigurationError(
-                f"data_config.bad_documents={config.bad_documents}: expected one of {POLICIES}"
-            )
         self._strict = config.bad_documents == "strict"
         self._shard = shard
         self.counts: Counter[str] = Counter()

@@ -18,7 +18,6 @@ from bsmeta.data.lines import LineReader
 log = logging.getLogger(__name__)
 
 KIND = "held-out"
-POLICIES = ("error", "drop")
 BATCH = 256
 
 

@@ -19,8 +19,9 @@ from urllib.parse import quote
 import xxhash
 from huggingface_hub import RepoFile, constants
 
+from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import DataError
 from bsmeta.data.cache import Cache
 from bsmeta.data.hub_paths import HubPath, HubPattern, HubSettings
 from bsmeta.data.hub_requests import get_json
@@ -34,12 +35,9 @@ def hub_settings(config: DataConfig) -> HubSettings:
     """How files are read from the Hub in a configuration.
 
     Raises:
-        ConfigurationError: If a limit is negative.
+        ConfigurationError: If a value is impossible.
     """
-    for name in ("hub_cache_gb", "hub_retries"):
-        if getattr(config, name) < 0:
-            found = getattr(config, name)
-            raise ConfigurationError(f"data_config.{name}={found}: expected 0 or more")
+    check_data(config)
     folder = Cache(config.cache_dir).folder / "hub"
     return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
 

@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.checks.data import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.prepare import PrepareConfig
@@ -38,13 +39,12 @@ from bsmeta.data.prepared import (
     verify,
 )
 from bsmeta.data.preparing import StreamWriter, columns_of
-from bsmeta.data.stream import check_values
 from bsmeta.data.tokenizer import load_tokenizer
 
 
 def main(config: PrepareConfig) -> None:
     """Writes the folder, or checks the one that is there, and says what is in it."""
-    check_values(config.data_config)
+    check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")
     if min(config.epochs, config.world_size) < 1:

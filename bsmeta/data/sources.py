@@ -17,8 +17,6 @@ from bsmeta.data.plan import Share
 from bsmeta.data.shards import Shard, list_shards
 from bsmeta.data.windows import Window
 
-READERS = ("native", "tf")
-
 PlacedWindow = tuple[int, int, Window]
 """Place of the share in the order of its epoch, place of the window in its share, the window."""
 

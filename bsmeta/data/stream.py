@@ -13,27 +13,16 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_starts
-from bsmeta.data.bad_documents import POLICIES
 from bsmeta.data.counts import count_names
 from bsmeta.data.fingerprint import check_fingerprint
-from bsmeta.data.held_out import POLICIES as OVERLAP_POLICIES
 from bsmeta.data.live import LiveStreams, phases_of
 from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
-from bsmeta.data.packed import PACKINGS, PackedSequence
+from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position, division, sequences_done
 from bsmeta.data.prepared import PreparedStreams
-from bsmeta.data.sources import READERS
-
-CHOICES = {
-    "packing": tuple(PACKINGS),
-    "bad_documents": POLICIES,
-    "on_test_overlap": OVERLAP_POLICIES,
-    "on_changed_data": ("error", "warn"),
-    "reader": READERS,
-}
 
 
 class TrainStream:
@@ -71,7 +60,7 @@ class TrainStream:
         max_train_steps: int | None = None,
         state: dict[str, Any] | None = None,
     ) -> None:
-        check_values(config)
+        check_data(config)
         self._config = config
         self._division = division(
             config.num_streams,
@@ -134,21 +123,3 @@ class TrainStream:
 
     def _open(self, stream: int) -> Iterator[PackedSequence]:
         return self._streams.sequences(stream, self._positions.get(stream, Position()))
-
-
-def check_values(config: DataConfig) -> None:
-    """Refuses values that no data can make right.
-
-    Raises:
-        ConfigurationError: Listing all of them.
-    """
-    problems = []
-    for name, choices in CHOICES.items():
-        if getattr(config, name) not in choices:
-            found = getattr(config, name)
-            problems.append(f"data_config.{name}={found}: expected one of {', '.join(choices)}")
-    for name, least in (("window_documents", 1), ("num_workers", 0), ("max_bad_documents", 0)):
-        if getattr(config, name) < least:
-            problems.append(f"data_config.{name}={getattr(config, name)}: expected {least} or more")
-    if problems:
-        raise ConfigurationError("\n".join(problems))

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.checks.data import check_data
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.metadata import phase_starts
@@ -26,7 +27,6 @@ from bsmeta.data.lines import LineReader
 from bsmeta.data.live import held_out, sample_lines
 from bsmeta.data.pieces import Piece
 from bsmeta.data.shards import Shard, list_shards
-from bsmeta.data.stream import check_values
 from bsmeta.data.windows import Window, WindowDocument, WindowMaker
 from bsmeta.explaining.request import check_numbers, find, no_such_document, with_types
 from bsmeta.metadata.records import DocumentDecoder
@@ -101,7 +101,7 @@ class Selection:
     """
 
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-        check_values(config.data_config)
+        check_data(config.data_config)
         check_numbers(config)
         self._config = config
         self._data = config.data_config

@@ -437,6 +437,27 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"data_config.tokenizer_backend": "data_config.tokenizer_backend=tiktoken"},
     ),
+    "an unknown reader": (
+        {"data_config.reader": "tensorflow"},
+        {},
+        {},
+        {"data_config.reader": "data_config.reader=native"},
+    ),
+    "a revision, but no data set": (
+        {"data_config.dataset_revision": "v1.0"},
+        {},
+        {},
+        {"data_config.dataset_revision": "data_config.dataset_name"},
+    ),
+    "a revision of its own": (
+        {
+            "data_config.train_file": ["hf://datasets/owner/name@v2/*.jsonl.gz", "/data/*.gz"],
+            "data_config.dataset_revision": "v1.0",
+        },
+        {},
+        {},
+        {"data_config.dataset_revision": "leave it out"},
+    ),
     "a misspelt schedule": (
         {"lr_scheduler_type": "cosin"},
         {},
@@ -578,11 +599,30 @@ def test_metadata_is_checked_with_the_rest(tmp_path: Path) -> None:
 
 
 def test_every_bounded_key_is_a_key_of_the_schema() -> None:
-    from bsmeta.config.checks import values
+    from bsmeta.config.checks import data, values
 
     config = TrainConfig()
+    for name in (*data.CHOICES, *data.AT_LEAST):
+        values.value_of(config, f"data_config.{name}")
     for key in (*values.CHOICES, *values.AT_LEAST, *values.ABOVE_ZERO):
         values.value_of(config, key)
     assert not [
         *values.value_problems(dataclasses.replace(config, data_config=HYDRA["data_config"]))
     ]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"train_file": "hf://datasets/owner/name/*.jsonl.gz"},
+        {"dataset_name": "owner/name", "train_file": None},
+        {"dataset_name": "owner/name", "train_file": "en/*.jsonl.gz"},
+        {"validation_file": "hf://datasets/owner/name/test.jsonl.gz"},
+    ],
+)
+def test_a_revision_of_what_is_read_from_the_hub(tmp_path: Path, data: dict[str, Any]) -> None:
+    run_check(tmp_path, {"data_config.dataset_revision": "v1.0", **of_data(data)})
+
+
+def of_data(values: dict[str, Any]) -> dict[str, Any]:
+    return {f"data_config.{name}": value for name, value in values.items()}

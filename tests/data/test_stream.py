@@ -196,9 +196,14 @@ def test_streams_of_uneven_size_are_warned_of(
 def test_unknown_values_are_listed(folder: Path) -> None:
     with pytest.raises(ConfigurationError) as error:
         run(small_config(folder, packing="first_fit", bad_documents="no", window_documents=0), 1)
-    assert "data_config.packing=first_fit: expected one of best_fit, pad" in str(error.value)
-    assert "data_config.bad_documents=no: expected one of strict, skip" in str(error.value)
-    assert "data_config.window_documents=0" in str(error.value)
+    lines = [line for line in str(error.value).splitlines() if "found" in line]
+    where = "in Hydra configuration: found"
+    assert lines == [
+        f'1. data_config.packing {where} "first_fit", expected one of best_fit, pad '
+        "(did you mean best_fit?).",
+        f'2. data_config.bad_documents {where} "no", expected one of strict, skip.',
+        f"3. data_config.window_documents {where} 0, expected 1 or more.",
+    ]
 
 
 def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, whole: Run) -> None:

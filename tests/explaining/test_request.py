@@ -35,7 +35,7 @@ from tests.explaining.helpers import SHARD, demo, demo_tokenizer
         ("limit=0", "limit=0: expected 1 or more"),
         ("epoch=-1", "epoch=-1: expected 0 or more"),
         ("sequences=-1", "sequences=-1: expected 0 or more"),
-        ("data_config.packing=tight", "data_config.packing=tight: expected one of best_fit, pad"),
+        ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
     ],
 )
 def test_what_cannot_be_shown_is_refused(override: str, told: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
+from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
 from bsmeta.config.schema import TrainConfig
 
@@ -15,22 +16,9 @@ CHOICES = {
     "lr_scheduler_type": ("linear", "cosine", "constant"),
     "mixed_precision": ("no", "bf16", "fp16"),
     "on_nonfinite": ("stop", "skip"),
-    "data_config.packing": ("best_fit", "pad"),
-    "data_config.bad_documents": ("strict", "skip"),
-    "data_config.on_changed_data": ("error", "warn"),
-    "data_config.on_test_overlap": ("error", "drop"),
-    "data_config.tokenizer_backend": ("auto", "hf", "tiktoken", "gigatoken"),
 }
 
 AT_LEAST = {
-    "data_config.per_device_train_batch_size": 1,
-    "data_config.per_device_eval_batch_size": 1,
-    "data_config.num_streams": 1,
-    "data_config.window_documents": 1,
-    "data_config.num_workers": 0,
-    "data_config.max_bad_documents": 0,
-    "data_config.hub_cache_gb": 0,
-    "data_config.hub_retries": 0,
     "weight_decay": 0,
     "adam_beta1": 0,
     "adam_beta2": 0,
@@ -77,6 +65,7 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
     if config.data_config.train_file is None and config.data_config.dataset_name is None:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield _refused(config, "data_config.train_file", "the training shards", fix)
+    yield from data_problems(config.data_config)
     yield from _trackers(config)
 
 
