@@ -101,9 +101,12 @@ def register(schema: type) -> None:
     A schema that extends another one takes its name, too: YAML files of that one then fit both.
     """
     for one in filter(dataclasses.is_dataclass, schema.__mro__):
-        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", one.__name__).lower()
-        ConfigStore.instance().store(name=name, node=schema)
+        ConfigStore.instance().store(name=_store_name(one), node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
+
+
+def _store_name(schema: type) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", schema.__name__).lower()
 
 
 def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = ()) -> Config:
@@ -167,10 +170,13 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
     """
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
+    values = yaml.safe_load(path.read_text())
+    if isinstance(values, dict):
+        values.pop("defaults", None)  # for Hydra, see `to_yaml`
     try:
         merged = OmegaConf.merge(
             OmegaConf.structured(schema),
-            OmegaConf.create(yaml.safe_load(path.read_text())),
+            OmegaConf.create(values),
             OmegaConf.from_dotlist(list(overrides)),
         )
         assert isinstance(merged, DictConfig)
@@ -180,8 +186,13 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
 
 
 def to_yaml(config: Any) -> str:
-    """The resolved configuration as YAML that `load_resolved` reads back; without secrets."""
-    values = redact_values(dataclasses.asdict(config))
+    """The resolved configuration as YAML that `load_resolved` reads back; without secrets.
+
+    Its defaults list names the schema, so that Hydra takes the file as a configuration, too:
+    `train.py --config-dir FOLDER --config-name config` starts the same run again.
+    """
+    values = {"defaults": [_store_name(type(config)), "_self_"]}
+    values |= redact_values(dataclasses.asdict(config))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 

@@ -32,8 +32,10 @@ class Launch:
 
     source: str  # `the environment`, or the launch file that was read
     num_processes: int  # world size
+    expected_processes: int | None = None  # what the launch scripts say that all machines make
     local_processes: int | None = None  # of this machine
     gpus: int | None = None  # GPUs that this machine's processes may use
+    wants_gpus: bool = False  # a launch file for several processes that does not hide the GPUs
     distributed_type: str = "NO"  # in accelerate's words
     use_cpu: bool = False  # accelerate's switch, under which it starts one process only
     deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
@@ -78,6 +80,8 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
 
     fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
     processes = _integer(environ, "WORLD_SIZE", 1)
+    by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
+    hidden = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
     if flag("ACCELERATE_USE_DEEPSPEED"):
         kind = "DEEPSPEED"
     elif flag("ACCELERATE_USE_FSDP"):
@@ -94,8 +98,10 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
     return Launch(
         source=ENVIRONMENT,
         num_processes=processes,
+        expected_processes=_integer(environ, "BSMETA_WORLD_SIZE", processes),
         local_processes=_integer(environ, "LOCAL_WORLD_SIZE", 1),
         gpus=_visible_gpus(),
+        wants_gpus=by_accelerate and kind != "NO" and not hidden,
         distributed_type=kind,
         use_cpu=flag("ACCELERATE_USE_CPU"),
         deepspeed_config_file=find_file(json_file) if json_file else None,

@@ -401,6 +401,18 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"gpus": 1, "local_processes": 2},
         {"num_processes": "--num_processes 1"},
     ),
+    "a launch file for GPUs on a machine without": (
+        {},
+        {},
+        {"gpus": 0, "wants_gpus": True},
+        {"GPUs": "experiments/accelerate/cpu.yaml"},
+    ),
+    "a machine with too few processes": (
+        {},
+        {},
+        {"expected_processes": 3},
+        {"WORLD_SIZE": "BSMETA_WORLD_SIZE"},
+    ),
     "fp16 on a CPU": (
         {"mixed_precision": "fp16"},
         {"bf16.enabled": False, "fp16.enabled": True},

@@ -51,6 +51,9 @@ def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     assert load_resolved(tmp_path / "config.yaml", TrainConfig) == config
     again = load_resolved(tmp_path / "config.yaml", TrainConfig, ["seed=7"])
     assert again.seed == 7
+    same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert "0.0001 after 6,000 updates" in same.stdout
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

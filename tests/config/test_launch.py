@@ -63,6 +63,34 @@ def test_a_world_size_that_is_no_number_is_refused(text: str) -> None:
         read_launch({"WORLD_SIZE": text})
 
 
+@pytest.mark.parametrize(
+    ("environ", "wants_gpus"),
+    [
+        ({"WORLD_SIZE": "2", "ACCELERATE_MIXED_PRECISION": "no"}, True),
+        ({"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}, True),
+        (
+            {
+                "WORLD_SIZE": "2",
+                "ACCELERATE_MIXED_PRECISION": "no",
+                "CUDA_VISIBLE_DEVICES": "-1,-1",
+            },
+            False,  # what gpu_ids of cpu.yaml becomes
+        ),
+        ({"WORLD_SIZE": "2"}, False),  # torchrun, which says nothing about devices
+        ({"ACCELERATE_MIXED_PRECISION": "no"}, False),
+    ],
+)
+def test_launch_files_that_hide_no_gpus_want_them(
+    environ: dict[str, str], wants_gpus: bool
+) -> None:
+    assert read_launch(environ).wants_gpus is wants_gpus
+
+
+def test_the_number_of_processes_that_the_launch_scripts_expect() -> None:
+    assert read_launch({"WORLD_SIZE": "2", "BSMETA_WORLD_SIZE": "3"}).expected_processes == 3
+    assert read_launch({"WORLD_SIZE": "2"}).expected_processes == 2
+
+
 def test_a_relative_json_is_looked_for_here_and_then_in_the_repository(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

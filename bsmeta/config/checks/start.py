@@ -34,6 +34,10 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         expected = "1, because distributed_type: NO starts a single process"
         fix = "distributed_type: MULTI_GPU (also on a CPU) or DEEPSPEED"
         yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+    if launch.expected_processes not in (None, launch.num_processes):
+        expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
+        fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
+        yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
     if launch.use_cpu and (launch.num_processes > 1 or launch.deepspeed):
         expected = "false: it turns DeepSpeed off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
@@ -56,6 +60,15 @@ def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
             found='"fp16"',
             expected='"no" or "bf16": there is no GPU, and fp16 does not train on a CPU',
             fix="mixed_precision=bf16 or mixed_precision=no",
+        )
+    if launch.gpus == 0 and launch.wants_gpus:
+        yield Problem(
+            key="GPUs",
+            file="this machine",
+            found="0",
+            expected="one a process, as the launch file asks for",
+            fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
+            "with experiments/accelerate/cpu.yaml or cpu_zero2.yaml",
         )
     if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
         expected = f"at most {launch.gpus}, the GPUs of this machine"
