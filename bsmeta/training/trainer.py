@@ -1,8 +1,7 @@
 """The training loop: the only one, for every task.
 
-A step is an update of the weights. Its loss is the mean over the targets of the whole global batch,
-however that is split over ranks and micro-batches: the sum of losses is divided by the number of
-targets of the *step*, which all ranks add up before the first backward pass.
+It fetches, logs, evaluates, saves and stops; `update` makes the step itself, `progress` is what a
+checkpoint knows of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,18 @@ from bsmeta.training import random_state
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
 from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import make_engine
-from bsmeta.training.nonfinite import NonFiniteSteps, is_finite
-from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.nonfinite import NonFiniteSteps
+from bsmeta.training.optim import build_optimizer
+from bsmeta.training.progress import Progress, StreamStates
 from bsmeta.training.resuming import Resume, global_batch
 from bsmeta.training.retention import check_figure
 from bsmeta.training.run_folder import LineLog, RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.spikes import SpikeDetector
-from bsmeta.training.sums import LossSums
 from bsmeta.training.throughput import Throughput
 from bsmeta.training.tracking import Tracker, flat, keep_tensorflow_out
+from bsmeta.training.update import Updater
 from bsmeta.training.watchdog import Watchdog
 
 
@@ -45,23 +45,6 @@ class Outcome(Enum):
 
     DONE = "done"
     PREEMPTED = "preempted"
-
-
-@dataclass
-class Progress:
-    """What a run has done so far; saved with every checkpoint.
-
-    Attributes:
-        step: Completed updates.
-        tokens: Tokens fed to the model, without padding.
-        targets: Tokens that loss was taken on.
-        counts: Sums of what the micro-batches count, since the phase of the data began.
-    """
-
-    step: int = 0
-    tokens: int = 0
-    targets: int = 0
-    counts: dict[str, float] = field(default_factory=dict)
 
 
 class Trainer:
@@ -83,9 +66,7 @@ class Trainer:
         self.watchdog = watchdog
         self.progress = Progress()
         self.stop = StopRequest()
-        # States of all streams where the run resumed, and of this rank's streams since then.
-        self._resumed_streams: dict[int, dict[str, Any]] = {}
-        self._streams: dict[int, dict[str, Any]] = {}
+        self.states = StreamStates()
         self._last_saved = -1
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._documents: LineLog | None = None
@@ -93,10 +74,13 @@ class Trainer:
         torch.manual_seed(config.seed)  # the same weights on every rank
         model = task.build_model()
         self.model: nn.Module
-        self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
+        self.model, optimizer = accelerator.prepare(model, build_optimizer(model, config))
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
         self.throughput = Throughput(model, self.processes.device)
-        self.engine = make_engine(accelerator, self.model, self.optimizer)
+        self.engine = make_engine(accelerator, self.model, optimizer)
+        self.updater = Updater(
+            config, task, accelerator, self.model, optimizer, self.engine, watchdog
+        )
         plain = accelerator.unwrap_model(self.model)
         self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
         self.nonfinite = NonFiniteSteps(
@@ -111,6 +95,7 @@ class Trainer:
         state = None
         if resume:
             state = self._load(resume.saved, resume.converted)
+            self.states.resumed(state["streams"])
             resume.release(self.processes)
         self._open_stream(state)
         self.processes.on_main(lambda: self.run.cut_logs(self.progress.step))
@@ -214,60 +199,36 @@ class Trainer:
             TrainingError: If loss or gradient are not finite, and may not be passed over.
         """
         began = time.perf_counter()
-        rate = learning_rate(self.config, self.progress.step + 1)
-        set_learning_rate(self.optimizer.param_groups, rate)
-        sums = self._forward_and_backward(batches, totals)
-        norm = self.engine.clip(self.config.gradient_clipping or float("inf"))
-        loss, parts = sums.means(self.processes, totals["targets"])
-        finite = is_finite(loss, norm)
-        changed = self.engine.step(finite)
-
         step = self.progress.step + 1
-        if finite:
+        update = self.updater.run(step, batches, totals["targets"])
+        if update.finite:
             self.nonfinite.passed()
         else:
-            event = self.nonfinite.failed(step, loss, norm, batches, sums.each, in_weights=changed)
+            event = self.nonfinite.failed(
+                step, update.loss, update.norm, batches, update.each, in_weights=update.changed
+            )
             self.tracker.event("nonfinite", step, **event)
-        for batch in batches:
-            self._streams.update(batch.states)
+        self.states.trained_on(batches)
         self.progress.step = step
         if self._documents is not None:
             documents = dict.fromkeys(name for batch in batches for name in batch.documents)
             self._documents.write({"step": step, "documents": list(documents)})
         counts = {k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")}
-        for name, count in counts.items():
-            self.progress.counts[name] = self.progress.counts.get(name, 0.0) + count
-        if finite:
+        self.progress.count(counts)
+        if update.finite:
             self.progress.tokens += int(totals["tokens"])
             self.progress.targets += int(totals["targets"])
-            figures = {"loss": loss, "learning_rate": rate, "grad_norm": norm, "parts": parts}
-            figures["counts"] = counts
+            figures = {
+                "loss": update.loss,
+                "learning_rate": update.rate,
+                "grad_norm": update.norm,
+                "parts": update.parts,
+                "counts": counts,
+            }
             self._log(totals, figures, wait, time.perf_counter() - began)
-            if self.spikes.is_spike(loss):
-                return not self._go_back(loss)
+            if self.spikes.is_spike(update.loss):
+                return not self._go_back(update.loss)
         return True
-
-    def _forward_and_backward(
-        self, batches: list[MicroBatch], totals: dict[str, float]
-    ) -> LossSums:
-        """The gradient of the step, over all ranks; the sums of this rank's losses."""
-        self.model.train()
-        # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
-        scale = self.processes.size * len(batches) / max(totals["targets"], 1.0)
-        sums = LossSums()
-        for batch in batches:
-            with self.accelerator.accumulate(self.model):
-                tensors = {
-                    key: value.to(self.processes.device, non_blocking=True)
-                    for key, value in batch.tensors.items()
-                }
-                self.watchdog.enter(f"step {self.progress.step + 1}: forward pass")
-                with self.accelerator.autocast():
-                    loss = self.task.loss(self.model, tensors)
-                self.watchdog.enter(f"step {self.progress.step + 1}: backward pass")
-                self.accelerator.backward(loss.sum * scale)
-            sums.add(loss)
-        return sums
 
     def _log(
         self, totals: dict[str, float], figures: dict[str, Any], wait: float, busy: float
@@ -316,10 +277,8 @@ class Trainer:
             return
         self.watchdog.enter(f"step {step}: saving")
         self._log_exposure(step, self.stream.phase(max(step, 1)))
-        streams = dict(self._resumed_streams)
-        for part in self.processes.gather(self._streams):
-            streams.update(part)
-        data = {"fingerprint": self.stream.fingerprint, "streams": dict(sorted(streams.items()))}
+        streams = self.states.gathered(self.processes)
+        data = {"fingerprint": self.stream.fingerprint, "streams": streams}
         state = {
             "progress": asdict(self.progress),
             "world_size": self.processes.size,
@@ -369,7 +328,6 @@ class Trainer:
         own_seed = self.config.seed + saved.step * 10_007 + rank
         random_state.restore(saved.folder, rank, state["world_size"], own_seed)
         data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
-        self._resumed_streams = {int(stream): state for stream, state in data["streams"].items()}
         return data
 
     def _go_back(self, loss: float) -> bool:
@@ -385,10 +343,7 @@ class Trainer:
         if not checkpoints:
             return False
         self.spikes.went_back(checkpoints[-1].step)
-        resumed = self._resumed_streams
-        self._load(checkpoints[-1])
-        # Streams of other ranks that were not asked since stand where the run was resumed.
-        self._resumed_streams = resumed
+        self._load(checkpoints[-1])  # but not the states of the streams
         self.tracker.event("rollback", step, to_step=self.progress.step)
         return True
 
