@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY, command
+from tests.faults.warm import Warm
 
 SCRIPT = Path(__file__).with_name("faulty_task.py")
 PATIENCE_S = 280  # an upper bound only: nothing is measured
@@ -34,7 +35,11 @@ RESUME = "resume_from_checkpoint_dir=latest"
 
 
 class Run:
-    """A run of the faulty task in a process group of its own."""
+    """A run of the faulty task in a process group of its own.
+
+    It is forked from a warm interpreter, unless there is a `wrapper` (the beginning of its command
+    line) or `cold` asks for a new one.
+    """
 
     def __init__(
         self,
@@ -46,6 +51,7 @@ class Run:
         script: Path = SCRIPT,
         options: Sequence[str] = (),
         wrapper: Sequence[str] = (),
+        cold: bool = False,
         **env: str,
     ) -> None:
         self.out_dir = out_dir
@@ -53,15 +59,10 @@ class Run:
         own_folder = () if overridden else (f"out_dir={out_dir}",)
         environment = {"OMP_NUM_THREADS": "1", "TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
         arguments = (*options, *COMMON, *own_folder, *arguments)
-        self.process = subprocess.Popen(
-            [*wrapper, *command(script, *arguments, processes=processes, launcher=bool(stage))],
-            env={**os.environ, **environment, "FAULT": fault, **env},
-            cwd=REPOSITORY,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        environment = {**os.environ, **environment, "FAULT": fault, **env}
+        parts = [*wrapper, *command(script, *arguments, processes=processes, launcher=bool(stage))]
+        cold = cold or bool(wrapper)
+        self.process = begin(parts, environment) if cold else Warm(parts, environment)
         self.errors = ""
 
     def wait(self) -> int:
@@ -95,16 +96,29 @@ class Run:
         self.process.wait()
 
 
+def begin(parts: list[str], environment: dict[str, str]) -> subprocess.Popen[str]:
+    """Starts a command in a session of its own."""
+    return subprocess.Popen(
+        parts,
+        env=environment,
+        cwd=REPOSITORY,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., Run]]:
     """Starts a run: `start(out_dir, "key=value", processes=2, stage="2", fault="kill:3:1")`."""
     runs: list[Run] = []
 
-    def begin(out_dir: Path, *arguments: str, **named: Any) -> Run:
+    def started(out_dir: Path, *arguments: str, **named: Any) -> Run:
         runs.append(Run(out_dir, *arguments, **named))
         return runs[-1]
 
-    yield begin
+    yield started
     for one in runs:
         one.end()
 
