@@ -1,0 +1,192 @@
+# shellcheck shell=bash
+# What the launch scripts share; sourced, never run. Every setting is an environment variable
+# (docs/launching.md lists them); every argument but --dry-run and --help is an override of a key.
+
+EXPERIMENTS=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+ROOT=$(dirname "$EXPERIMENTS")
+EXIT_FAILURE=1
+EXIT_USER_ERROR=2
+MACHINES=1 # of the run; several_machines.sh sets both
+NODE_RANK=0
+
+say() { echo "$(basename "$0"): $*" >&2; }
+
+fail() {
+  say "$*"
+  exit "$EXIT_USER_ERROR"
+}
+
+# Sets DRY_RUN and OVERRIDES; --help prints the comment at the head of the script.
+read_arguments() {
+  DRY_RUN=false
+  OVERRIDES=()
+  local argument
+  for argument in "$@"; do
+    case $argument in
+      --dry-run) DRY_RUN=true ;;
+      -h | --help)
+        sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+      -*) fail "$argument: expected key=value, --dry-run or --help" ;;
+      *) OVERRIDES+=("$argument") ;;
+    esac
+  done
+}
+
+number() { # the value of a variable that must be a positive number
+  local value=${!1:-$2}
+  [[ $value =~ ^[1-9][0-9]*$ ]] || fail "$1=$value: expected a positive number"
+  echo "$value"
+}
+
+# Sets RUN (which configuration) and OUT_DIR. A misspelt key ends here, before any process starts.
+choose_run() {
+  local config=${BSMETA_CONFIG:-} resume=${BSMETA_RESUME:-}
+  [[ -z $config || -z $resume ]] ||
+    fail "BSMETA_CONFIG=$config and BSMETA_RESUME=$resume: expected one of them; unset the other"
+  if [[ -n $resume ]]; then
+    [[ -f $resume/config.yaml ]] ||
+      fail "BSMETA_RESUME=$resume: no config.yaml there; expected the folder of a run (its out_dir)"
+    resume=$(cd "$resume" && pwd)
+    RUN=(--config-dir "$resume" --config-name config "out_dir='$resume'")
+    RUN+=(overwrite_out_dir=false resume_from_checkpoint_dir=latest)
+  elif [[ $config == */* || $config == *.yaml ]]; then
+    [[ -f $config ]] || fail "BSMETA_CONFIG=$config: there is no such file"
+    RUN=(--config-dir "$(cd "$(dirname "$config")" && pwd)")
+    RUN+=(--config-name "$(basename "$config" .yaml)")
+  elif [[ -n $config ]]; then
+    [[ -f $ROOT/hydra_configs/$config.yaml ]] ||
+      fail "BSMETA_CONFIG=$config: there is no $ROOT/hydra_configs/$config.yaml; expected its name" \
+        "or the path of a YAML file"
+    RUN=(--config-name "$config")
+  else
+    fail "neither BSMETA_CONFIG (a name in hydra_configs/, or a YAML file) nor BSMETA_RESUME (the" \
+      "folder of a run to go on with) is set; expected one of them"
+  fi
+  OUT_DIR=$(python "$ROOT/bsmeta/train.py" --cfg job --package out_dir \
+    "${RUN[@]}" "${OVERRIDES[@]}") || exit "$EXIT_USER_ERROR"
+  OUT_DIR=${OUT_DIR##*$'\n'} # behind a line that names the package
+}
+
+# Sets LAUNCH_FILE and PROCESSES (of this machine; empty: as many as the launch file says).
+choose_launch() {
+  local gpus
+  gpus=$(python -c 'import torch; print(torch.cuda.device_count())') || exit "$EXIT_FAILURE"
+  LAUNCH_FILE=${BSMETA_LAUNCH_FILE:-cpu_zero2.yaml}
+  [[ -n ${BSMETA_LAUNCH_FILE:-} || $gpus -eq 0 ]] || LAUNCH_FILE=zero2.yaml
+  [[ -f $LAUNCH_FILE ]] || LAUNCH_FILE=$EXPERIMENTS/accelerate/$LAUNCH_FILE
+  [[ -f $LAUNCH_FILE ]] ||
+    fail "BSMETA_LAUNCH_FILE=$BSMETA_LAUNCH_FILE: no such file, here or in $EXPERIMENTS/accelerate"
+  PROCESSES=${BSMETA_PROCESSES:-}
+  [[ -z $PROCESSES ]] || PROCESSES=$(number BSMETA_PROCESSES) || exit
+  grep -q '^gpu_ids: *"\?-1' "$LAUNCH_FILE" && return # for CPUs
+  PROCESSES=${PROCESSES:-$gpus}
+  [[ $PROCESSES -le $gpus && $gpus -gt 0 ]] ||
+    fail "$(basename "$LAUNCH_FILE") starts one process a GPU: found $gpus GPUs, expected" \
+      "${BSMETA_PROCESSES:-at least 1}. See nvidia-smi, CUDA_VISIBLE_DEVICES and" \
+      "BSMETA_PROCESSES, or train on the CPU: BSMETA_LAUNCH_FILE=cpu_zero2.yaml"
+}
+
+port_is_open() { timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; }
+
+# Starts a command in the background and waits for its end. The first signal to this script is passed
+# on, once and as SIGNAL, and the command ignores the others: torchrun gives up waiting for its
+# processes on a second signal, and srun or a terminal signal all processes beside this script.
+# shellcheck disable=SC2317  # pass_on is called by the traps
+run_with_signals() { # SIGNAL COMMAND...
+  local passed=$1 child
+  SIGNALLED=
+  shift
+  pass_on() {
+    [[ -z $SIGNALLED ]] || return 0
+    SIGNALLED=$1
+    say "SIG$1: passed on; waiting until the run has saved and ended"
+    kill -s "$passed" "$child" 2>/dev/null
+  }
+  local signal
+  for signal in TERM INT HUP USR1 USR2; do
+    # shellcheck disable=SC2064  # the name of now
+    trap "pass_on $signal" "$signal"
+  done
+  (
+    trap '' TERM INT HUP USR1 USR2
+    trap - "$passed"
+    exec "$@"
+  ) &
+  child=$!
+  LAUNCHER_CODE=0
+  wait "$child" || LAUNCHER_CODE=$?
+  while kill -0 "$child" 2>/dev/null; do # a signal has ended the wait, not the child
+    wait "$child" || LAUNCHER_CODE=$?
+  done
+  trap - TERM INT HUP USR1 USR2
+}
+
+status_mark() { stat -c '%i %y' "$OUT_DIR/status.json" 2>/dev/null || true; }
+
+# Sets STATE and CODE from what the run has left in status.json: the launchers turn every code of
+# a process into 1. A status that was there before, $1, says nothing about this run.
+read_outcome() {
+  local mark
+  STATE=unknown
+  CODE=$LAUNCHER_CODE
+  mark=$(status_mark)
+  if [[ -n $mark && $mark != "$1" ]]; then
+    STATE=$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$OUT_DIR/status.json")
+    [[ $LAUNCHER_CODE -eq 0 ]] ||
+      CODE=$(sed -n 's/.*"exit_code": \([0-9]*\).*/\1/p' "$OUT_DIR/status.json")
+  fi
+  [[ ${CODE:-0} -ne 0 || $LAUNCHER_CODE -eq 0 ]] || CODE=$EXIT_FAILURE
+}
+
+# Starts the run on this machine and exits with the run's own code: 0, 75, 2 or 1.
+start_run() {
+  local stop_timeout start_timeout port before command=(accelerate launch --config_file "$LAUNCH_FILE")
+  stop_timeout=$(number BSMETA_STOP_TIMEOUT 600) || exit
+  start_timeout=$(number BSMETA_START_TIMEOUT 600) || exit
+  port=$(number BSMETA_MASTER_PORT 29500) || exit
+  if [[ $MACHINES -gt 1 ]]; then
+    command+=(--num_machines "$MACHINES" --machine_rank "$NODE_RANK" --same_network)
+    command+=(--main_process_ip "$MASTER_ADDR" --main_process_port "$port")
+    command+=(--rdzv_conf "timeout=$start_timeout" --deepspeed_multinode_launcher standard)
+    PROCESSES=${PROCESSES:-$(sed -n 's/^num_processes: *//p' "$LAUNCH_FILE")}
+    # accelerate divides by the machines; torchrun adds up what each of them really starts.
+    command+=(--num_processes "$((PROCESSES * MACHINES))")
+  elif [[ -n $PROCESSES ]]; then
+    command+=(--num_processes "$PROCESSES")
+  fi
+  command+=("$ROOT/bsmeta/train.py" "${RUN[@]}" "${OVERRIDES[@]}")
+  if $DRY_RUN; then
+    printf '%q ' "${command[@]}"
+    echo
+    exit 0
+  fi
+  [[ $MACHINES -eq 1 ]] || meet "$port" "$start_timeout"
+  before=$(status_mark)
+  PET_SIGNALS_TO_HANDLE=SIGUSR2 PET_SHUTDOWN_TIMEOUT=$stop_timeout \
+    run_with_signals USR2 "${command[@]}"
+  read_outcome "$before"
+  [[ $STATE != unknown || $CODE -eq 0 || -n $SIGNALLED || $MACHINES -eq 1 ]] ||
+    say "the run has not begun: $MACHINES machines must meet at $MASTER_ADDR:$port within" \
+      "$start_timeout s (BSMETA_START_TIMEOUT); is each started, with the same address, port and" \
+      "number of machines, and a number (BSMETA_NODE_RANK) of its own?"
+  [[ $CODE -eq 0 ]] || say "ended with code $CODE ($STATE); see $OUT_DIR/status.json"
+  exit "$CODE"
+}
+
+# Machine 0 needs the port to be free, the others wait until somebody listens there.
+meet() { # PORT SECONDS
+  local deadline=$((SECONDS + $2))
+  if [[ $NODE_RANK -eq 0 ]]; then
+    ! port_is_open 127.0.0.1 "$1" ||
+      fail "port $1 of this machine is in use; choose another, on all machines: BSMETA_MASTER_PORT"
+    return
+  fi
+  until port_is_open "$MASTER_ADDR" "$1"; do
+    [[ $SECONDS -lt $deadline ]] ||
+      fail "nobody answers at $MASTER_ADDR:$1 after $2 s (BSMETA_START_TIMEOUT). Expected the" \
+        "address of machine 0 (BSMETA_MASTER_ADDR), on which the run was started, too"
+    sleep 1
+  done
+}

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Trains on all machines of the SLURM job that it is called in: in the shell of an allocation
+# (salloc), through experiments/train.sh, or from train.sbatch, which then has it queue the job again
+# when it was stopped. Each start goes on from the newest whole checkpoint.
+#
+#   BSMETA_CONFIG=v2 experiments/slurm/job.sh [--dry-run] [key=value ...]
+#
+#   BSMETA_PROCESSES    processes a machine (--ntasks-per-node of the job, or else one a GPU)
+#   BSMETA_MASTER_PORT  a free port of the first machine (made from the number of the job)
+set -euo pipefail
+# shellcheck source=experiments/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+newest_checkpoint() { # its step, 0 where there is none
+  local newest=0 folder step
+  for folder in "$OUT_DIR"/checkpoint-*step; do
+    step=${folder##*/checkpoint-}
+    step=${step%step}
+    [[ ! -d $folder || $step -le $newest ]] || newest=$step
+  done
+  echo "$newest"
+}
+
+# Queues the job again if it was stopped before its end; not if it can never get further.
+requeue() { # STEP that it began with
+  [[ $STATE == preempted || (-n $SIGNALLED && $STATE != "done" && $CODE -ne $EXIT_USER_ERROR) ]] ||
+    return 0
+  local newest
+  newest=$(newest_checkpoint)
+  if [[ $newest -le $1 ]]; then
+    say "stopped without a checkpoint beyond step $1: not queued again, because it would never end." \
+      "Give the job more time (--time), or earlier notice (--signal=B:USR1@SECONDS)"
+    exit "$EXIT_FAILURE"
+  fi
+  say "stopped; queued again, to go on from step $newest"
+  scontrol requeue "$SLURM_JOB_ID"
+}
+
+[[ -n ${SLURM_JOB_ID:-} && -n ${SLURM_JOB_NODELIST:-} ]] ||
+  fail "not in a SLURM job; expected sbatch $EXPERIMENTS/slurm/train.sbatch, or salloc"
+read_arguments resume_from_checkpoint_dir=latest "$@"
+choose_run
+hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
+BSMETA_NODES=$(wc -l <<<"$hosts")
+BSMETA_MASTER_ADDR=${hosts%%$'\n'*}
+BSMETA_MASTER_PORT=${BSMETA_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
+export BSMETA_NODES BSMETA_MASTER_ADDR BSMETA_MASTER_PORT
+export BSMETA_PROCESSES=${BSMETA_PROCESSES:-${SLURM_NTASKS_PER_NODE:-}}
+command=(srun --nodes="$BSMETA_NODES" --ntasks="$BSMETA_NODES" --ntasks-per-node=1 --cpu-bind=none)
+command+=("$EXPERIMENTS/several_machines.sh" "${OVERRIDES[@]}")
+if $DRY_RUN; then
+  env | grep '^BSMETA_' | sort
+  printf '%q ' "${command[@]}"
+  echo
+  exit 0
+fi
+
+before=$(status_mark)
+step=$(newest_checkpoint)
+run_with_signals USR1 "${command[@]}"
+read_outcome "$before"
+[[ ${BSMETA_REQUEUE:-false} != true ]] || requeue "$step"
+exit "$CODE"
