@@ -26,7 +26,26 @@ class TrainConfig:
         None, "JSON of a transformers config: start from random weights of this shape instead"
     )
     tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name")
+    attn_implementation: str = key(
+        "auto",
+        "eager | sdpa | flash_attention_2 | flex_attention | auto (flash_attention_2 where it is "
+        "installed and can be used, else sdpa)",
+    )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
+    gradient_checkpointing_every: int = key(
+        1, "gradient_checkpointing: in every so many layers (1: in all)"
+    )
+    loss_chunk_logits: int = key(
+        2**26,
+        "logits of a micro-batch that exist at one time: its loss and gradient are made in chunks "
+        "where there would be more; 0: all at once",
+    )
+    torch_compile: bool = key(
+        False, "torch.compile each layer for batches of one shape (not under ZeRO-3)"
+    )
+    liger_kernel: bool = key(
+        False, "Liger's Triton kernels for norms, rotary positions and MLP (pip install, GPUs only)"
+    )
 
     learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr")
     weight_decay: float = key(
@@ -94,6 +113,10 @@ class TrainConfig:
     trackers: list[str] = key(["tensorboard"], "Accelerate's trackers beside metrics.jsonl")
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
     log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
+    profile: bool = key(
+        False, "write a trace of some updates by torch's profiler into profile/ of the run folder"
+    )
+    profile_steps: list[int] = key([10, 12], "profile: the first and the last of these updates")
 
     push_to_hub: str | None = key(
         None, "owner/name on the Hub that the finished model is uploaded to; a failure is logged"

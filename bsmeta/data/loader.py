@@ -39,6 +39,7 @@ class MicroBatch:
             document_types (int32), each [b, L]; see `PackedSequence`.
         weight: Number of targets.
         tokens: Number of tokens that are not padding.
+        padding: Number of tokens that are padding.
         documents: Names of the documents with a piece in it.
         states: For each stream in it, its position behind its last sequence.
         counts: Sums for the log; the same names in every batch.
@@ -47,6 +48,7 @@ class MicroBatch:
     tensors: dict[str, torch.Tensor]
     weight: float
     tokens: int
+    padding: int
     documents: list[str]
     states: dict[int, dict[str, int]]
     counts: dict[str, float]
@@ -187,10 +189,12 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[MicroBa
         tensors[name] = whole.pin_memory() if pin else whole
     for first in range(0, len(notes), size):
         part = slice(first, first + size)
+        tokens = sum(one.tokens for one in notes[part])
         yield MicroBatch(
             tensors={name: whole[part] for name, whole in tensors.items()},
             weight=float(tensors["loss_mask"][part].sum()),
-            tokens=sum(one.tokens for one in notes[part]),
+            tokens=tokens,
+            padding=tensors["input_ids"][part].numel() - tokens,
             documents=list(dict.fromkeys(name for one in notes[part] for name in one.documents)),
             states={one.stream: one.behind.state() for one in notes[part]},
             counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),

@@ -33,6 +33,10 @@ class MicroBatch(Protocol):
         """Number of tokens that are not padding."""
 
     @property
+    def padding(self) -> int:
+        """Number of tokens that are padding."""
+
+    @property
     def documents(self) -> list[str]:
         """Names of the documents with a part in this batch."""
 

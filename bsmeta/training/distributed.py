@@ -45,6 +45,8 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
         ConfigurationError: If fewer processes came up than were launched.
     """
     _quiet_libraries()
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")  # TF32 where a product is left in float32
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)

@@ -5,7 +5,6 @@ What differs between them is here: who clips and steps, and how weights and opti
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,14 +24,23 @@ class Engine(Protocol):
     name: str
     """Says which engine a checkpoint belongs to."""
 
-    def clip(self, limit: float) -> float | None:
-        """The gradient's norm, after backward; a larger one is scaled down to `limit`."""
+    scaled: bool
+    """Whether the loss is scaled (fp16): such an engine skips gradients that are not finite."""
 
-    def step(self, finite: bool) -> bool:
+    def clip(self, limit: float) -> torch.Tensor | float | None:
+        """The gradient's norm, after backward; a larger one is scaled down to `limit`.
+
+        A tensor is a scalar on the device, which nobody has waited for.
+        """
+
+    def step(self, finite: torch.Tensor) -> bool:
         """Updates the weights if loss and gradient are finite; forgets the gradient.
 
+        Args:
+            finite: A boolean scalar on the device, which is not waited for.
+
         Returns:
-            Whether the weights were changed.
+            Whether the weights were changed whatever `finite` says.
         """
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -67,19 +75,20 @@ class PlainEngine:
         self._accelerator = accelerator
         self._model = model
         self._optimizer = optimizer
+        self.scaled = accelerator.scaler is not None
 
-    def clip(self, limit: float) -> float | None:
-        norm = float(self._accelerator.clip_grad_norm_(self._model.parameters(), limit))
-        if self._accelerator.scaler is not None and not math.isfinite(norm):
-            return None  # fp16: the scale was too high; its scaler skips the step and lowers it
-        return norm
+    def clip(self, limit: float) -> torch.Tensor:
+        return self._accelerator.clip_grad_norm_(self._model.parameters(), limit)
 
-    def step(self, finite: bool) -> bool:
+    def step(self, finite: torch.Tensor) -> bool:
         # A scaler must be told of every step, and skips those that are not finite by itself.
-        if finite or self._accelerator.scaler is not None:
-            self._optimizer.step()
+        if not self.scaled:
+            # The fused AdamW leaves the weights and its state alone where this is 1 (see
+            # torch.amp.GradScaler): the device decides, and the host need not wait to know.
+            self._optimizer.optimizer.found_inf = (~finite).float()
+        self._optimizer.step()
         self._optimizer.zero_grad()
-        return finite
+        return False
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self._accelerator.unwrap_model(self._model).state_dict()
@@ -132,16 +141,14 @@ class DeepSpeedEngine:
     def __init__(self, accelerator: Accelerator, model: Any) -> None:
         self._accelerator = accelerator
         self._model = model  # DeepSpeed's own engine
-        self._scaled = accelerator.mixed_precision == "fp16"
+        self.scaled = accelerator.mixed_precision == "fp16"
         self.name = engine_name(accelerator)
 
-    def clip(self, limit: float) -> float | None:
-        norm = self._model.get_global_grad_norm()
-        if norm is None:
-            return None
-        return None if self._scaled and not math.isfinite(norm) else float(norm)
+    def clip(self, limit: float) -> torch.Tensor | float | None:
+        norm: torch.Tensor | float | None = self._model.get_global_grad_norm()
+        return norm
 
-    def step(self, finite: bool) -> bool:
+    def step(self, finite: torch.Tensor) -> bool:
         return bool(self._model.was_step_applied())
 
     def weights(self) -> dict[str, torch.Tensor]:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -20,24 +19,32 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import EvaluationContext, MicroBatch, Task
+from bsmeta.tasks.base import EvaluationContext, Task
 from bsmeta.training import random_state
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
 from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import make_engine
+from bsmeta.training.feed import Feed, StepData
+from bsmeta.training.garbage import GarbageCollection
+from bsmeta.training.journal import Journal
 from bsmeta.training.nonfinite import NonFiniteSteps
 from bsmeta.training.optim import build_optimizer
+from bsmeta.training.profiling import Profile
 from bsmeta.training.progress import Progress, StreamStates
 from bsmeta.training.resuming import Resume, global_batch
 from bsmeta.training.retention import check_figure
-from bsmeta.training.run_folder import LineLog, RunFolder
+from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.spikes import SpikeDetector
+from bsmeta.training.sums import add_up
 from bsmeta.training.throughput import Throughput
 from bsmeta.training.tracking import Tracker, flat, keep_tensorflow_out
-from bsmeta.training.update import Updater
+from bsmeta.training.update import Figures, Update, Updater
 from bsmeta.training.watchdog import Watchdog
+
+NEXT = "next/"
+"""Before the names of what the ranks add up of the next step."""
 
 
 class Outcome(Enum):
@@ -67,19 +74,27 @@ class Trainer:
         self.progress = Progress()
         self.stop = StopRequest()
         self.states = StreamStates()
+        self.garbage = GarbageCollection()
         self._last_saved = -1
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self._documents: LineLog | None = None
+        # The next step: its data, and over all ranks its targets (on the device) and counts.
+        self._data: StepData | None = None
+        self._targets = torch.zeros((), dtype=torch.float64)
+        self._totals: dict[str, float] = {}
+        self._stopping = False
+        self._unread: deque[Update] = deque()
 
         torch.manual_seed(config.seed)  # the same weights on every rank
         model = task.build_model()
         self.model: nn.Module
         self.model, optimizer = accelerator.prepare(model, build_optimizer(model, config))
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
-        self.throughput = Throughput(model, self.processes.device)
+        self.throughput = Throughput(model, self.processes.device, self.processes.size)
         self.engine = make_engine(accelerator, self.model, optimizer)
+        steps = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
+        self.profile = Profile(steps, run.path, self.processes.rank)
         self.updater = Updater(
-            config, task, accelerator, self.model, optimizer, self.engine, watchdog
+            config, task, accelerator, self.model, optimizer, self.engine, watchdog, self.profile
         )
         plain = accelerator.unwrap_model(self.model)
         self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
@@ -89,6 +104,10 @@ class Trainer:
         self.spikes = SpikeDetector(
             config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
         )
+        # A GPU works on the next step while the figures of this one are read. Who may have to take
+        # a step back must know its loss at once.
+        waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
+        self._lag = 0 if waits else 1
 
     def train(self, resume: Resume | None) -> Outcome:
         """Trains to `max_train_steps`, or until a signal; the state is saved either way."""
@@ -99,36 +118,41 @@ class Trainer:
             resume.release(self.processes)
         self._open_stream(state)
         self.processes.on_main(lambda: self.run.cut_logs(self.progress.step))
-        if self.config.log_documents:
-            file = self.run.path / f"documents-rank{self.processes.rank}.jsonl"
-            self._documents = LineLog(file)
         with self._track() as self.tracker:
+            self.journal = Journal(
+                self.config, self.run, self.processes, self.tracker, self.throughput, self.nonfinite
+            )
             if resume:
                 folder = str(resume.saved.folder)
                 self.tracker.event("resume", self.progress.step, checkpoint=folder)
             elif self.config.start_with_eval:
                 self._evaluate()
             try:
-                return self._loop()
+                with self.garbage:
+                    return self._loop()
             finally:
+                self.profile.stop()
                 self.saver.settle()
                 self._log_saves()
 
     def _loop(self) -> Outcome:
+        self.throughput.start()
         while self.progress.step < self.config.max_train_steps:
+            if self._data is None:
+                self._begin()
+            if self._stopping:
+                break
             self._log_phase()
-            batches, wait = self._fetch()
-            totals, stopping = self._agree(batches)
-            if stopping:
-                self._save()
-                self.saver.finish()
-                self.tracker.event("stop", self.progress.step, reason=self.stop.name)
-                return Outcome.PREEMPTED
-            if self._update(batches, totals, wait):
+            self._update()
+            if not self._read(keep=self._lag):
                 self._evaluate_and_save_if_due()
+        self._read()
         self._save()
         self.saver.finish()
-        return Outcome.DONE
+        if self.progress.step == self.config.max_train_steps:
+            return Outcome.DONE
+        self.tracker.event("stop", self.progress.step, reason=self.stop.name)
+        return Outcome.PREEMPTED
 
     def _track(self) -> Tracker:
         if self.config.trackers:
@@ -147,6 +171,7 @@ class Trainer:
         step = self.progress.step + 1
         phase = self.stream.phase(step)
         if step > 1 and phase != self.stream.phase(step - 1):
+            self._read()
             self._log_exposure(step, phase - 1)
             self.progress.counts.clear()
             self.tracker.event("phase", step, phase=phase)
@@ -161,92 +186,73 @@ class Trainer:
 
     def _open_stream(self, state: dict[str, Any] | None) -> None:
         self.stream = self.task.train_stream(self.processes.rank, self.processes.size, state)
-        self._batches: Iterator[MicroBatch] = iter(self.stream)
+        accumulation = self.config.gradient_accumulation_steps
+        self.feed = Feed(self.stream, accumulation, self.processes.device)
 
-    def _fetch(self) -> tuple[list[MicroBatch], float]:
-        """The micro-batches of the next step, and the seconds that the loop waited for them."""
-        self.watchdog.step = self.progress.step
-        self.watchdog.enter(f"step {self.progress.step + 1}: waiting for data")
-        began = time.perf_counter()
-        count = self.config.gradient_accumulation_steps
-        return [next(self._batches) for _ in range(count)], time.perf_counter() - began
-
-    def _agree(self, batches: list[MicroBatch]) -> tuple[dict[str, float], bool]:
-        """The step's totals over all ranks, and whether any rank was asked to stop."""
+    def _begin(self) -> None:
+        """Fetches a step and adds up over the ranks before there is an update to do it with."""
+        self._data = self._fetch(self.progress.step + 1)
         self.watchdog.enter(f"step {self.progress.step + 1}: adding up over all ranks")
-        values = {
-            "targets": sum(batch.weight for batch in batches),
-            "tokens": float(sum(batch.tokens for batch in batches)),
+        totals = add_up(self.processes, self._counted())
+        self._targets = totals.on_device(f"{NEXT}targets")
+        self._take(totals.read())
+
+    def _fetch(self, step: int) -> StepData:
+        self.watchdog.enter(f"step {step}: waiting for data")
+        with self.profile.range("waiting for data"):
+            return self.feed.fetch()
+
+    def _counted(self) -> dict[str, float]:
+        """What all ranks must know before the next step: its sizes, and whether to go on."""
+        counted = {} if self._data is None else self._data.counted()
+        return {
             "stop": float(self.stop.name is not None),
             "unsaved": float(self.saver.failed),
+            **{NEXT + name: value for name, value in counted.items()},
         }
-        for batch in batches:
-            for name, count in batch.counts.items():
-                values[f"counts/{name}"] = values.get(f"counts/{name}", 0.0) + count
-        totals = dict(zip(values, self._sum(list(values.values())), strict=True))
-        if totals.pop("unsaved"):
+
+    def _take(self, totals: dict[str, float]) -> None:
+        """Acts on what the ranks told each other."""
+        if totals["unsaved"]:
             self.saver.finish()  # raises why
-        return totals, totals.pop("stop") > 0
+        self._stopping = self._stopping or totals["stop"] > 0
+        self._totals = {k[len(NEXT) :]: v for k, v in totals.items() if k.startswith(NEXT)}
 
-    def _sum(self, values: list[float]) -> list[float]:
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.processes.device)
-        return self.processes.sum(tensor).tolist()
+    def _update(self) -> None:
+        """One update, and the data of the next; on a GPU neither is waited for."""
+        step = self.progress.step + 1
+        self.watchdog.step = self.progress.step
+        self.profile.before(step)
+        data, targets = self._data, self._targets
+        assert data is not None
 
-    def _update(self, batches: list[MicroBatch], totals: dict[str, float], wait: float) -> bool:
-        """One global batch, from its forward pass to the log; False if its weights were taken back.
+        def count() -> dict[str, float]:
+            last = step == self.config.max_train_steps
+            self._data = None if last else self._fetch(step + 1)
+            return self._counted()
+
+        update = self.updater.run(step, data, targets, count)
+        if self._data is not None:
+            self._targets = update.totals.on_device(f"{NEXT}targets")
+        self._unread.append(update)
+        self.progress.step = step
+        self.profile.after(step)
+        self.garbage.after(step)
+
+    def _read(self, keep: int = 0) -> bool:
+        """Takes down the updates but the last `keep`; whether the run went back to a checkpoint.
 
         Raises:
             TrainingError: If loss or gradient are not finite, and may not be passed over.
         """
-        began = time.perf_counter()
-        step = self.progress.step + 1
-        update = self.updater.run(step, batches, totals["targets"])
-        if update.finite:
-            self.nonfinite.passed()
-        else:
-            event = self.nonfinite.failed(
-                step, update.loss, update.norm, batches, update.each, in_weights=update.changed
-            )
-            self.tracker.event("nonfinite", step, **event)
-        self.states.trained_on(batches)
-        self.progress.step = step
-        if self._documents is not None:
-            documents = dict.fromkeys(name for batch in batches for name in batch.documents)
-            self._documents.write({"step": step, "documents": list(documents)})
-        counts = {k[len("counts/") :]: v for k, v in totals.items() if k.startswith("counts/")}
-        self.progress.count(counts)
-        if update.finite:
-            self.progress.tokens += int(totals["tokens"])
-            self.progress.targets += int(totals["targets"])
-            figures = {
-                "loss": update.loss,
-                "learning_rate": update.rate,
-                "grad_norm": update.norm,
-                "parts": update.parts,
-                "counts": counts,
-            }
-            self._log(totals, figures, wait, time.perf_counter() - began)
-            if self.spikes.is_spike(update.loss):
-                return not self._go_back(update.loss)
-        return True
-
-    def _log(
-        self, totals: dict[str, float], figures: dict[str, Any], wait: float, busy: float
-    ) -> None:
-        self._log_saves()
-        step = self.progress.step
-        if step % self.config.logging_steps and step != self.config.max_train_steps:
-            return
-        speed = self.throughput.figures(totals["tokens"], wait + busy, self.processes.size)
-        self.tracker.event(
-            "step",
-            step,
-            **figures,
-            tokens=self.progress.tokens,
-            targets=self.progress.targets,
-            data_wait_s=wait,
-            **speed,
-        )
+        while len(self._unread) > keep:
+            self._log_saves()
+            update = self._unread.popleft()
+            figures = self.journal.note(update, self._totals, self.progress, self.states)
+            self._take(figures.totals)
+            if figures.finite and self.spikes.is_spike(figures.loss) and self._go_back(figures):
+                return True
+        return False
 
     # --- evaluation and checkpoints -----------------------------------------------------------
 
@@ -254,10 +260,17 @@ class Trainer:
         step = self.progress.step
         extra = step in self.config.extra_steps_to_eval_save_at
         last = step == self.config.max_train_steps and self.config.eval_steps > 0
-        if extra or last or _due(step, self.config.eval_steps):
+        evaluates = extra or last or _due(step, self.config.eval_steps)
+        saves = extra or _due(step, self.config.save_steps)
+        if evaluates or saves:
+            self._read()
+        if evaluates:
             self._evaluate()
-        if extra or _due(step, self.config.save_steps):
+        if saves:
             self._save()
+        if evaluates or saves:
+            self.garbage.collect()
+            self.throughput.start()
 
     def _evaluate(self) -> None:
         self.watchdog.enter(f"step {self.progress.step}: evaluation")
@@ -330,7 +343,7 @@ class Trainer:
         data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
         return data
 
-    def _go_back(self, loss: float) -> bool:
+    def _go_back(self, figures: Figures) -> bool:
         """Takes weights and step of the last checkpoint, but goes on with the data from here.
 
         Returns:
@@ -339,7 +352,7 @@ class Trainer:
         self.saver.finish()
         step = self.progress.step
         checkpoints = self.processes.broadcast(found(self.run.path))
-        self.tracker.event("spike", step, loss=loss, has_checkpoint=bool(checkpoints))
+        self.tracker.event("spike", step, loss=figures.loss, has_checkpoint=bool(checkpoints))
         if not checkpoints:
             return False
         self.spikes.went_back(checkpoints[-1].step)

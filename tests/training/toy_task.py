@@ -25,6 +25,7 @@ class ToyBatch:
     documents: list[str]
     states: dict[int, dict[str, Any]]
     counts: dict[str, float] = field(default_factory=dict)
+    padding: int = 0
 
 
 class ToyStream:
