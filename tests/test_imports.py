@@ -21,7 +21,8 @@ ALLOWED = {
     "evaluation": {"evaluation", "data", "metadata", "config"},
     "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
-    "tasks": {"tasks", "training", "evaluation", "data", "metadata", "config"},
+    "models": {"models", "config"},
+    "tasks": {"tasks", "training", "models", "evaluation", "data", "metadata", "config"},
 }
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,14 +25,16 @@ from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.sampling import chances
-from bsmeta.tasks.base import EvaluationContext, Loss
+from bsmeta.models import attention as attention_of
+from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
+from bsmeta.models.layers import compile_layers, recompute, use_liger
+from bsmeta.tasks.base import EvaluationContext, Loss, MicroBatch, Stream
 
 
 class CausalLanguageModel:
     """Predicts the next token of text that has metadata before, in and behind it.
 
-    Documents that are packed into one sequence do not see each other: their positions restart, from
-    which transformers builds the attention mask (it must be given no other mask and no cache).
+    Documents that are packed into one sequence do not see each other; see `models.attention`.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -39,6 +42,10 @@ class CausalLanguageModel:
         transformers.utils.logging.disable_progress_bar()
         self._types = config.data_config.metadata_config.metadata_list
         self._subset: SubsetEvaluation | None = None
+        self._attention = ""
+        self._vocabulary = 0
+        self._chunked: ChunkedLoss | None = None
+        self._checked = False
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -46,22 +53,39 @@ class CausalLanguageModel:
         return load_tokenizer(self._config)
 
     def build_model(self) -> nn.Module:
-        if self._config.model_config_file is not None:
-            shape = _load(AutoConfig, "model_config_file", self._config.model_config_file)
-            model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        config = self._config
+        random_weights = config.model_config_file is not None
+        key = "model_config_file" if random_weights else "model_name"
+        source = config.model_config_file or config.model_name
+        shape = _load(AutoConfig, key, source)
+        attention = attention_of.choose(
+            config.attn_implementation,
+            shape,
+            half=config.mixed_precision != "no",
+            compiled=config.torch_compile,
+        )
+        how = {"dtype": torch.float32, "attn_implementation": attention}
+        if random_weights:
+            model = AutoModelForCausalLM.from_config(shape, **how)
         else:
-            model = _load(
-                AutoModelForCausalLM, "model_name", self._config.model_name, dtype=torch.float32
-            )
+            model = _load(AutoModelForCausalLM, key, source, **how)
         if len(self.tokenizer) > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(len(self.tokenizer))
-        if self._config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._attention = str(model.config._attn_implementation)
+        self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
+        if config.loss_chunk_logits and ChunkedLoss.fits(model):
+            self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
+        if config.liger_kernel:
+            use_liger(model)
+        if config.gradient_checkpointing:
+            recompute(model, config.gradient_checkpointing_every)
+        if config.torch_compile:
+            compile_layers(model)
         return model
 
-    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TrainStream:
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
-        return TrainStream(
+        stream = TrainStream(
             config.data_config,
             self.tokenizer,
             seed=config.seed,
@@ -73,6 +97,7 @@ class CausalLanguageModel:
             max_train_steps=config.max_train_steps,
             state=state,
         )
+        return WithBorders(stream) if self._attention == attention_of.FLASH else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Cross-entropy of the targets, in all and over the documents that carry each type.
@@ -81,22 +106,59 @@ class CausalLanguageModel:
             model: The wrapped model.
             batch: `input_ids`, `position_ids` (int64), `loss_mask` (bool), `document_types` (int),
                 each of shape [micro-batch, sequence length].
+
+        Raises:
+            ConfigurationError: If this model lets packed documents see each other (looked at once).
         """
+        if not self._checked:
+            self._checked = True
+            self._check_isolation(model, batch["input_ids"])
         inputs = batch["input_ids"]
-        output = model(input_ids=inputs, position_ids=batch["position_ids"], use_cache=False)
-        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], -100)
-        losses = functional.cross_entropy(
-            output.logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
-        )
-        is_target = (targets != -100).flatten()
-        types = batch["document_types"][:, 1:].flatten()
-        parts = {"without_metadata": (types == 0) & is_target}
-        for bit, name in enumerate(self._types):
-            parts[f"with_{name}"] = (types >> bit & 1).bool() & is_target
-        return Loss(
-            losses.sum(),
-            {name: ((losses * where).sum().detach(), where.sum()) for name, where in parts.items()},
-        )
+        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
+        borders = batch.get(attention_of.BORDERS)
+        total, losses = self._losses(model, inputs, batch["position_ids"], targets, borders)
+        is_target = targets != IGNORED
+        types = batch["document_types"][:, 1:]
+        bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
+        carried = (types >> bits[:, None, None] & 1).bool()
+        where = torch.cat([(types == 0).unsqueeze(0), carried]) & is_target
+        sums, weights = (losses * where).sum((1, 2)), where.sum((1, 2))
+        names = ["without_metadata", *(f"with_{name}" for name in self._types)]
+        parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
+        return Loss(total, dict(parts))
+
+    def _losses(
+        self,
+        model: nn.Module,
+        inputs: torch.Tensor,
+        position_ids: torch.Tensor,
+        targets: torch.Tensor,
+        borders: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of losses, with a gradient, and the loss of each of the targets [b, L - 1]."""
+        arguments = {
+            "input_ids": inputs,
+            "position_ids": position_ids,
+            "use_cache": False,
+            **attention_of.arguments(self._attention, position_ids, borders),
+        }
+        if self._chunked is not None and self._chunked.pays(inputs.numel()):
+            filled = functional.pad(targets, (0, 1), value=IGNORED)
+            total, losses = self._chunked(model, filled, **arguments)
+            return total, losses[:, :-1]
+        logits = model(**arguments).logits[:, :-1].flatten(0, 1).float()
+        losses = functional.cross_entropy(logits, targets.flatten(), reduction="none")
+        return losses.sum(), losses.detach().view(targets.shape)
+
+    def _check_isolation(self, model: nn.Module, like: torch.Tensor) -> None:
+        def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+            borders = attention_of.borders(positions)
+            return self._losses(model, ids, positions, ids[:, 1:], borders)[1]
+
+        was_training = model.training
+        model.eval()
+        attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
+        model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
         """Bits per byte of held-out text with and without metadata; {} without a held-out file."""
@@ -135,6 +197,23 @@ class CausalLanguageModel:
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder)
+
+
+class WithBorders:
+    """A stream whose micro-batches name the borders of their documents, for flash attention.
+
+    They are found on the host, so that the device need not be asked for their number.
+    """
+
+    def __init__(self, stream: TrainStream) -> None:
+        self._stream = stream
+        self.fingerprint = stream.fingerprint
+        self.phase = stream.phase
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        for batch in self._stream:
+            borders = attention_of.borders(batch.tensors["position_ids"])
+            yield replace(batch, tensors={**batch.tensors, attention_of.BORDERS: borders})
 
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:

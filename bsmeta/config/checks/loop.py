@@ -9,6 +9,7 @@ from typing import Any
 
 from bsmeta.config.checks.problems import HYDRA, Problem, show
 from bsmeta.config.checks.shared import look_up
+from bsmeta.config.checks.speed import speed_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
@@ -39,6 +40,7 @@ def loop_problems(
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
     yield from _names(config)
+    yield from speed_problems(config, launch, document)
 
 
 def _names(config: TrainConfig) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import re
 from collections.abc import Iterator
 from functools import reduce
 from typing import Any
@@ -16,6 +17,7 @@ CHOICES = {
     "lr_scheduler_type": ("linear", "cosine", "constant"),
     "mixed_precision": ("no", "bf16", "fp16"),
     "on_nonfinite": ("stop", "skip"),
+    "attn_implementation": ("auto", "eager", "sdpa", "flash_attention_2", "flex_attention"),
 }
 
 AT_LEAST = {
@@ -26,6 +28,8 @@ AT_LEAST = {
     "num_warmup_steps": 0,
     "max_train_steps": 1,
     "gradient_accumulation_steps": 1,
+    "gradient_checkpointing_every": 1,
+    "loss_chunk_logits": 0,
     "seed": 0,
     "logging_steps": 1,
     "eval_steps": 0,
@@ -40,7 +44,14 @@ AT_LEAST = {
     "distributed_timeout_s": 1,
 }
 
+AT_MOST = {"seed": 2**32 - 1}  # numpy's largest
+
+FINITE = ("weight_decay", "gradient_clipping", "loss_spike_deviations")
+
 ABOVE_ZERO = ("learning_rate", "adam_epsilon")
+
+# What the Hub takes for a model (huggingface_hub.utils.validate_repo_id), with its owner.
+REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
 # Accelerate's names, which are also those of the modules that must be installed.
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -56,6 +67,12 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
     for key, least in AT_LEAST.items():
         if not value_of(config, key) >= least:
             yield _refused(config, key, f"{least} or more", f"{key}={max(least, 1)}, for example")
+    for key, most in AT_MOST.items():
+        if value_of(config, key) > most:
+            yield _refused(config, key, f"{most} or less", f"{key}=42, for example")
+    for key in FINITE:
+        if value_of(config, key) == math.inf:
+            yield _refused(config, key, "a number (0 switches it off)", f"{key}=0")
     for key in ABOVE_ZERO:
         if not 0 < value_of(config, key) < math.inf:
             yield _refused(config, key, "a number above 0", f"{key}=1e-4, for example")
@@ -66,6 +83,14 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield _refused(config, "data_config.train_file", "the training shards", fix)
     yield from data_problems(config.data_config)
+    for step in config.extra_steps_to_eval_save_at:
+        if not 1 <= step <= config.max_train_steps:
+            expected = f"updates of the run, from 1 to {config.max_train_steps} (max_train_steps)"
+            fix = f"drop {step} from extra_steps_to_eval_save_at"
+            yield Problem("extra_steps_to_eval_save_at", HYDRA, show(step), expected, fix)
+    if config.push_to_hub is not None and not REPOSITORY.fullmatch(config.push_to_hub):
+        expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
+        yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
     yield from _trackers(config)
 
 

@@ -1,0 +1,131 @@
+"""Which attention a model runs, and what it must be told so that packed documents stay apart.
+
+Documents packed into one sequence restart their positions. From these transformers makes the mask
+of eager attention and of sdpa; flash attention must be given the documents' borders, because with
+more than one sequence in a batch it does not look at positions (`_is_packed_sequence` in
+transformers 5.23): documents would silently see each other. `check_isolation` looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.utils import is_flash_attn_2_available
+
+from bsmeta.config.errors import ConfigurationError
+
+FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
+BORDERS = "document_borders"
+"""Name of the tensor with the documents' borders in a micro-batch, where flash attention runs."""
+
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def choose(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
+    """The implementation to ask transformers for; None: its own choice (sdpa where there is one).
+
+    Args:
+        wanted: `attn_implementation`.
+        shape: The model's transformers configuration.
+        half: Whether the model computes in bf16 or fp16, which flash attention needs.
+        compiled: Whether its layers are compiled for one shape, which documents' borders have not.
+    """
+    if wanted != "auto":
+        return wanted
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape))
+    supported = getattr(kind, "_supports_flash_attn", False)
+    usable = torch.cuda.is_available() and is_flash_attn_2_available()
+    return FLASH if usable and supported and half and not compiled else None
+
+
+def borders(position_ids: torch.Tensor) -> torch.Tensor:
+    """Where each document of a batch begins, and last where all end.
+
+    Args:
+        position_ids: int [b, L], restarting at 0 with each document and each row.
+
+    Returns:
+        int32 [documents + 1], places in the flattened batch: `cu_seqlens` of flash attention.
+    """
+    flat = position_ids.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    return torch.cat([starts, starts.new_tensor([len(flat)])]).to(torch.int32)
+
+
+def arguments(
+    implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
+) -> dict[str, Any]:
+    """What the model is to be called with beside ids and positions; nothing is waited for.
+
+    Args:
+        implementation: What the model runs.
+        position_ids: int [b, L], on the device.
+        document_borders: `borders` of them, on the device, for flash attention.
+    """
+    if implementation == FLASH:
+        assert document_borders is not None
+        longest = position_ids.shape[1]  # a bound is enough
+        return {
+            "cu_seq_lens_q": document_borders,
+            "cu_seq_lens_k": document_borders,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+    documents = (position_ids == 0).cumsum(1)
+    if implementation == FLEX:
+
+        def sees(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (q >= k) & (documents[b, q] == documents[b, k])
+
+        rows, length = position_ids.shape
+        device = str(position_ids.device)
+        return {"attention_mask": create_block_mask(sees, rows, None, length, length, device)}
+    if implementation == SDPA and position_ids.device.type == "cuda":
+        # Transformers would ask the device whether documents are packed at all.
+        return {"attention_mask": packed_mask(documents)}
+    return {}
+
+
+def packed_mask(documents: torch.Tensor) -> torch.Tensor:
+    """bool [b, 1, L, L]: a token sees those of its own document up to itself.
+
+    Args:
+        documents: int [b, L], the number of each token's document in its row.
+    """
+    length = documents.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return ((documents.unsqueeze(2) == documents.unsqueeze(1)) & causal).unsqueeze(1)
+
+
+@torch.no_grad()
+def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: str) -> None:
+    """Changes a document, and looks whether that changes the losses of the one packed behind it.
+
+    Args:
+        losses: Gives the loss of each token but the first, float [b, L - 1], for ids and positions.
+        like: A batch of ids [b, L]; only its shape and device count. All ranks have the same shape.
+        vocabulary: Number of tokens.
+        name: The implementation, for the message.
+
+    Raises:
+        ConfigurationError: If packed documents see each other.
+    """
+    rows, length = like.shape
+    half = length // 2
+    if half < 2:
+        return
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (2, rows, length), generator=generator)
+    ids[1, :, half:] = ids[0, :, half:]
+    positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
+    with torch.compiler.set_stance("force_eager"):
+        first, second = (losses(one.to(like.device), positions.to(like.device)) for one in ids)
+    if not torch.allclose(first[:, half:], second[:, half:], rtol=1e-4, atol=1e-4):
+        raise ConfigurationError(
+            f"attn_implementation: under {name} the documents packed into a sequence see each "
+            "other with this model; choose another (sdpa), or data_config.packing=pad"
+        )

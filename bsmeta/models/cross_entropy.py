@@ -1,0 +1,218 @@
+"""Linear layer and cross-entropy in one, in chunks: the logits of a whole batch never exist.
+
+With a vocabulary of 50,257 the logits of 8,192 tokens are 1.6 GB in float32, and their gradient as
+much again. Here the gradients of the hidden states and of the output layer are made chunk by chunk
+in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024, section 3.2), so
+that nothing is computed twice; the backward pass only scales them.
+
+`ChunkedLoss` makes a model do this inside its own forward pass, in place of its output layer. So it
+works under every engine: hooks on the model and on the output layer (gathering its weight under
+ZeRO-3, averaging its gradient under DDP) run as they always do, and nothing is said of the weight,
+which may be that of the embedding, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bsmeta.config.errors import ConfigurationError
+
+IGNORED = -100
+"""A target that no loss is taken on."""
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of n targets under a linear layer of d inputs and V outputs.
+
+    The result is a float32 vector [n + 1]: the loss of each target (0 where it is ignored), and
+    last their sum, which alone carries a gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        rows: int,
+        with_gradient: bool,
+    ) -> torch.Tensor:
+        """See `chunked_cross_entropy`."""
+        dtype = _product_dtype(hidden)
+        state, matrix = hidden.to(dtype), weight.to(dtype)
+        losses = torch.empty(len(targets) + 1, dtype=torch.float32, device=hidden.device)
+        gradients = _Gradients(hidden, weight, bias) if with_gradient else None
+        with torch.autocast(hidden.device.type, enabled=False):
+            for start in range(0, len(targets), rows):
+                part = slice(start, min(start + rows, len(targets)))
+                wanted = targets[part]
+                logits = functional.linear(state[part], matrix).float()
+                if bias is not None:
+                    logits += bias
+                counts = wanted != IGNORED
+                index = wanted.clamp(min=0).unsqueeze(1)
+                norm = logits.logsumexp(1)
+                losses[part] = (norm - logits.gather(1, index).squeeze(1)) * counts
+                if gradients is not None:
+                    slope = logits.sub_(norm.unsqueeze(1)).exp_()
+                    slope.scatter_add_(1, index, -torch.ones_like(slope[:, :1]))
+                    slope.mul_(counts.unsqueeze(1))
+                    gradients.add(part, slope, state[part], matrix)
+        losses[-1] = losses[:-1].sum()
+        ctx.gradients = gradients
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the sum, times its own."""
+        gradients, ctx.gradients = ctx.gradients, None
+        return (*gradients.scaled(slope[-1]), None, None, None)
+
+
+class _Gradients:
+    """Gradients of hidden states, weight and bias, added up chunk by chunk (the weight's in
+    float32, whatever the products are computed in).
+    """
+
+    def __init__(
+        self, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> None:
+        self._dtype = weight.dtype
+        self._hidden = torch.empty_like(hidden)
+        self._weight: torch.Tensor | None = None
+        if weight.requires_grad:
+            self._weight = torch.zeros_like(weight, dtype=torch.float32)
+        self._bias: torch.Tensor | None = None
+        if bias is not None and bias.requires_grad:
+            self._bias = torch.zeros_like(bias, dtype=torch.float32)
+
+    def add(
+        self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
+    ) -> None:
+        """Adds a chunk, given the slope of its loss over its logits (float32 [rows, V])."""
+        if self._bias is not None:
+            self._bias += slope.sum(0)
+        narrow = slope.to(state.dtype)
+        self._hidden[part] = narrow @ matrix
+        if self._weight is not None:
+            if state.dtype == torch.float32:
+                self._weight.addmm_(narrow.t(), state)
+            else:
+                self._weight += narrow.t() @ state
+
+    def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Of hidden states, weight and bias, times a factor; may be called once."""
+        weight = None if self._weight is None else self._weight.mul_(factor).to(self._dtype)
+        bias = None if self._bias is None else self._bias.mul_(factor).to(self._dtype)
+        return self._hidden.mul_(factor), weight, bias
+
+
+def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
+    """What autocast would compute a product in."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return hidden.dtype
+
+
+def chunked_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    rows: int,
+) -> torch.Tensor:
+    """Losses of targets, and their sum.
+
+    Args:
+        hidden: [n, d].
+        weight: [V, d].
+        bias: [V], or None.
+        targets: int64 [n], each a class, or `IGNORED`.
+        rows: How many targets' logits exist at one time.
+
+    Returns:
+        float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
+        gradients flow.
+    """
+    grad = torch.is_grad_enabled()
+    return ChunkedCrossEntropy.apply(hidden, weight, bias, targets, rows, grad)
+
+
+class ChunkedLoss:
+    """Makes a causal language model give losses in place of logits where it is asked to.
+
+    Args:
+        model: The model; its output layer is changed in place, its weights and their names stay.
+        logits: How many logits may exist at one time.
+    """
+
+    def __init__(self, model: nn.Module, logits: int) -> None:
+        head = model.get_output_embeddings()  # type: ignore[operator]
+        self._head = head
+        self._rows = max(1, logits // int(head.out_features))
+        self._targets: torch.Tensor | None = None
+        self._given: torch.Tensor | None = None
+        self._checked = False
+        self._name = type(model).__name__
+        head.forward = self._forward
+
+    @staticmethod
+    def fits(model: nn.Module) -> bool:
+        """Whether the model's output layer is a linear layer."""
+        find = getattr(model, "get_output_embeddings", None)
+        return callable(find) and type(find()) is nn.Linear
+
+    def pays(self, rows: int) -> bool:
+        """Whether so many targets have more logits than may exist at one time."""
+        return rows > self._rows
+
+    def __call__(
+        self, model: nn.Module, targets: torch.Tensor, **inputs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A forward pass.
+
+        Args:
+            model: The model, or what an engine made of it.
+            targets: int64 [b, L]: of each position the next token, or `IGNORED`.
+            inputs: What the model is called with.
+
+        Returns:
+            The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.
+
+        Raises:
+            ConfigurationError: If the model does not give out what its output layer gives.
+        """
+        self._targets = targets
+        try:
+            found = model(**inputs).logits
+        finally:
+            self._targets = None
+        given, self._given = self._given, None
+        if not self._checked:  # once, as it waits for the device
+            self._checked = True
+            if given is None or found.shape != given.shape or not torch.equal(found, given):
+                raise ConfigurationError(
+                    f"loss_chunk_logits: {self._name} scales or cuts its logits behind the output "
+                    "layer, so that their loss cannot be taken in chunks; expected "
+                    "loss_chunk_logits=0 for this model"
+                )
+        flat = found.view(-1)
+        return flat[-1], flat[:-1].detach().view(targets.shape)
+
+    def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        """In place of the output layer's; the weight is there, whoever had to gather it."""
+        weight, bias = self._head.weight, self._head.bias
+        if self._targets is None:
+            return functional.linear(hidden, weight, bias)
+        losses = chunked_cross_entropy(
+            hidden.flatten(0, -2), weight, bias, self._targets.flatten(), self._rows
+        )
+        if not self._checked:
+            self._given = losses.detach()
+        return losses

@@ -1,0 +1,73 @@
+"""What is done to the layers of a model: recomputed, compiled, or given Liger's kernels."""
+
+from __future__ import annotations
+
+from torch import nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from bsmeta.config.errors import ConfigurationError
+
+
+def layers_of(model: nn.Module) -> list[nn.Module]:
+    """The repeated layers of a transformers model, in their order."""
+    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+
+
+def recompute(model: nn.Module, every: int) -> None:
+    """Keeps no activations inside every n-th layer; the backward pass makes them again.
+
+    Raises:
+        ConfigurationError: If the model cannot do it in some layers only.
+    """
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+    layers = layers_of(model)
+    if every > 1 and not layers:
+        raise ConfigurationError(
+            f"gradient_checkpointing_every={every}: {type(model).__name__} recomputes all of its "
+            "layers or none; expected 1"
+        )
+    for number, layer in enumerate(layers):
+        layer.gradient_checkpointing = number % every == 0  # type: ignore[assignment]
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compiles each layer for the shape that it is called with.
+
+    One layer's code serves all of them, so that it takes seconds and not minutes; what stands
+    between the layers (embedding, output layer and loss) gains nothing from it.
+
+    Raises:
+        ConfigurationError: If the model's layers are not known.
+    """
+    layers = layers_of(model)
+    if not layers:
+        raise ConfigurationError(
+            f"torch_compile: the layers of {type(model).__name__} are not known; expected false"
+        )
+    for layer in layers:
+        layer.compile(dynamic=False)
+
+
+def use_liger(model: nn.Module) -> None:
+    """Puts Liger's kernels for norms, rotary positions and MLP into the layers.
+
+    Raises:
+        ConfigurationError: If Liger is not installed, or knows no such model.
+    """
+    try:
+        from liger_kernel.transformers.monkey_patch import (
+            MODEL_TYPE_TO_APPLY_LIGER_FN,
+            _apply_liger_kernel_to_instance,
+        )
+    except ImportError as error:
+        raise ConfigurationError(
+            f"liger_kernel: Liger cannot be imported ({error}); pip install liger-kernel, or "
+            "liger_kernel=false"
+        ) from error
+    kind = model.config.model_type  # type: ignore[union-attr]
+    if kind not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise ConfigurationError(
+            f"liger_kernel: Liger has no kernels for {kind}; expected liger_kernel=false"
+        )
+    # The loss is ours, whatever the engine.
+    _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -1,0 +1,172 @@
+"""Chunked cross-entropy against torch's: losses, gradients, memory, and inside real models."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss, chunked_cross_entropy
+
+SMALL = {"vocab_size": 96, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+LLAMA = {**SMALL, "intermediate_size": 32, "num_key_value_heads": 2}
+SHAPES = {
+    "llama": LlamaConfig(**LLAMA),
+    "tied llama": LlamaConfig(**LLAMA, tie_word_embeddings=True),
+    "gpt2": GPT2Config(vocab_size=96, n_embd=16, n_layer=2, n_head=2, n_positions=32),
+}
+
+
+@pytest.fixture
+def problem() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    targets = torch.randint(0, 50, (23,), generator=generator)
+    targets[[0, 5, 22]] = IGNORED
+    return {
+        "hidden": torch.randn(23, 8, generator=generator).requires_grad_(),
+        "weight": torch.randn(50, 8, generator=generator).requires_grad_(),
+        "bias": torch.randn(50, generator=generator).requires_grad_(),
+        "targets": targets,
+    }
+
+
+def plain(problem: dict[str, torch.Tensor], bias: torch.Tensor | None) -> torch.Tensor:
+    logits = functional.linear(problem["hidden"], problem["weight"], bias).float()
+    return functional.cross_entropy(logits, problem["targets"], reduction="none")
+
+
+@pytest.mark.parametrize("rows", [1, 7, 23, 100])
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_losses_and_gradients_are_those_of_torch(
+    problem: dict[str, torch.Tensor], rows: int, with_bias: bool
+) -> None:
+    bias = problem["bias"] if with_bias else None
+    leaves = [problem["hidden"], problem["weight"], *([bias] if bias is not None else [])]
+    expected = plain(problem, bias)
+    wanted = torch.autograd.grad(expected.sum() * 0.3, leaves)
+    found = chunked_cross_entropy(
+        problem["hidden"], problem["weight"], bias, problem["targets"], rows
+    )
+    torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found[-1], expected.sum(), rtol=1e-5, atol=0)
+    assert found[[0, 5, 22]].tolist() == [0.0, 0.0, 0.0]
+    for one, other in zip(torch.autograd.grad(found[-1] * 0.3, leaves), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_under_autocast_products_are_in_bf16_and_sums_in_float32(
+    problem: dict[str, torch.Tensor],
+) -> None:
+    leaves = [problem["hidden"], problem["weight"]]
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(problem, None)
+        found = chunked_cross_entropy(*leaves, None, problem["targets"], 7)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found[:-1], expected, rtol=1e-5, atol=1e-5)
+    wanted = torch.autograd.grad(expected.sum(), leaves)
+    for one, other in zip(torch.autograd.grad(found[-1], leaves), wanted, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+
+
+def test_without_gradient_none_is_made(problem: dict[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        found = chunked_cross_entropy(
+            problem["hidden"], problem["weight"], None, problem["targets"], 7
+        )
+    assert found.grad_fn is None
+    torch.testing.assert_close(found[:-1], plain(problem, None).detach(), rtol=1e-5, atol=1e-6)
+
+
+class LargestLogits(TorchDispatchMode):
+    """The most float elements that tensors with a dimension of V entries held at one time."""
+
+    def __init__(self, vocabulary: int, but: set[tuple[int, ...]]) -> None:
+        super().__init__()
+        self._vocabulary, self._but = vocabulary, but
+        self._alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_floating_point():
+            self._note(result)
+        return result
+
+    def _note(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage.data_ptr()
+        if self._vocabulary not in tensor.shape or tuple(tensor.shape) in self._but:
+            return
+        if key not in self._alive:
+            self._alive[key] = tensor.numel()
+            weakref.finalize(storage, self._alive.pop, key, None)
+        self.most = max(self.most, sum(self._alive.values()))
+
+
+def most_logits(loss: Any, hidden: torch.Tensor, weight: torch.Tensor) -> int:
+    shapes = {tuple(weight.shape), tuple(weight.t().shape)}
+    with LargestLogits(weight.shape[0], shapes) as largest:
+        loss(hidden, weight).backward()
+    return largest.most
+
+
+def test_the_logits_of_the_whole_batch_are_never_kept() -> None:
+    hidden = torch.randn(512, 16, requires_grad=True)
+    weight = torch.randn(1000, 16, requires_grad=True)
+    targets = torch.randint(0, 1000, (512,))
+
+    def chunked(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return chunked_cross_entropy(h, w, None, targets, 32)[-1]
+
+    def whole(h: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(h @ w.t(), targets, reduction="sum")
+
+    assert most_logits(whole, hidden, weight) >= 512 * 1000
+    assert most_logits(chunked, hidden, weight) <= 4 * 32 * 1000
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_model_gives_its_losses_and_stays_the_model_it_was(name: str) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(SHAPES[name]).eval()
+    names = list(model.state_dict())
+    ids = torch.randint(0, 96, (2, 12))
+    targets = functional.pad(ids[:, 1:], (0, 1), value=IGNORED)
+    targets[0, 3] = IGNORED
+    logits = model(input_ids=ids, use_cache=False).logits
+    expected = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    expected.sum().backward()
+    wanted = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    assert ChunkedLoss.fits(model)
+    chunked = ChunkedLoss(model, 5 * 96)
+    assert (chunked.pays(5), chunked.pays(6)) == (False, True)
+    total, losses = chunked(model, targets, input_ids=ids, use_cache=False)
+    total.backward()
+    torch.testing.assert_close(losses.flatten(), expected.detach(), rtol=1e-5, atol=1e-6)
+    for parameter, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, wanted[parameter], rtol=1e-5, atol=1e-6)
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, logits)
+
+
+def test_a_model_that_changes_its_logits_afterwards_is_refused() -> None:
+    shape = Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=1.0)
+    model = AutoModelForCausalLM.from_config(shape, attn_implementation="eager")
+    ids = torch.randint(0, 96, (1, 8))
+    with pytest.raises(ConfigurationError, match="Gemma2ForCausalLM scales or cuts its logits"):
+        ChunkedLoss(model, 96)(model, ids, input_ids=ids, use_cache=False)
+
+
+def test_an_output_layer_of_another_kind_is_left_alone() -> None:
+    assert not ChunkedLoss.fits(nn.Linear(2, 2))
