@@ -104,9 +104,10 @@ def disturb(
             return None
         time.sleep(0.005)
     time.sleep(rng.uniform(0, 0.1))
-    if process.poll() is not None:
-        return None
-    below = workers(process.pid)
+    while not (below := workers(process.pid)):  # it may be so early that there are no ranks yet
+        if process.poll() is not None:
+            return None
+        time.sleep(0.005)
     if rng.random() < 0.5:
         send([process.pid, *below], signal.SIGKILL)
         return "SIGKILL"

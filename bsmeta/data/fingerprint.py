@@ -7,17 +7,24 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.plan import Phases
+from bsmeta.data.shards import validation_path
 
 log = logging.getLogger(__name__)
+
+NOT_THERE = "not there"
 
 
 def fingerprint(
@@ -35,6 +42,9 @@ def fingerprint(
         seed: Seed of the run.
         phases: When the metadata's schedule goes on to its next phase.
         shards: See `shards_fingerprint`.
+
+    Raises:
+        DataError: If the held-out file is on the Hub and cannot be asked for.
     """
     return {
         "seed": seed,
@@ -42,6 +52,8 @@ def fingerprint(
         "window_documents": config.window_documents,
         "packing": config.packing,
         "bad_documents": config.bad_documents,
+        "on_test_overlap": config.on_test_overlap,
+        "held_out": held_out_fingerprint(config),
         "phase_starts": list(phases.starts),
         "metadata_config": dataclasses.asdict(config.metadata_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),
@@ -52,6 +64,27 @@ def fingerprint(
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """Hash (xxh3, hexadecimal) of a fast tokenizer."""
     return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+
+
+def held_out_fingerprint(config: DataConfig) -> str:
+    """What was kept out of the data: a hash of the validation file, or why there is none."""
+    path = validation_path(config)
+    if path is None:
+        return "nothing"
+    if isinstance(path, HubPath):
+        return path.etag
+    if not os.path.exists(path):
+        return NOT_THERE
+    return file_hash(path)
+
+
+def file_hash(path: str | Path) -> str:
+    """The xxh3 of a file's content, in hexadecimal."""
+    content = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(1 << 20):
+            content.update(block)
+    return content.hexdigest()
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
@@ -75,21 +108,3 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed
         "the checkpoint is of a run on other data, which cannot be continued exactly "
         f"(data_config.on_changed_data=warn goes on nevertheless):\n{differences}"
     )
-
-
-def differing(name: str, saved: Any, current: Any, where: str) -> Iterator[str]:
-    """Lines that name the leaves in which two nested dicts differ.
-
-    Args:
-        name: Dotted name of the dicts; empty at the root.
-        saved: One of them.
-        current: The other, of this run.
-        where: Where `saved` stands, in words.
-    """
-    if isinstance(saved, dict) and isinstance(current, dict):
-        for part in sorted({*saved, *current}):
-            below = f"{name}.{part}" if name else str(part)
-            pair = saved.get(part, "absent"), current.get(part, "absent")
-            yield from differing(below, *pair, where)
-    elif saved != current:
-        yield f"  {name}: {saved} {where}, {current} now"

@@ -26,15 +26,14 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.prepare import PrepareConfig
-from bsmeta.data.fingerprint import differing
 from bsmeta.data.live import LiveStreams, phases_of
 from bsmeta.data.prepared import (
     FORMAT,
     MANIFEST,
     as_saved,
-    held_out_fingerprint,
     read_manifest,
     verify,
 )
@@ -72,7 +71,6 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
         "format": FORMAT,
         "epochs": config.epochs,
         "fingerprint": live.fingerprint,
-        "held_out": held_out_fingerprint(data),
         "columns": columns,
         "shards": [shard.name for shard in live.shards],
     }

@@ -9,28 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, DataError, UserError
-from bsmeta.data.fingerprint import differing, fingerprint
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.fingerprint import NOT_THERE, file_hash, fingerprint
 from bsmeta.data.live import LiveStreams
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Phases, Position
-from bsmeta.data.shards import shards_fingerprint, validation_path
+from bsmeta.data.shards import shards_fingerprint
 from bsmeta.data.sources import source_of
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` where a token is a target; the other bits are its kind."""
@@ -128,12 +126,10 @@ class PreparedStreams:
         except UserError as error:
             log.info("only the prepared epochs can be trained on: %s", error)
             shards = saved["shards"]
-        self.fingerprint = fingerprint(config, tokenizer, seed, phases, shards)
-        expected = {**saved, "held_out": self._manifest["held_out"]}
-        current = {**self.fingerprint, "held_out": held_out_fingerprint(config)}
-        if current["held_out"] == "not there":
-            current["held_out"] = expected["held_out"]
-        differences = "\n".join(differing("", expected, as_saved(current), "when it was prepared"))
+        self.fingerprint = as_saved(fingerprint(config, tokenizer, seed, phases, shards))
+        if self.fingerprint["held_out"] == NOT_THERE:  # it was kept out of what is prepared
+            self.fingerprint["held_out"] = saved["held_out"]
+        differences = "\n".join(differing("", saved, self.fingerprint, "when it was prepared"))
         if differences:
             raise ConfigurationError(
                 f"data_config.prepared={self._folder} was prepared for other data; prepare it "
@@ -237,27 +233,6 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
                     f"{path} is damaged: its content has another "
                     "hash than when it was prepared; delete the folder and prepare it again"
                 )
-
-
-def held_out_fingerprint(config: DataConfig) -> str:
-    """What was kept out of the data: a hash of the validation file, or why there is none."""
-    path = validation_path(config)
-    if path is None:
-        return "nothing"
-    if isinstance(path, HubPath):
-        return path.etag
-    if not os.path.exists(path):
-        return "not there"
-    return file_hash(path)
-
-
-def file_hash(path: str | Path) -> str:
-    """The xxh3 of a file's content, in hexadecimal."""
-    content = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            content.update(block)
-    return content.hexdigest()
 
 
 def as_saved(value: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.differences import differing
 from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.training.checkpoint import STATE, Checkpoint, choose
@@ -103,6 +104,26 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: i
             f"launch makes {batch}; keep data_config.per_device_train_batch_size x "
             f"gradient_accumulation_steps x processes = {state['global_batch']}"
         )
+
+
+def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
+    """Refuses ranks that would train on different data; all ranks call it with theirs.
+
+    A branch on the Hub may move, or a file may change, between the moments in which two ranks look;
+    a machine may lack the held-out file.
+
+    Raises:
+        ConfigurationError: Naming the first rank that differs from rank 0, and in what.
+    """
+    first, *others = processes.gather(fingerprint)
+    for rank, other in enumerate(others, start=1):
+        differences = "\n".join(differing("", first, other, "on rank 0", f"on rank {rank}"))
+        if differences:
+            raise ConfigurationError(
+                f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
+                "data set that is changing as data_config.dataset_revision; see that all machines "
+                f"have the same files):\n{differences}"
+            )
 
 
 def convert(saved: Checkpoint, folder: Path) -> None:

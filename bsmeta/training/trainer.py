@@ -31,7 +31,7 @@ from bsmeta.training.nonfinite import NonFiniteSteps
 from bsmeta.training.optim import build_optimizer
 from bsmeta.training.profiling import Profile
 from bsmeta.training.progress import Progress, StreamStates
-from bsmeta.training.resuming import Resume, global_batch
+from bsmeta.training.resuming import Resume, check_same_data, global_batch
 from bsmeta.training.retention import check_figure
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
@@ -186,6 +186,7 @@ class Trainer:
 
     def _open_stream(self, state: dict[str, Any] | None) -> None:
         self.stream = self.task.train_stream(self.processes.rank, self.processes.size, state)
+        check_same_data(self.stream.fingerprint, self.processes)
         accumulation = self.config.gradient_accumulation_steps
         self.feed = Feed(self.stream, accumulation, self.processes.device)
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
+from unittest.mock import ANY
 
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.cache import Cache
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
-from tests.data.helpers import page, pages, small_config, small_tokenizer, write_shard
+from tests.data.helpers import page, pages, run, small_config, small_tokenizer, write_shard
 
 
 def batches(config: DataConfig, count: int) -> list[MicroBatch]:
@@ -100,6 +102,20 @@ def test_bad_documents_of_the_held_out_file_are_passed_over(folder: Path) -> Non
     path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n')
     documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
     assert documents.overlap("good", None) == "text"
+
+
+def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:
+    """What is kept out decides what is trained on: another file, or another policy, is refused."""
+    first = run(config(folder, exclude=["c.*"], on_test_overlap="drop"), 1, batch=2)
+    write_shard(folder / "test.jsonl.gz", pages(3, first=700))
+    changed = config(folder, exclude=["c.*"], on_test_overlap="error")
+    with pytest.raises(ConfigurationError) as error:
+        run(changed, 1, batch=2, state=first.state)
+    found = re.findall(r"^  (\S+): (\S+) in the checkpoint, (\S+) now$", str(error.value), re.M)
+    assert found == [
+        ("held_out", ANY, ANY),
+        ("on_test_overlap", "drop", "error"),
+    ]
 
 
 def test_a_held_out_file_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -116,6 +116,8 @@ class FaultyTask(toy_task.ToyTask):
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
         stream = super().train_stream(rank, world_size, state)
         self.batch = stream.start // (stream.size * world_size)
+        if KIND == "other_data" and HERE_TOO:
+            stream.fingerprint = {**stream.fingerprint, "shards": {"a.jsonl.gz": 5}}
         return FaultyLoader(stream) if KIND.startswith("loader") else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:

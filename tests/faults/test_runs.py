@@ -154,6 +154,15 @@ def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
     assert sorted(every, key=lambda n: int(n.split(":")[1])) == [f"toy:{g}" for g in range(72)]
 
 
+def test_row_10_ranks_that_read_other_data_are_refused(start: Start, tmp_path: Path) -> None:
+    """As when a branch of the Hub moves between the moments in which two ranks look."""
+    assert start(tmp_path, fault="other_data::1").wait() != 0
+    state = status(tmp_path)
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "rank 0 and rank 1 do not have the same training data" in state["message"]
+    assert "\n  shards: absent on rank 0, {'a.jsonl.gz': 5} on rank 1" in state["message"]
+
+
 def test_row_13_a_loader_process_that_is_killed_is_named(start: Start, tmp_path: Path) -> None:
     run = start(tmp_path, "max_train_steps=100000", processes=2, fault="loader_kill:5:1")
     assert run.wait() != 0
