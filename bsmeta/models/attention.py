@@ -19,6 +19,9 @@ from transformers.utils import is_flash_attn_2_available
 from bsmeta.config.errors import ConfigurationError
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
+_SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
+"""Where transformers' class of a model says what it can run."""
+
 BORDERS = "document_borders"
 """Name of the tensor with the documents' borders in a micro-batch, where flash attention runs."""
 
@@ -33,13 +36,22 @@ def choose(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None
         shape: The model's transformers configuration.
         half: Whether the model computes in bf16 or fp16, which flash attention needs.
         compiled: Whether its layers are compiled for one shape, which documents' borders have not.
+
+    Raises:
+        ConfigurationError: If transformers' class of the model cannot run what is wanted.
     """
-    if wanted != "auto":
-        return wanted
-    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape))
-    supported = getattr(kind, "_supports_flash_attn", False)
-    usable = torch.cuda.is_available() and is_flash_attn_2_available()
-    return FLASH if usable and supported and half and not compiled else None
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
+    if wanted == "auto":
+        usable = torch.cuda.is_available() and is_flash_attn_2_available()
+        return FLASH if usable and can[FLASH] and half and not compiled else None
+    if not can.get(wanted, True):
+        others = ", ".join(["auto", "eager", *(name for name in can if can[name])])
+        raise ConfigurationError(
+            f"attn_implementation={wanted}: transformers cannot run it for a model of type "
+            f"{shape.model_type}; expected one of {others}"
+        )
+    return wanted
 
 
 def borders(position_ids: torch.Tensor) -> torch.Tensor:

@@ -116,7 +116,7 @@ class CausalLanguageModel:
         inputs = batch["input_ids"]
         targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
         borders = batch.get(attention_of.BORDERS)
-        total, losses = self._losses(model, inputs, batch["position_ids"], targets, borders)
+        total, losses = self.token_losses(model, inputs, batch["position_ids"], targets, borders)
         is_target = targets != IGNORED
         types = batch["document_types"][:, 1:]
         bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
@@ -127,7 +127,7 @@ class CausalLanguageModel:
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
 
-    def _losses(
+    def token_losses(
         self,
         model: nn.Module,
         inputs: torch.Tensor,
@@ -153,7 +153,7 @@ class CausalLanguageModel:
     def _check_isolation(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention_of.borders(positions)
-            return self._losses(model, ids, positions, ids[:, 1:], borders)[1]
+            return self.token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
         model.eval()
