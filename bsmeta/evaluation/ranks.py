@@ -71,5 +71,7 @@ def start_ranks(local_rank: int, world_size: int) -> Iterator[tuple[Ranks, torch
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield current_ranks(), device
-    if world_size > 1:  # not after an error: the others would wait for us
+    # Not after an error: the others would wait for us. Gloo's may deadlock (pytorch issue 56297),
+    # and goes with the process.
+    if world_size > 1 and device.type == "cuda":
         dist.destroy_process_group()

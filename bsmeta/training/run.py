@@ -73,12 +73,23 @@ def _train(
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
         tell("preempted", trainer.progress.step, EXIT_PREEMPTED)
-        accelerator.end_training()
+        _part(accelerator, processes)
         return EXIT_PREEMPTED
     trainer.export(folder.path / "model")
     tell("done", trainer.progress.step, 0)
-    accelerator.end_training()
+    _part(accelerator, processes)
     return 0
+
+
+def _part(accelerator: Accelerator, processes: Processes) -> None:
+    """Takes the process group down, but for Gloo's, which goes with the process.
+
+    Gloo's destructor waits for its threads without letting go of the interpreter's lock, for which
+    one of them may be waiting (pytorch issue 56297; seen on a busy machine with torch 2.13: a run
+    that had done all its work and never ended).
+    """
+    if processes.device.type != "cpu":
+        accelerator.end_training()
 
 
 def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
