@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from bsmeta.config.checks import check
+from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.launch import read_launch
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
 from bsmeta.tasks import TASKS
 
 
-def main(config: TrainConfig) -> int:
-    """Checks the configuration against the launch, then trains; returns the exit code."""
+def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
+    """Checks the configuration against the launch, then trains; returns the exit code.
+
+    Args:
+        config: The run.
+        mistakes: What was wrong with the command line; told with all the rest, and refused.
+    """
     is_main = int(os.environ.get("RANK", "0")) == 0
     try:
-        launch = read_launch(os.environ, config.accelerate_config_file)
-        checked = check(config, launch)
-        if config.task not in TASKS:
-            raise ConfigurationError(f"task={config.task}: expected one of {', '.join(TASKS)}")
+        checked = check_run(config, os.environ, list(TASKS), mistakes)
     except ConfigurationError as error:
-        if is_main and not config.check_only:
+        is_folder_known = "out_dir" not in {one.key for one in mistakes}
+        if is_main and is_folder_known and not config.check_only:
             from bsmeta.training.run_folder import write_refusal
 
             write_refusal(Path(config.out_dir), str(error))
         raise
     if is_main:
-        print_summary(config, launch)
+        print_summary(config, checked.launch)
     if config.check_only:
         return 0
 
@@ -40,4 +43,4 @@ def main(config: TrainConfig) -> int:
 
 
 if __name__ == "__main__":
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, TrainConfig, "v2", takes_mistakes=True)

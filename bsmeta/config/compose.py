@@ -8,7 +8,7 @@ result once, calls the entry point, and turns every outcome into the documented 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import itertools
 import logging
 import os
 import re
@@ -20,13 +20,17 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 import yaml
+from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.describe import describe, key_names, keys
+from bsmeta.config import from_file, mistakes
+from bsmeta.config.checks.problems import Problem, refuse
+from bsmeta.config.describe import CONFIG_FOLDER, describe, keys
 from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.interpolation import resolve
 from bsmeta.config.secrets import redact, redact_values
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -39,15 +43,22 @@ Config = TypeVar("Config")
 
 
 def run_entry_point(
-    main: Callable[[Config], int | None], schema: type[Config], config_name: str
+    main: Callable[..., int | None],
+    schema: type[Config],
+    config_name: str,
+    *,
+    takes_mistakes: bool = False,
 ) -> None:
     """Composes the configuration, calls `main` with it, and exits the process.
 
     Args:
-        main: The entry point; what it returns is the exit code (None: 0).
+        main: The entry point, called with the configuration; what it returns is the exit code
+            (None: 0).
         schema: The dataclass that the configuration must fit. YAML files name it in their defaults
             list by its name in snake case (`TrainConfig`: `train_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
+        takes_mistakes: Where composing finds mistakes, call `main(config, mistakes)` with what can
+            be composed, so that it can tell its own findings along with them; it must refuse.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
         print(describe(schema, os.path.basename(sys.argv[0]), config_name))
@@ -61,23 +72,74 @@ def run_entry_point(
     register(schema)
     codes: list[int] = []
 
-    def task(composed: DictConfig) -> None:
-        try:
-            codes.append(main(to_plain(composed, schema)) or 0)
-        except BaseException as error:  # here, or Hydra prints its own report first
-            codes.append(report(error, schema))
+    def call(composed: DictConfig, found: Sequence[Problem] = ()) -> int:
+        config, more = _to_plain(composed, schema)
+        if found or more:
+            if takes_mistakes:
+                main(config, [*found, *more])
+            refuse([*found, *more])
+        return main(config) or 0
 
-    sys.argv[1:] = [*open_mappings(sys.argv[1:], schema), *_quiet_hydra(sys.argv[1:])]
+    def task(composed: DictConfig) -> None:
+        codes.append(exit_code(lambda: call(composed)))  # or Hydra prints its own report first
+
+    arguments = sys.argv[1:]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
     try:
-        hydra.main(
-            version_base="1.3",
-            config_path=str(REPOSITORY / "hydra_configs"),
-            config_name=config_name,
-        )(task)()
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
-        _leave(report(error, schema))
+        sys.argv[1:] = [*_prepared(arguments, schema), *_quiet_hydra(arguments)]
+        hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name)(
+            task
+        )()
+    except (UserError, yaml.YAMLError) as error:
+        _leave(report(error))
+    except mistakes.Refusal as error:
+        try:
+            found, rest = _of_command_line(error, schema, config_name)
+        except ConfigurationError as told:
+            _leave(report(told))
+        _leave(exit_code(lambda: refuse(found) if rest is None else call(rest, found)))
     _leave(max(codes, default=0))
+
+
+def _of_command_line(
+    error: Exception, schema: type, config_name: str
+) -> tuple[list[Problem], DictConfig | None]:
+    """All mistakes of the command line, and what can be composed without them."""
+    arguments = get_args_parser().parse_intermixed_args(sys.argv[1:])
+    folder = Path(arguments.config_path or CONFIG_FOLDER).expanduser().resolve()
+    own = [one for one in arguments.overrides if not one.startswith("hydra")]
+    if arguments.multirun:  # a list of values is one override of many runs: none stands alone
+        return mistakes.mistakes(error, [], _composer(folder, ""), schema)[0], None
+    further = arguments.config_dir and Path(arguments.config_dir).expanduser().resolve()
+    composer = _composer(folder, arguments.config_name or config_name, further)
+    return _told_apart(error, own, composer, schema)
+
+
+def _told_apart(
+    error: Exception,
+    overrides: Sequence[str],
+    composer: Callable[[Sequence[str]], DictConfig],
+    schema: type,
+) -> tuple[list[Problem], DictConfig | None]:
+    found, fine = mistakes.mistakes(error, overrides, composer, schema)
+    try:
+        return found, composer(fine)
+    except mistakes.Refusal:
+        return found, None
+
+
+def _composer(
+    folder: Path, name: str, further: Path | None = None
+) -> Callable[[Sequence[str]], DictConfig]:
+    """What composes overrides onto the file `name` of a folder; `further` is searched, too."""
+    search = [] if further is None else [f"hydra.searchpath=[file://{further}]"]
+
+    def composed(overrides: Sequence[str]) -> DictConfig:
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
+            return hydra.compose(name, [*search, *overrides])
+
+    return composed
 
 
 def _leave(code: int) -> NoReturn:
@@ -103,6 +165,8 @@ def register(schema: type) -> None:
     for one in filter(dataclasses.is_dataclass, schema.__mro__):
         ConfigStore.instance().store(name=_store_name(one), node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
+    OmegaConf.register_new_resolver("share", _share, replace=True)
+    from_file.install(field.name for field in dataclasses.fields(schema))
 
 
 def _store_name(schema: type) -> str:
@@ -116,11 +180,14 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
         ConfigurationError: If a key is unknown or a value does not fit its type.
     """
     register(schema)
+    composer = _composer(CONFIG_FOLDER, config_name)
+    prepared = _prepared(overrides, schema)
     try:
-        with hydra.initialize_config_dir(str(REPOSITORY / "hydra_configs"), version_base="1.3"):
-            return to_plain(hydra.compose(config_name, open_mappings(overrides, schema)), schema)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigurationError(_explain(error, schema)) from error
+        return to_plain(composer(prepared), schema)
+    except mistakes.Refusal as error:
+        found, rest = _told_apart(error, prepared, composer, schema)
+        refuse(found if rest is None else [*found, *_to_plain(rest, schema)[1]])
+        raise
 
 
 def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
@@ -134,18 +201,37 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
     return [f"++{one}" if inside_mapping.match(one) else one for one in overrides]
 
 
+def _prepared(arguments: Sequence[str], schema: type) -> list[str]:
+    """The command line as Hydra must see it; options stay as they are."""
+    folder = CONFIG_FOLDER
+    for option, value in itertools.pairwise(arguments):
+        if option in ("--config-dir", "-cd", "--config-path", "-cp"):
+            folder = Path(value).expanduser().resolve()
+    return from_file.expand_overrides(open_mappings(arguments, schema), folder)
+
+
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
-    """The composed configuration as an instance of the schema, resolved and frozen."""
+    """The composed configuration as an instance of the schema, resolved and frozen.
+
+    Raises:
+        ConfigurationError: If a key is unknown, or a value does not fit or cannot be found.
+    """
+    config, found = _to_plain(composed, schema)
+    refuse(found)
+    return config
+
+
+def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
+    """The same, with the schema's defaults in the place of what is wrong."""
+    found = resolve(composed)
     plain = OmegaConf.to_object(composed)
     if not isinstance(plain, schema):
         raise ConfigurationError(
             f"the configuration does not begin with the schema: its defaults list must start with "
             f"the schema of {schema.__name__} (see hydra_configs/demo.yaml)"
         )
-    unknown = list(_added(plain))
-    if unknown:
-        raise ConfigurationError("; ".join(_unknown(name, schema) for name in unknown))
-    return plain
+    found += [mistakes.unknown_key(name, schema) for name in _added(plain)]
+    return plain, found
 
 
 def _added(section: Any, prefix: str = "") -> Iterator[str]:
@@ -156,10 +242,6 @@ def _added(section: Any, prefix: str = "") -> Iterator[str]:
             yield prefix + name
         elif dataclasses.is_dataclass(value):
             yield from _added(value, f"{prefix}{name}.")
-
-
-def _unknown(name: str, schema: type) -> str:
-    return f"{name} is not a key of {schema.__name__}" + _suggestion(name, schema)
 
 
 def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
@@ -182,7 +264,7 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
         assert isinstance(merged, DictConfig)
         return to_plain(merged, schema)
     except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{path}: {_explain(error, schema)}") from error
+        raise ConfigurationError(f"{path}: {mistakes.explain(error)}") from error
 
 
 def to_yaml(config: Any) -> str:
@@ -196,12 +278,20 @@ def to_yaml(config: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 
 
-def report(error: BaseException, schema: type) -> int:
+def exit_code(action: Callable[[], int | None]) -> int:
+    """What the process exits with when `action` is all that it does."""
+    try:
+        return action() or 0
+    except BaseException as error:
+        return report(error)
+
+
+def report(error: BaseException) -> int:
     """Prints what went wrong, on standard error, and returns the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        error = ConfigurationError(_explain(error, schema))
+    if isinstance(error, mistakes.Refusal):
+        error = ConfigurationError(mistakes.explain(error))
     if isinstance(error, yaml.YAMLError):  # also tags that would make Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
@@ -223,28 +313,13 @@ def _in_repository(path: str) -> str:
     return str(REPOSITORY / path)
 
 
+def _share(share: float, whole: float) -> int:
+    return round(share * whole)
+
+
 def _quiet_hydra(arguments: list[str]) -> list[str]:
     """Overrides that keep Hydra from writing folders and files of its own beside the run's."""
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
     if not {"-m", "--multirun"} & set(arguments):
         quiet += ["hydra.run.dir=.", "hydra.output_subdir=null"]
     return [one for one in quiet if not any(a.startswith(one.split("=")[0]) for a in arguments)]
-
-
-def _explain(error: Exception, schema: type) -> str:
-    """Hydra's message, its cause, and the nearest key where one was misspelt."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if error.__cause__ is not None:
-        lines += [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
-    # "+key=value" cannot work either: the schema is closed
-    message = "; ".join(x for x in dict.fromkeys(lines) if not x.startswith("To append"))
-    unknown = re.search(r"(?:Key|key) '([\w.]+)'", message)
-    return message + _suggestion(unknown[1], schema) if unknown else message
-
-
-def _suggestion(name: str, schema: type) -> str:
-    """The nearest key, if there is one."""
-    leaf = name.rsplit(".", 1)[-1]
-    names = {name.rsplit(".", 1)[-1]: name for name in key_names(schema)}
-    near = difflib.get_close_matches(leaf, names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near and near[0] != leaf else ""

@@ -6,7 +6,10 @@ import dataclasses
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
         else:
             yield Key(
                 name=prefix + field.name,
-                type=_type_name(kind),
+                type=type_name(kind),
                 default=_text(getattr(defaults, field.name)),
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
@@ -44,6 +47,12 @@ def key_names(schema: type) -> list[str]:
     leaves = [one.name for one in keys(schema)]
     sections = {name.rsplit(".", n)[0] for name in leaves for n in range(1, name.count(".") + 1)}
     return sorted({*leaves, *sections})
+
+
+def group_options() -> dict[str, list[str]]:
+    """The groups of `hydra_configs/` (`model=…`, `+recipes=…`) and what each offers."""
+    folders = sorted(path for path in CONFIG_FOLDER.iterdir() if path.is_dir())
+    return {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
 
 
 def describe(schema: type, program: str, config_name: str) -> str:
@@ -63,7 +72,8 @@ def describe(schema: type, program: str, config_name: str) -> str:
     return "\n".join(lines)
 
 
-def _type_name(kind: Any) -> str:
+def type_name(kind: Any) -> str:
+    """A type as a user reads it: `int`, `list[str]`, `str | None`."""
     if isinstance(kind, type) and not typing.get_args(kind):
         return kind.__name__
     return str(kind).replace("typing.", "")

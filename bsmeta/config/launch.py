@@ -25,6 +25,15 @@ _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfil
     f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
 }
 
+# What a launch file may hold, as of Accelerate 1.15 (its ClusterConfig), without what cannot train
+# here (FSDP, Megatron, TPUs, …): accelerate ends with an error of its own on any other key.
+FILE_KEYS = {
+    "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug",
+    "num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip",
+    "main_process_port", "rdzv_backend", "same_network", "main_training_function",
+    "enable_cpu_affinity", "deepspeed_config", "downcast_bf16", "dynamo_config",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
@@ -42,6 +51,10 @@ class Launch:
     zero3_init: bool | None = None
     mixed_precision: Any = None
     gradient_accumulation_steps: Any = None
+    gradient_clipping: Any = None
+    compiler: str | None = None  # accelerate's dynamo backend, unless it is "no"
+    alone_in_step: int | None = None  # tasks of a SLURM step without any launcher among them
+    unknown: tuple[str, ...] = ()  # keys of a launch file that accelerate would refuse
     # Fields of accelerate's `deepspeed_config` that belong into the DeepSpeed JSON: accelerate
     # refuses them beside a JSON.
     misplaced: tuple[str, ...] = ()
@@ -108,6 +121,11 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
         mixed_precision=precision,
         gradient_accumulation_steps=_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
+        gradient_clipping=_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
+        compiler=_compiler(environ.get("ACCELERATE_DYNAMO_BACKEND")),
+        alone_in_step=_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
+        if "WORLD_SIZE" not in environ
+        else None,
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
 
@@ -148,8 +166,16 @@ def _from_file(path: Path) -> Launch:
         zero3_init=deepspeed.get("zero3_init_flag"),
         mixed_precision=content.get("mixed_precision"),
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
+        gradient_clipping=deepspeed.get("gradient_clipping"),
+        compiler=_compiler((content.get("dynamo_config") or {}).get("dynamo_backend")),
+        unknown=tuple(name for name in content if name not in FILE_KEYS),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
+
+
+def _compiler(backend: Any) -> str | None:
+    """Accelerate's name of a compiler; None for its "no"."""
+    return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
 
 
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
-import string
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 from bsmeta.config.keys import key
@@ -174,10 +171,11 @@ def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
 
     Only for sampling: the order and the numbers of types stay those of the whole configuration.
     """
-    return [_during(phase, config) for phase in config.schedule] or [config]
+    return [during(phase, config) for phase in config.schedule] or [config]
 
 
-def _during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
+def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
+    """The configuration with what a phase changes."""
     names = {one.name for one in fields(phase)} - {"share", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
     if phase.types is not None:
@@ -189,127 +187,3 @@ def phase_starts(config: MetadataConfig, max_train_steps: int) -> list[int]:
     """The number of updates before each phase; the first is 0."""
     shares = [phase.share for phase in config.schedule]
     return [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]
-
-
-_CHOICES = {
-    "metadata_position": ("prepend", "append", "both"),
-    "url_granularity": ("full", "host", "registered_domain", "suffix", "path", "hash"),
-    "entity_setting": ("beg", "end"),
-    "prefix_on": ("every_piece", "first_piece"),
-}
-_TEMPLATE_FIELDS = {"timestamp": {"key", "value", "year", "month"}}
-_HERE = "data_config.metadata_config"
-
-
-def metadata_problems(config: MetadataConfig) -> list[str]:
-    """All that is wrong with the configuration, one line a problem; empty if nothing is."""
-    found = [*_list_problems(config), *_number_problems(config)]
-    for name, choices in _CHOICES.items():
-        value = getattr(config, name)
-        if value not in choices:
-            found.append(f"{name} is {value!r}; expected one of {', '.join(choices)}")
-    found += _template_problems(config)
-    found += _bucket_problems(config)
-    found += _html_problems(config.html_parser_config)
-    found += _schedule_problems(config)
-    return [f"{_HERE}.{problem}" for problem in found]
-
-
-def _list_problems(config: MetadataConfig) -> Iterator[str]:
-    keys = config.metadata_list
-    if len(keys) > MOST_TYPES:
-        yield f"metadata_list has {len(keys)} types; at most {MOST_TYPES} are possible"
-    for name in sorted({name for name in keys if keys.count(name) > 1}):
-        yield f"metadata_list names {name} more than once; name it once"
-    for name in keys:
-        if name in COLUMN_KEYS:
-            yield f"metadata_list names the column {name}; name its key, {COLUMN_KEYS[name]}"
-    if config.loss_on_metadata_types is not None and not config.loss_on_metadata:
-        yield "loss_on_metadata_types is given, but loss_on_metadata is false; set it to true"
-    by_type: dict[str, Mapping[str, object]] = {
-        "metadata_dropout": config.metadata_dropout,
-        "metadata_templates": config.metadata_templates,
-        "value_bucket_bounds": config.value_bucket_bounds,
-        "value_bucket_scale": config.value_bucket_scale,
-        "loss_on_metadata_types": dict.fromkeys(config.loss_on_metadata_types or ()),
-    }
-    for name, types in by_type.items():
-        for unknown in [one for one in types if one not in keys]:
-            yield f"{name} names {unknown}, which metadata_list lacks; add it there or drop it here"
-
-
-def _chance_problems(config: MetadataConfig) -> Iterator[str]:
-    chances = {
-        "metadata_probability": config.metadata_probability,
-        "html_overall_sample_rate": config.html_overall_sample_rate,
-    }
-    chances |= {f"metadata_dropout.{name}": at for name, at in config.metadata_dropout.items()}
-    for name, chance in chances.items():
-        if not 0 <= chance <= 1:
-            yield f"{name} is {chance}; expected a chance from 0 to 1"
-    for name, weight in config.random_sample_metadata_weights.items():
-        if not 0 <= weight < math.inf:
-            yield f"random_sample_metadata_weights.{name} is {weight}; expected 0 or more"
-
-
-def _number_problems(config: MetadataConfig) -> Iterator[str]:
-    yield from _chance_problems(config)
-    if config.max_seq_len < 2:
-        yield f"max_seq_len is {config.max_seq_len}; expected at least 2 tokens"
-    longest = config.prefix_max_tokens
-    if longest is not None and not 1 <= longest < config.max_seq_len:
-        yield f"prefix_max_tokens is {longest}; expected 1 to max_seq_len - 1, or null"
-    if "meta_tokens" in config.metadata_list and config.num_meta_tokens < 1:
-        yield f"num_meta_tokens is {config.num_meta_tokens}; metadata_list asks for meta_tokens"
-
-
-def _template_problems(config: MetadataConfig) -> Iterator[str]:
-    for name, template in config.metadata_templates.items():
-        fields = _TEMPLATE_FIELDS.get(name, {"key", "value"})
-        try:
-            found = list(string.Formatter().parse(template))
-        except ValueError as error:
-            yield f"metadata_templates.{name} is {template!r}: {error} (double a brace to show it)"
-            continue
-        named = {field for _, field, _, _ in found} - {None}
-        if any(form or conversion for _, _, form, conversion in found):
-            yield f"metadata_templates.{name} is {template!r}; expected no format after a name"
-        if not named <= fields or named <= {"key"}:
-            expected = ", ".join(f"{{{field}}}" for field in sorted(fields))
-            yield f"metadata_templates.{name} is {template!r}; expected some of {expected} in it"
-
-
-def _bucket_problems(config: MetadataConfig) -> Iterator[str]:
-    for name, bounds in config.value_bucket_bounds.items():
-        if not bounds or any(low >= high for low, high in itertools.pairwise(bounds)):
-            yield f"value_bucket_bounds.{name} is {bounds}; expected rising numbers"
-        if name in config.value_bucket_scale:
-            yield f"value_bucket_scale and value_bucket_bounds both name {name}; drop it from one"
-    for name, scale in config.value_bucket_scale.items():
-        if not 0 < scale < math.inf:
-            yield f"value_bucket_scale.{name} is {scale}; expected more than 0"
-
-
-def _schedule_problems(config: MetadataConfig) -> Iterator[str]:
-    shares = [phase.share for phase in config.schedule]
-    if shares and (min(shares) <= 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6)):
-        yield f"schedule has the shares {shares}; expected numbers above 0 that make 1"
-    for number, phase in enumerate(config.schedule):
-        for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
-            yield f"schedule.{number}.types names {unknown}, which metadata_list lacks; add it"
-        for problem in _chance_problems(_during(phase, config)):
-            yield f"schedule.{number}.{problem}"
-
-
-def _html_problems(rules: HtmlParserConfig) -> Iterator[str]:
-    names = rules.tags_to_remove_alone_tag_name
-    for end in ("min", "max"):
-        field = f"tags_to_remove_alone_txt_{end}_chr_len"
-        count = len(getattr(rules, field))
-        if count != len(names):
-            yield (
-                f"html_parser_config.{field} has {count} lengths for the {len(names)} names of "
-                "tags_to_remove_alone_tag_name; give one for each"
-            )
-    for name in sorted({name for name in names if names.count(name) > 1}):
-        yield f"html_parser_config.tags_to_remove_alone_tag_name has {name} more than once"

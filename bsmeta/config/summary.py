@@ -5,6 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from bsmeta.config.checks.files import missing_shards
 from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
@@ -24,7 +25,7 @@ def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
         ("run folder", config.out_dir),
         ("resume from", config.resume_from_checkpoint_dir or "– (a fresh start)"),
         ("model", _model(config)),
-        ("training data", _shards(data)),
+        ("training data", _shards(data) + _not_here(config)),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (
             "metadata",
@@ -68,6 +69,11 @@ def _shards(data: DataConfig) -> str:
     files = data.train_file
     named = ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
     return f"{named} in {data.dataset_name} (Hugging Face Hub)" if data.dataset_name else named
+
+
+def _not_here(config: TrainConfig) -> str:
+    """Only where a launch that may be elsewhere is checked: else a missing shard is refused."""
+    return "; not on this machine" if missing_shards(config) else ""
 
 
 def _launch(config: TrainConfig, launch: Launch) -> str:

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.metadata import MetadataConfig, metadata_problems
+from bsmeta.config.checks.metadata import metadata_problems
+from bsmeta.config.checks.problems import refuse
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.insertion import (
     LocalTags,
     arrange,
@@ -93,9 +94,7 @@ class Renderer:
     """
 
     def __init__(self, config: MetadataConfig) -> None:
-        problems = metadata_problems(config)
-        if problems:
-            raise ConfigurationError("\n".join(problems))
+        refuse(metadata_problems(config))
         self._config = config
         self._types = make_types(config)
         self._kinds = {key: kind for kind, key in enumerate(config.metadata_list, start=1)}

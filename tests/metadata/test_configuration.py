@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
+from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.metadata import MetadataConfig, metadata_problems
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.rendering import Renderer
 
 
@@ -18,41 +20,69 @@ def test_the_default_configuration_is_sound() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"metadata_list": ["url", "url"]}, "metadata_list names url more than once"),
-        ({"metadata_list": ["website_desc"]}, "name its key, website_description"),
-        ({"metadata_list": [f"t{i}" for i in range(256)]}, "has 256 types; at most 255"),
-        ({"metadata_probability": 1.5}, "metadata_probability is 1.5; expected a chance"),
-        ({"html_overall_sample_rate": -1}, "html_overall_sample_rate is -1"),
-        ({"metadata_dropout": {"url": 2}}, "metadata_dropout.url is 2"),
-        ({"metadata_dropout": {"urls": 0.1}}, "metadata_dropout names urls, which"),
-        ({"random_sample_metadata_weights": {"url": -1.0}}, "weights.url is -1.0; expected 0"),
-        ({"metadata_position": "before"}, "'before'; expected one of prepend, append, both"),
-        ({"url_granularity": "domain"}, "url_granularity is 'domain'"),
+        (
+            {"metadata_list": ["url", "url"]},
+            "metadata_list: url more than once, expected each type once",
+        ),
+        (
+            {"metadata_list": ["website_desc"]},
+            "expected the key of its records, website_description",
+        ),
+        (
+            {"metadata_list": [f"t{i}" for i in range(256)]},
+            "metadata_list: 256 types, expected at most 255",
+        ),
+        ({"metadata_probability": 1.5}, "metadata_probability: 1.5, expected a chance"),
+        ({"html_overall_sample_rate": -1}, "html_overall_sample_rate: -1, expected a chance"),
+        ({"metadata_dropout": {"url": 2}}, "metadata_dropout.url: 2, expected a chance"),
+        (
+            {"metadata_dropout": {"urls": 0.1}},
+            "metadata_dropout: the type urls, expected types of metadata_list (did you mean url?)",
+        ),
+        (
+            {"random_sample_metadata_weights": {"url": -1.0}},
+            "weights.url: -1.0, expected a number of 0",
+        ),
+        (
+            {"metadata_position": "before"},
+            'metadata_position: "before", expected one of prepend, append, both',
+        ),
+        ({"url_granularity": "domain"}, 'url_granularity: "domain", expected one of full, host'),
         ({"entity_setting": "start"}, "expected one of beg, end"),
         ({"prefix_on": "all"}, "expected one of every_piece, first_piece"),
-        ({"metadata_templates": {"url": "URL"}}, "expected some of {key}, {value} in it"),
-        ({"metadata_templates": {"url": "{value} {year}"}}, "metadata_templates.url is"),
-        ({"metadata_templates": {"url": "{value"}}, "metadata_templates.url is"),
-        ({"metadata_templates": {"url": "{value:d}"}}, "expected no format after a name"),
-        ({"metadata_templates": {"urls": "{value}"}}, "metadata_templates names urls"),
+        (
+            {"metadata_templates": {"url": "URL"}},
+            "expected a text with some of {key}, {value} in it",
+        ),
+        ({"metadata_templates": {"url": "{value} {year}"}}, 'metadata_templates.url: "{value'),
+        ({"metadata_templates": {"url": "{value"}}, 'metadata_templates.url: "{value'),
+        ({"metadata_templates": {"url": "{value:d}"}}, "in it, and no format after a name"),
+        ({"metadata_templates": {"urls": "{value}"}}, "metadata_templates: the type urls"),
         ({"value_bucket_bounds": {"length": []}}, "expected rising numbers"),
-        ({"value_bucket_bounds": {"length": [1, 1]}}, "value_bucket_bounds.length is [1, 1]"),
-        ({"value_bucket_scale": {"length": 0}}, "value_bucket_scale.length is 0"),
+        ({"value_bucket_bounds": {"length": [1, 1]}}, "value_bucket_bounds.length: [1, 1]"),
+        ({"value_bucket_scale": {"length": 0}}, "value_bucket_scale.length: 0, expected"),
         (
             {"value_bucket_bounds": {"length": [1]}, "value_bucket_scale": {"length": 1}},
-            "both name length",
+            "value_bucket_scale names length, too",
         ),
-        ({"loss_on_metadata_types": ["url"]}, "but loss_on_metadata is false"),
-        ({"loss_on_metadata": True, "loss_on_metadata_types": ["u"]}, "types names u"),
-        ({"max_seq_len": 1}, "max_seq_len is 1"),
-        ({"prefix_max_tokens": 1024}, "prefix_max_tokens is 1024"),
-        ({"metadata_list": ["meta_tokens"], "num_meta_tokens": 0}, "num_meta_tokens is 0"),
+        ({"loss_on_metadata_types": ["url"]}, "because loss_on_metadata is false"),
+        (
+            {"loss_on_metadata": True, "loss_on_metadata_types": ["u"]},
+            "loss_on_metadata_types: the type u",
+        ),
+        ({"max_seq_len": 1}, "max_seq_len: 1, expected at least 2"),
+        ({"prefix_max_tokens": 1024}, "prefix_max_tokens: 1024, expected 1 to 1023"),
+        (
+            {"metadata_list": ["meta_tokens"], "num_meta_tokens": 0},
+            "num_meta_tokens: 0, expected 1 or more",
+        ),
     ],
 )
 def test_a_problem_is_named(changes: dict[str, Any], problem: str) -> None:
-    (line,) = metadata_problems(MetadataConfig(**changes))
-    assert line.startswith("data_config.metadata_config.")
-    assert problem in line
+    (one,) = metadata_problems(MetadataConfig(**changes))
+    assert one.key.startswith("data_config.metadata_config.")
+    assert problem in f"{one.key}: {one.found}, expected {one.expected}"
+    assert one.fix
 
 
 def test_problems_of_the_html_rules() -> None:
@@ -61,15 +91,16 @@ def test_problems_of_the_html_rules() -> None:
     rules.tags_to_remove_alone_tag_name = ["p", "p"]
     rules.tags_to_remove_alone_txt_max_chr_len = [1.0, 2.0]
     few, repeated = metadata_problems(config)
-    assert "tags_to_remove_alone_txt_min_chr_len has 0 lengths for the 2 names" in few
-    assert "has p more than once" in repeated
+    assert few.key.endswith("html_parser_config.tags_to_remove_alone_txt_min_chr_len")
+    assert few.found == "0 lengths"
+    assert repeated.found == "p more than once"
 
 
 def test_one_error_lists_all_problems() -> None:
     config = MetadataConfig(metadata_probability=2, max_seq_len=0, entity_setting="mid")
     with pytest.raises(ConfigurationError) as caught:
         Renderer(config)
-    assert [line.split()[0] for line in str(caught.value).splitlines()] == [
+    assert re.findall(r"^\d\. (\S+)", str(caught.value), re.M) == [
         "data_config.metadata_config.metadata_probability",
         "data_config.metadata_config.max_seq_len",
         "data_config.metadata_config.entity_setting",

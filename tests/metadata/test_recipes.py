@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.compose import compose
-from bsmeta.config.metadata import Phase, metadata_problems
+from bsmeta.config.metadata import Phase
 from bsmeta.config.schema import TrainConfig
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer

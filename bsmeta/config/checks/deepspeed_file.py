@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.problems import Problem, nearest
+from bsmeta.config.checks.problems import Problem, nearest, show
+from bsmeta.config.checks.shared import look_up
 
 # The top level as of DeepSpeed 0.19.8, without what would train something else than configured
 # (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.
@@ -15,10 +16,22 @@ TOP_LEVEL = {
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
     "gradient_clipping", "bf16", "fp16", "zero_optimization", "optimizer", "scheduler",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer", "communication_data_type",
-    "data_types", "prescale_gradients", "gradient_predivide_factor", "activation_checkpointing",
-    "aio", "checkpoint", "comms_logger", "csv_monitor", "dump_state", "flops_profiler",
-    "memory_breakdown", "steps_per_print", "tensorboard", "wall_clock_breakdown", "wandb",
+    "data_types", "prescale_gradients", "gradient_predivide_factor", "aio", "checkpoint",
+    "comms_logger", "dump_state", "flops_profiler", "memory_breakdown", "steps_per_print",
+    "wall_clock_breakdown",
 }  # fmt: skip
+
+# Blocks whose part Hydra has. DeepSpeed's recomputation needs calls in the model that are not
+# there, so that its block would do nothing; its monitors would log beside the trackers.
+ELSEWHERE = {
+    "activation_checkpointing": "gradient_checkpointing",
+    "tensorboard": "trackers",
+    "wandb": "trackers",
+    "csv_monitor": "trackers",
+}
+
+# Keys of `checkpoint` that the trainer sets, or under which a checkpoint is in pieces.
+CHECKPOINT = ("load_universal", "use_node_local_storage")
 
 # DeepSpeed refuses unknown ones here, but only once the model is loaded.
 ZERO = {
@@ -73,9 +86,17 @@ def _object(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
 def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
     zero = document.get("zero_optimization")
     below = zero if isinstance(zero, dict) else {}
+    for name, owner in ELSEWHERE.items():
+        if name in document:
+            fix = f"delete it, and pass {owner}=… instead"
+            yield Problem(name, file, "a block", f"no such block: {owner} of Hydra says it", fix)
+    for name in CHECKPOINT:
+        if look_up(document, f"checkpoint.{name}") is True:
+            expected = "no such key: the trainer keeps whole checkpoints, and converts them itself"
+            yield Problem(f"checkpoint.{name}", file, show(True), expected, "delete it")
     for prefix, names, known in (("", document, TOP_LEVEL), ("zero_optimization.", below, ZERO)):
         for name in names:
-            if name not in known:
+            if name not in known and name not in ELSEWHERE:
                 expected = f"a key that this trainer runs DeepSpeed with{nearest(name, known)}"
                 fix = "correct the name, or delete it"
                 yield Problem(prefix + name, file, "an unknown key", expected, fix)

@@ -10,6 +10,7 @@ from bsmeta.config.errors import ConfigurationError
 
 HYDRA = "Hydra configuration"
 MISSING = object()  # what `show` calls "no such key"
+_LIKENESS = 0.5  # difflib's ratio from which on a name is suggested: `lama` for llama_tiny
 
 
 @dataclass(frozen=True)
@@ -43,13 +44,13 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 def nearest(name: object, known: Iterable[str]) -> str:
     """` (did you mean X?)` for the known name that looks most like `name`, or nothing."""
-    close = difflib.get_close_matches(str(name), list(known), n=1)
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def closest(name: object, known: Sequence[str]) -> str:
     """The known name that looks most like `name`; the first one where none does."""
-    return (difflib.get_close_matches(str(name), known, n=1) or known)[0]
+    return (difflib.get_close_matches(str(name), known, n=1, cutoff=_LIKENESS) or known)[0]
 
 
 def show(value: object) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
-from bsmeta.config.launch import REPOSITORY, Launch
+from bsmeta.config.checks.shared import same
+from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
 from bsmeta.config.schema import TrainConfig
 
 LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
@@ -16,7 +17,8 @@ def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     yield from _launcher(config, launch)
     yield from _devices(config, launch)
     yield from _precision(config, launch)
-    yield from _accumulation(config, launch)
+    yield from _stated(config, launch, "gradient_accumulation_steps")
+    yield from _stated(config, launch, "gradient_clipping")
     yield from _streams(config, launch)
     if launch.deepspeed:
         yield from _deepspeed(launch)
@@ -42,6 +44,19 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         expected = "false: it turns DeepSpeed off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
         yield Problem("use_cpu", launch.source, show(True), expected, fix)
+    if launch.alone_in_step is not None and launch.alone_in_step > 1:
+        tasks = launch.alone_in_step
+        expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"
+        fix = "start torchrun or accelerate launch in the step, as experiments/slurm/ does"
+        yield Problem("WORLD_SIZE", launch.source, "no such variable", expected, fix)
+    if launch.compiler is not None:
+        expected = "no: the model is compiled as torch_compile of Hydra says"
+        fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
+        yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
+    for name in launch.unknown:
+        expected = f"a key of a launch file{nearest(name, FILE_KEYS)}"
+        fix = "correct the name, or delete it"
+        yield Problem(name, launch.source, "an unknown key", expected, fix)
     if config.accelerate_config_file is not None and not config.check_only:
         yield Problem(
             key="accelerate_config_file",
@@ -87,15 +102,13 @@ def _precision(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
 
 
-def _accumulation(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
-    stated, wanted = launch.gradient_accumulation_steps, config.gradient_accumulation_steps
-    if stated is not None and (stated != wanted or not isinstance(stated, int)):
-        expected = f"nothing, or {wanted} as gradient_accumulation_steps of Hydra says"
-        fix = (
-            f"leave gradient_accumulation_steps out of {launch.source}, or pass "
-            f"gradient_accumulation_steps={stated}"
-        )
-        yield Problem("gradient_accumulation_steps", launch.source, show(stated), expected, fix)
+def _stated(config: TrainConfig, launch: Launch, key: str) -> Iterator[Problem]:
+    """A number of Hydra's that the launch says, too."""
+    stated, wanted = getattr(launch, key), getattr(config, key)
+    if stated is not None and not same(stated, wanted):
+        expected = f"nothing, or {wanted} as {key} of Hydra says"
+        fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
+        yield Problem(key, launch.source, show(stated), expected, fix)
 
 
 def _streams(config: TrainConfig, launch: Launch) -> Iterator[Problem]:

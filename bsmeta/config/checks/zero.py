@@ -16,6 +16,7 @@ HIDDEN_SIZE_KEYS = (
     "zero_optimization.stage3_param_persistence_threshold",
 )
 STAGE = "zero_optimization.stage"
+FORCE = "zero_force_ds_cpu_optimizer"
 GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 
 
@@ -66,6 +67,10 @@ def _offload(
         yield Problem(
             key, file, show(block), expected, "delete it, or use deepspeed_configs/cpu.json"
         )
+    if key.endswith("offload_optimizer") and look_up(document, FORCE) is not False:
+        expected = "false: AdamW is the trainer's, and DeepSpeed would end the run to have its own"
+        found = show(look_up(document, FORCE))
+        yield Problem(FORCE, file, found, expected, f'write "{FORCE}": false')
     if device == "nvme" and not isinstance(look_up(document, f"{key}.nvme_path"), str):
         found = look_up(document, f"{key}.nvme_path")
         fix = 'write "nvme_path": "/a/local/disk"'

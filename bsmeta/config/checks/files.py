@@ -1,0 +1,91 @@
+"""Files and folders that the run needs: looked for, not opened, before anything is loaded."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
+from bsmeta.config.schema import TrainConfig
+
+
+def file_problems(config: TrainConfig) -> Iterator[Problem]:
+    """Yields what is not there; data only if it is to be read on this machine.
+
+    Nothing is asked of the Hub, or of other file systems, which the run does in its time.
+    """
+    yield from _model(config)
+    if config.accelerate_config_file is None:  # else checked for a launch that may be elsewhere
+        yield from _data(config)
+    resume = config.resume_from_checkpoint_dir
+    if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
+        expected = "latest, or a checkpoint folder"
+        fix = "resume_from_checkpoint_dir=latest"
+        yield _missing("resume_from_checkpoint_dir", resume, expected, fix)
+    if os.path.isfile(config.out_dir):
+        yield Problem("out_dir", HYDRA, "a file", "a folder, or a new name", "out_dir=runs/first")
+
+
+def _data(config: TrainConfig) -> Iterator[Problem]:
+    data = config.data_config
+    if data.prepared is not None:
+        if not Path(data.prepared).is_dir():
+            fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
+            yield _missing("data_config.prepared", data.prepared, "a folder", fix)
+        return
+    if data.dataset_name is not None:
+        return
+    for entry in missing_shards(config):
+        fix = "correct it; a relative path begins in the working folder"
+        expected = "shards: a file, a folder or a glob that matches some"
+        yield _missing("data_config.train_file", entry, expected, fix)
+    held_out = data.validation_file
+    if held_out is None or not _is_here(held_out) or os.path.isfile(held_out):
+        return
+    if config.eval_steps > 0:
+        expected = "the held-out shard, which is read every eval_steps updates"
+        fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
+        yield _missing("data_config.validation_file", held_out, expected, fix)
+
+
+def missing_shards(config: TrainConfig) -> list[str]:
+    """The local entries of `train_file` that name nothing on this machine."""
+    data = config.data_config
+    if data.dataset_name is not None or data.prepared is not None or not data.train_file:
+        return []
+    files = data.train_file
+    entries = [files] if isinstance(files, (str, os.PathLike)) else files
+    return [one for one in map(str, entries) if _is_here(one) and not _names_something(one)]
+
+
+def _is_here(entry: str) -> bool:
+    """Whether an entry is a path, and no address such as hf://… or gs://…."""
+    return "://" not in entry
+
+
+def _names_something(entry: str) -> bool:
+    return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
+
+
+def _model(config: TrainConfig) -> Iterator[Problem]:
+    """Only names that cannot be ones of the Hub (OWNER/NAME): those of a path's form."""
+    for key in ("model_config_file", "model_name", "tokenizer_name"):
+        name = getattr(config, key)
+        used = key != "model_name" or None in (config.model_config_file, config.tokenizer_name)
+        if name is None or not used or not _is_path(name) or os.path.exists(name):
+            continue
+        expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
+        yield _missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".json")
+
+
+def _missing(key: str, name: object, expected: str, fix: str) -> Problem:
+    folder = Path(str(name)).parent
+    names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    close = nearest(Path(str(name)).name, names)
+    return Problem(key, HYDRA, f"{show(name)}, which is not there{close}", expected, fix)

@@ -1,0 +1,113 @@
+"""What is wrong with a command line or a YAML file, when Hydra refuses to compose it.
+
+Hydra stops at the first mistake. `mistakes` tries each override alone, so that one message can name
+all of them, and gives what is left once they are taken away.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Sequence
+
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from bsmeta.config.checks.problems import Problem, closest, nearest, show
+from bsmeta.config.describe import group_options, key_names, keys
+
+COMMAND_LINE = "the command line"
+HELP = "see --help for every key"
+# "+key=value" cannot work: the schema is closed; the rest says nothing to a user.
+_NOISE = ("To append", "Config search path", "provider=", "See https", "Error merging")
+_CONTEXT = ("object_type", "reference_type")
+Refusal = (HydraException, OmegaConfBaseException)
+
+
+def mistakes(
+    error: Exception, overrides: Sequence[str], compose: Callable[[list[str]], object], schema: type
+) -> tuple[list[Problem], list[str]]:
+    """Every override that cannot be composed, and those that can.
+
+    Args:
+        error: What Hydra said about all of them together.
+        overrides: `key=value` as on the command line.
+        compose: Composes some of them; raises what Hydra raises.
+        schema: The dataclass that they must fit.
+    """
+    found, fine = [], []
+    for override in overrides:
+        try:
+            compose([override])
+        except Refusal as refusal:
+            found.append(_of_override(override, refusal, schema))
+        else:
+            fine.append(override)
+    return (found or [_of_file(error, schema)]), fine
+
+
+def _of_override(override: str, error: Exception, schema: type) -> Problem:
+    name, _, value = override.partition("=")
+    name = name.lstrip("+~")
+    message = explain(error)
+    if re.search(r"[Kk]ey '[\w.]+' (is )?not in", message):
+        return unknown_key(name, schema)
+    if isinstance(error, MissingConfigException):
+        options = group_options().get(name.partition("@")[0], [])
+        if options:
+            expected = f"one of {', '.join(options)}{nearest(value, options)}"
+            plus = "+" if override.startswith("+") else ""
+            fix = f"{plus}{name}={closest(value, options)}"
+            return Problem(name, COMMAND_LINE, show(value), expected, fix)
+    types = {one.name: one.type for one in keys(schema)}
+    expected = f"a value of type {types[name]} ({message})" if name in types else message
+    if isinstance(error, OverrideParseException):
+        expected = f"key=value in Hydra's grammar ({message})"
+    return Problem(name, COMMAND_LINE, value or "nothing", expected, f"correct it; {HELP}")
+
+
+def _of_file(error: Exception, schema: type) -> Problem:
+    """A mistake in a YAML file, or one that overrides make together."""
+    message = explain(error)
+    place = re.search(r"In '(.+?)'", message)
+    file = f"{place[1]}.yaml" if place else "the configuration"
+    unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in .*full_key: ([\w.]+)", message)
+    if unknown:
+        return unknown_key(unknown[2], schema, file)
+    where = re.search(r"full_key: ([\w.\[\]]+)", message)
+    key = where[1] if where else "(the whole)"
+    return Problem(key, file, message, "something that Hydra can compose", f"correct it; {HELP}")
+
+
+def unknown_key(name: str, schema: type, file: str = COMMAND_LINE) -> Problem:
+    """A name that is no key, with the one that looks most like it."""
+    known = suggestion(name, schema)
+    groups = [*group_options()] if file == COMMAND_LINE else []
+    expected = f"a key of {schema.__name__}"
+    if groups:
+        expected += f", or one of the groups {', '.join(groups)}"
+    if known:
+        expected += f" (did you mean {known}?)"
+    fix = f"write {known}, or drop it" if known else f"drop it; {HELP}"
+    return Problem(name, file, "an unknown key", expected, fix)
+
+
+def suggestion(name: str, schema: type) -> str | None:
+    """The key, or group, that looks most like a misspelt one."""
+    leaf = name.rsplit(".", 1)[-1]
+    full = {one.rsplit(".", 1)[-1]: one for one in reversed(key_names(schema))}
+    full |= {group: group for group in group_options()}
+    near = difflib.get_close_matches(leaf, full, n=1)
+    if not near or full[near[0]] == name:
+        return None
+    return full[near[0]]
+
+
+def explain(error: BaseException) -> str:
+    """Hydra's message and its cause in one line, without advice that cannot work here."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if error.__cause__ is not None:
+        lines += [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
+    return "; ".join(
+        line for line in dict.fromkeys(lines) if not line.startswith(_NOISE + _CONTEXT)
+    )
