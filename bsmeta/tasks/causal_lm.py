@@ -113,11 +113,8 @@ class CausalLanguageModel:
         if not self._checked:
             self._checked = True
             self._check_isolation(model, batch["input_ids"])
-        inputs = batch["input_ids"]
-        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
-        borders = batch.get(attention_of.BORDERS)
-        total, losses = self.token_losses(model, inputs, batch["position_ids"], targets, borders)
-        is_target = targets != IGNORED
+        total, losses = self.batch_losses(model, batch)
+        is_target = batch["loss_mask"][:, 1:]
         types = batch["document_types"][:, 1:]
         bits = torch.arange(len(self._types), dtype=types.dtype, device=types.device)
         carried = (types >> bits[:, None, None] & 1).bool()
@@ -127,7 +124,17 @@ class CausalLanguageModel:
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
 
-    def token_losses(
+    def batch_losses(
+        self, model: nn.Module, batch: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The sum of losses, with a gradient, and the loss of each token but the first (0 where it
+        is no target), float32 [micro-batch, sequence length - 1].
+        """
+        inputs, borders = batch["input_ids"], batch.get(attention_of.BORDERS)
+        targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
+        return self._token_losses(model, inputs, batch["position_ids"], targets, borders)
+
+    def _token_losses(
         self,
         model: nn.Module,
         inputs: torch.Tensor,
@@ -153,7 +160,7 @@ class CausalLanguageModel:
     def _check_isolation(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention_of.borders(positions)
-            return self.token_losses(model, ids, positions, ids[:, 1:], borders)[1]
+            return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
         model.eval()

@@ -1,0 +1,231 @@
+"""The loops that `loop.py` compares, each in a process of its own, over the same batches.
+
+All are driven by the batches: behind the last one of a round they wait until it is their turn again
+(`Rounds`), so that only one of them works at a time. A loop that fetches ahead is cut at another
+place of its step than one that does not, but always at the same, so that a round is a whole number
+of steps for each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import resource
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.loader import MicroBatch
+from bsmeta.tasks.base import Stream
+from bsmeta.tasks.causal_lm import CausalLanguageModel
+
+POOL = 16
+"""Steps whose batches are made ahead, and used again and again, with feed=memory."""
+
+
+class Finished(Exception):
+    """There are no more rounds."""
+
+
+class Rounds:
+    """Micro-batches, in rounds that the parent process starts one by one.
+
+    Args:
+        batches: Endless.
+        size: Micro-batches of a round.
+        parent: Sends True for a round more, False for the end; is sent what each round took.
+    """
+
+    def __init__(self, batches: Iterator[MicroBatch], size: int, parent: Connection) -> None:
+        self._batches = batches
+        self._size = size
+        self._parent = parent
+        self.fingerprint: dict[str, Any] = {}
+
+    def phase(self, step: int) -> int:
+        """For the trainer: there is one phase."""
+        return 0
+
+    def __iter__(self) -> Iterator[MicroBatch]:
+        while self._parent.recv():
+            self._idle()
+            wall, cpu, waited, tokens = time.perf_counter(), time.process_time(), 0.0, 0
+            for _ in range(self._size):
+                asked = time.perf_counter()
+                batch = next(self._batches)
+                waited += time.perf_counter() - asked
+                tokens += batch.tokens
+                yield batch
+            self._idle()
+            wall = time.perf_counter() - wall
+            self._parent.send(
+                {
+                    "tokens": tokens,
+                    "wall_s": wall,
+                    "cpu_s": time.process_time() - cpu,
+                    "data_wait_share": waited / wall,
+                    "peak_memory_gb": peak_memory_gb(),
+                }
+            )
+        raise Finished
+
+    @staticmethod
+    def _idle() -> None:
+        """Waits for what is still being computed."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+def peak_memory_gb() -> float:
+    """Largest allocation on the GPU, or resident size of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def work(
+    arm: str, engine: str, feed: str, steps: int, config: TrainConfig, pipe: Connection
+) -> None:
+    """The process of one arm: sets up, says so, and runs until there are no more rounds."""
+    torch.manual_seed(config.seed)
+    os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(free.getsockname()[1])
+    if engine == "torch":
+        del os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]
+    if torch.cuda.is_available():
+        torch.set_float32_matmul_precision("high")
+    task = CausalLanguageModel(config)
+    accumulation = config.gradient_accumulation_steps
+
+    def rounds() -> Rounds:
+        stream = iter(task.train_stream(0, 1, None))
+        if feed == "memory":
+            stream = itertools.cycle(list(itertools.islice(stream, POOL * accumulation)))
+        return Rounds(stream, steps * accumulation, pipe)
+
+    with tempfile.TemporaryDirectory() as folder:
+        own = replace(config, out_dir=f"{folder}/run")
+        try:
+            ARMS[arm](own, task, rounds, zero_config(own) if engine == "zero2" else None)
+        except Finished:
+            pipe.close()
+    os._exit(0)  # gloo's threads may abort an interpreter that shuts down
+
+
+def zero_config(config: TrainConfig) -> dict[str, Any]:
+    """DeepSpeed's configuration for one process with ZeRO-2."""
+    return {
+        "zero_optimization": {"stage": 2, "overlap_comm": torch.cuda.is_available()},
+        "train_micro_batch_size_per_gpu": config.data_config.per_device_train_batch_size,
+        "train_batch_size": config.data_config.per_device_train_batch_size
+        * config.gradient_accumulation_steps,
+        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "gradient_clipping": config.gradient_clipping,
+        "bf16": {"enabled": config.mixed_precision == "bf16"},
+        "steps_per_print": 10**9,
+    }
+
+
+def bare(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+    """Model, optimizer and clipping, and nothing else: the yardstick."""
+    from bsmeta.training.optim import build_optimizer
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = task.build_model().to(device).train()
+    optimizer = build_optimizer(model, config)
+    engine: Any = None
+    if zero is not None:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero)
+    half = config.mixed_precision == "bf16" and zero is None
+    batches = iter(rounds())
+    while True:
+        step = [next(batches) for _ in range(config.gradient_accumulation_steps)]
+        scale = 1.0 / sum(batch.weight for batch in step)
+        for batch in step:
+            tensors = {k: v.to(device, non_blocking=True) for k, v in batch.tensors.items()}
+            with torch.autocast(device.type, torch.bfloat16, enabled=half):
+                loss = task.batch_losses(engine or model, tensors)[0] * scale
+            if engine is None:
+                loss.backward()
+            else:
+                engine.backward(loss * len(step))
+                engine.step()
+        if engine is None:
+            nn.utils.clip_grad_norm_(model.parameters(), config.gradient_clipping)
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def ours(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+    """The trainer of this project, with metrics at every step."""
+    from bsmeta.training.run import run
+
+    class Fed(CausalLanguageModel):
+        """The task with batches from the benchmark."""
+
+        def train_stream(self, rank: int, world_size: int, state: Any) -> Stream:
+            return rounds()
+
+    run(config, Fed(config), zero)
+
+
+def trainer(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+    """Transformers' Trainer, logging every step; its own loss, on the model as it is."""
+    import transformers
+
+    class Batches(IterableDataset):
+        """Whole micro-batches in the form that transformers' models take."""
+
+        def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+            for batch in rounds():
+                ids, mask = batch.tensors["input_ids"], batch.tensors["loss_mask"]
+                yield {
+                    "input_ids": ids,
+                    "position_ids": batch.tensors["position_ids"],
+                    "labels": ids.masked_fill(~mask, -100),
+                }
+
+    class Fed(transformers.Trainer):
+        """The Trainer with batches from the benchmark."""
+
+        def get_train_dataloader(self) -> DataLoader:
+            return DataLoader(Batches(), batch_size=None)
+
+    plain = CausalLanguageModel(replace(config, loss_chunk_logits=0))
+    arguments = transformers.TrainingArguments(
+        output_dir=config.out_dir,
+        per_device_train_batch_size=config.data_config.per_device_train_batch_size,
+        gradient_accumulation_steps=config.gradient_accumulation_steps,
+        max_grad_norm=config.gradient_clipping,
+        learning_rate=config.learning_rate,
+        max_steps=config.max_train_steps,
+        warmup_steps=config.num_warmup_steps,
+        bf16=config.mixed_precision == "bf16",
+        gradient_checkpointing=config.gradient_checkpointing,
+        deepspeed=zero,
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=not torch.cuda.is_available() and zero is None,
+    )
+    fed = Fed(model=plain.build_model(), args=arguments)
+    fed.remove_callback(transformers.PrinterCallback)  # the screen is for the result
+    fed.train()
+
+
+ARMS = {"bare": bare, "ours": ours, "trainer": trainer}
