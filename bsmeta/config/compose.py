@@ -28,7 +28,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config import from_file, mistakes
 from bsmeta.config.checks.problems import Problem, refuse
-from bsmeta.config.describe import CONFIG_FOLDER, describe, keys
+from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.secrets import redact, redact_values
@@ -132,6 +132,8 @@ def _composer(
     folder: Path, name: str, further: Path | None = None
 ) -> Callable[[Sequence[str]], DictConfig]:
     """What composes overrides onto the file `name` of a folder; `further` is searched, too."""
+    if further is not None and (further / f"{name.removesuffix('.yaml')}.yaml").is_file():
+        folder, further = further, folder  # Hydra takes the first file from one folder only
     search = [] if further is None else [f"hydra.searchpath=[file://{further}]"]
 
     def composed(overrides: Sequence[str]) -> DictConfig:
@@ -191,13 +193,18 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
 
 
 def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
-    """The overrides, with `++` before those of a mapping (`weights.url=2`, `weights={url: 2}`).
+    """The overrides, with `++` before those of a mapping (`weights.url=2`, `weights={url: 2}`),
+    and before those of a whole section, which may hold some (`metadata_config={weights: …}`).
 
     The schema is closed, but the entries of a mapping are free; Hydra asks for the `++` that says
     so, which nobody knows by heart.
     """
-    names = [re.escape(one.name) for one in keys(schema) if one.type.startswith("dict")]
-    inside_mapping = re.compile(rf"({'|'.join(names) or '(?!)'})(\.[^=]+)?=")
+    known = {one.name: one.type for one in keys(schema)}
+    mappings = [re.escape(name) for name, kind in known.items() if kind.startswith("dict")]
+    sections = [re.escape(name) for name in key_names(schema) if name not in known]
+    inside_mapping = re.compile(
+        rf"({'|'.join(mappings) or '(?!)'})(\.[^=]+)?=|({'|'.join(sections) or '(?!)'})={{"
+    )
     return [f"++{one}" if inside_mapping.match(one) else one for one in overrides]
 
 
@@ -207,7 +214,7 @@ def _prepared(arguments: Sequence[str], schema: type) -> list[str]:
     for option, value in itertools.pairwise(arguments):
         if option in ("--config-dir", "-cd", "--config-path", "-cp"):
             folder = Path(value).expanduser().resolve()
-    return from_file.expand_overrides(open_mappings(arguments, schema), folder)
+    return open_mappings(from_file.expand_overrides(arguments, folder), schema)
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:

@@ -81,7 +81,7 @@ def expand(values: Any, folder: Path, where: str, chain: tuple[Path, ...] = ()) 
         return [expand(one, folder, where, chain) for one in values]
     if not isinstance(values, str) or _OPENS not in values:
         return values
-    parts = list(_parts(values))
+    parts = list(_parts(values, where))
     if len(parts) == 1:
         return _content(parts[0][1], folder, where, chain)
 
@@ -105,13 +105,13 @@ def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
             return text
         return "".join(
             _literal(_content(part, folder, text, ())) if is_path else part
-            for is_path, part in _parts(text)
+            for is_path, part in _parts(text, "the command line")
         )
 
     return [expanded(one) for one in overrides]
 
 
-def _parts(text: str) -> Iterator[tuple[bool, str]]:
+def _parts(text: str, where: str) -> Iterator[tuple[bool, str]]:
     """Cuts a text into (False, what stays) and (True, the path of a `${from_file:path}`)."""
     at = 0
     while (start := text.find(_OPENS, at)) >= 0:
@@ -122,7 +122,7 @@ def _parts(text: str) -> Iterator[tuple[bool, str]]:
             depth += {"{": 1, "}": -1}.get(text[end], 0)
             end += 1
         if depth:
-            raise ConfigurationError(f"{text}: {_OPENS}… is not closed; expected a }}")
+            raise ConfigurationError(f"{where}: {text} is not closed; expected a }}")
         yield True, text[start + len(_OPENS) : end - 1]
         at = end
     if at < len(text):

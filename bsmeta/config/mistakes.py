@@ -35,6 +35,10 @@ def mistakes(
         compose: Composes some of them; raises what Hydra raises.
         schema: The dataclass that they must fit.
     """
+    try:
+        compose([])
+    except Refusal as refusal:
+        return [_of_file(refusal, schema)], []
     found, fine = [], []
     for override in overrides:
         try:
@@ -51,7 +55,8 @@ def _of_override(override: str, error: Exception, schema: type) -> Problem:
     name = name.lstrip("+~")
     message = explain(error)
     if re.search(r"[Kk]ey '[\w.]+' (is )?not in", message):
-        return unknown_key(name, schema)
+        inner = re.search(r"full_key: ([\w.]+)", message)
+        return unknown_key(inner[1] if inner else name, schema)
     if isinstance(error, MissingConfigException):
         options = group_options().get(name.partition("@")[0], [])
         if options:

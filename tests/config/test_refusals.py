@@ -1,0 +1,100 @@
+"""Broken command lines in processes of their own: exit code 2, one message, all faults in it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from bsmeta.config.launch import REPOSITORY
+
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}
+
+
+def start(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(TRAIN), *arguments],
+        cwd=folder,
+        env={**os.environ, **HIDDEN, **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def named(message: str) -> list[str]:
+    return re.findall(r"^\d+\. (\S+) in .*\n   Fix: .+$", message, re.M)
+
+
+def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
+    document = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
+    document["gradient_accumulation_steps"] = "2"
+    del document["gradient_clipping"]
+    (tmp_path / "ds.json").write_text(json.dumps(document))
+    ended = start(
+        tmp_path,
+        "--config-name",
+        "demo",
+        "model=lama_tiny",
+        "learning_rat=1e-4",
+        "logging_steps=${oc.env:UNSET_STEPS}",
+        "data_config.train_file=nowhere/*.jsonl.gz",
+        "data_config.metadata_config.prefix_on=last_piece",
+        "mixed_precision=fp16",
+        "out_dir=run",
+        WORLD_SIZE="3",
+        ACCELERATE_DEEPSPEED_CONFIG_FILE="ds.json",
+        **DEEPSPEED,
+    )
+    assert ended.returncode == 2
+    assert named(ended.stderr) == [
+        "model",
+        "learning_rat",
+        "logging_steps",
+        "data_config.metadata_config.prefix_on",
+        "data_config.train_file",
+        "mixed_precision",
+        "data_config.num_streams",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+        "fp16.enabled",
+    ]
+    assert ended.stderr.count("configuration error: ") == 1
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
+    assert named(status["message"]) == named(ended.stderr)
+
+
+def test_a_config_folder_of_ones_own(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "parts").mkdir(parents=True)
+    (tmp_path / "mine" / "parts" / "metadata.yaml").write_text(
+        "metadata_list: [url]\nmax_seq_len: ${oc.env:LENGTH,256}\nprefix_maxtokens: 8\n"
+    )
+    (tmp_path / "mine" / "job.yaml").write_text(
+        "defaults:\n  - train_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
+        "data_config:\n  metadata_config: ${from_file:parts/metadata.yaml}\n"
+    )
+    arguments = ["--config-dir", "mine", "--config-name", "job", "check_only=true"]
+    wrong = start(tmp_path, *arguments)
+    assert wrong.returncode == 2
+    assert "prefix_maxtokens" in wrong.stderr
+    assert "did you mean data_config.metadata_config.prefix_max_tokens?" in wrong.stderr
+    file = tmp_path / "mine" / "parts" / "metadata.yaml"
+    file.write_text(file.read_text().replace("prefix_maxtokens", "prefix_max_tokens"))
+    changed = "data_config.metadata_config.max_seq_len=${oc.env:LENGTH}"
+    fine = start(tmp_path, *arguments, changed, LENGTH="512")
+    assert (fine.returncode, fine.stderr) == (0, "")
+    assert "= 8 sequences = 4,096 tokens of 512 a sequence" in " ".join(fine.stdout.split())
+
+
+def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(tmp_path: Path) -> None:
+    ended = start(tmp_path, "--config-name", "demo", "save_steps=-1", WORLD_SIZE="two")
+    assert ended.returncode == 2
+    assert "1. WORLD_SIZE in the environment: found 'two'" in ended.stderr
+    assert "2. save_steps in Hydra configuration: found -1" in ended.stderr
