@@ -454,6 +454,24 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"accelerate_config_file": "accelerate launch --config_file zero2.yaml"},
     ),
+    "a misspelt attention": (
+        {"attn_implementation": "flash_attention"},
+        {},
+        {},
+        {"attn_implementation": "attn_implementation=flash_attention_2"},
+    ),
+    "chunks of less than nothing": (
+        {"loss_chunk_logits": -1},
+        {},
+        {},
+        {"loss_chunk_logits": "loss_chunk_logits=1, for example"},
+    ),
+    "no layer recomputed": (
+        {"gradient_checkpointing_every": 0},
+        {},
+        {},
+        {"gradient_checkpointing_every": "gradient_checkpointing_every=1, for example"},
+    ),
     "a misspelt packing": (
         {"data_config.packing": "bestfit"},
         {},
