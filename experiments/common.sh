@@ -40,7 +40,7 @@ number() { # the value of a variable that must be a positive number
   echo "$value"
 }
 
-# Sets RUN (which configuration) and OUT_DIR. A misspelt key ends here, before any process starts.
+# Sets RUN: which configuration.
 choose_run() {
   local config=${BSMETA_CONFIG:-} resume=${BSMETA_RESUME:-}
   [[ -z $config || -z $resume ]] ||
@@ -64,6 +64,10 @@ choose_run() {
     fail "neither BSMETA_CONFIG (a name in hydra_configs/, or a YAML file) nor BSMETA_RESUME (the" \
       "folder of a run to go on with) is set; expected one of them"
   fi
+}
+
+# Sets OUT_DIR. A misspelt key ends here, before any process starts.
+find_out_dir() {
   OUT_DIR=$(python "$ROOT/bsmeta/train.py" --cfg job --package out_dir \
     "${RUN[@]}" "${OVERRIDES[@]}") || exit "$EXIT_USER_ERROR"
   OUT_DIR=${OUT_DIR##*$'\n'} # behind a line that names the package
@@ -71,22 +75,30 @@ choose_run() {
 
 # Sets LAUNCH_FILE and PROCESSES (of this machine; empty: as many as the launch file says).
 choose_launch() {
-  local gpus
-  gpus=$(python -c 'import torch; print(torch.cuda.device_count())') || exit "$EXIT_FAILURE"
-  LAUNCH_FILE=${BSMETA_LAUNCH_FILE:-cpu_zero2.yaml}
-  [[ -n ${BSMETA_LAUNCH_FILE:-} || $gpus -eq 0 ]] || LAUNCH_FILE=zero2.yaml
+  local gpus=
+  command -v accelerate >/dev/null ||
+    fail "accelerate is not in PATH; activate the environment first (. .venv/bin/activate)"
+  PROCESSES=${BSMETA_PROCESSES:-}
+  [[ -z $PROCESSES ]] || PROCESSES=$(number BSMETA_PROCESSES) || exit
+  LAUNCH_FILE=${BSMETA_LAUNCH_FILE:-}
+  if [[ -z $LAUNCH_FILE ]]; then
+    gpus=$(count_gpus)
+    LAUNCH_FILE=zero2.yaml
+    [[ $gpus -gt 0 ]] || LAUNCH_FILE=cpu_zero2.yaml
+  fi
   [[ -f $LAUNCH_FILE ]] || LAUNCH_FILE=$EXPERIMENTS/accelerate/$LAUNCH_FILE
   [[ -f $LAUNCH_FILE ]] ||
     fail "BSMETA_LAUNCH_FILE=$BSMETA_LAUNCH_FILE: no such file, here or in $EXPERIMENTS/accelerate"
-  PROCESSES=${BSMETA_PROCESSES:-}
-  [[ -z $PROCESSES ]] || PROCESSES=$(number BSMETA_PROCESSES) || exit
   grep -q '^gpu_ids: *"\?-1' "$LAUNCH_FILE" && return # for CPUs
+  gpus=${gpus:-$(count_gpus)}
   PROCESSES=${PROCESSES:-$gpus}
   [[ $PROCESSES -le $gpus && $gpus -gt 0 ]] ||
     fail "$(basename "$LAUNCH_FILE") starts one process a GPU: found $gpus GPUs, expected" \
       "${BSMETA_PROCESSES:-at least 1}. See nvidia-smi, CUDA_VISIBLE_DEVICES and" \
       "BSMETA_PROCESSES, or train on the CPU: BSMETA_LAUNCH_FILE=cpu_zero2.yaml"
 }
+
+count_gpus() { python -c 'import torch; print(torch.cuda.device_count())'; }
 
 port_is_open() { timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; }
 

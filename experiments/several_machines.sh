@@ -48,4 +48,5 @@ else
 fi
 choose_run
 choose_launch
+find_out_dir
 start_run

@@ -24,4 +24,5 @@ fi
 read_arguments "$@"
 choose_run
 choose_launch
+find_out_dir
 start_run

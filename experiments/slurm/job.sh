@@ -40,6 +40,7 @@ requeue() { # STEP that it began with
   fail "not in a SLURM job; expected sbatch $EXPERIMENTS/slurm/train.sbatch, or salloc"
 read_arguments resume_from_checkpoint_dir=latest "$@"
 choose_run
+find_out_dir
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 BSMETA_NODES=$(wc -l <<<"$hosts")
 BSMETA_MASTER_ADDR=${hosts%%$'\n'*}

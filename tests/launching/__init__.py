@@ -1,0 +1,1 @@
+"""The launch scripts with real processes, on the CPU."""

@@ -1,0 +1,56 @@
+"""Starts the launch scripts as a user does, each as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from tests.conftest import REPOSITORY, TIMEOUT_S
+
+EXPERIMENTS = REPOSITORY / "experiments"
+SMALL = (
+    "num_warmup_steps=2",
+    "save_steps=0",
+    "eval_steps=0",
+    "trackers=[]",
+    "gradient_accumulation_steps=1",
+    "data_config.per_device_train_batch_size=1",
+    "data_config.metadata_config.max_seq_len=64",
+)
+_OURS = ("BSMETA_", "SLURM_", "ACCELERATE_", "PET_")
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's environment without what a launch would read, and with `variables`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+    return {**kept, "OMP_NUM_THREADS": "1", "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
+
+
+def start(
+    folder: Path, script: str, *arguments: str, **variables: str
+) -> subprocess.Popen[str]:
+    """Starts `experiments/SCRIPT` in `folder`; its output is kept for `end`."""
+    return subprocess.Popen(
+        [str(EXPERIMENTS / script), *arguments],
+        cwd=folder,
+        env=environment(**variables),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and all output; a script that hangs is killed, and the test fails."""
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, output
+
+
+def run(folder: Path, script: str, *arguments: str, **variables: str) -> tuple[int, str]:
+    """Runs `experiments/SCRIPT` in `folder` to its end."""
+    return end(start(folder, script, *arguments, **variables))

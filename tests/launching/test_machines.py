@@ -1,0 +1,135 @@
+"""Two machines, with one and with two processes, against three processes on one.
+
+The "machines" are two launchers on the loopback address; `machines.py` tells them apart by name.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import TIMEOUT_S
+from tests.launching.helpers import EXPERIMENTS, SMALL, end, run, start
+
+OVERRIDES = (
+    *SMALL,
+    "max_train_steps=60",
+    "log_documents=true",
+    "data_config.num_streams=6",
+)
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+
+
+def free_port() -> str:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])
+
+
+def start_machines(
+    folder: Path, *arguments: str, **variables: str
+) -> list[subprocess.Popen[str]]:
+    """Machine 1 first: it has to wait for the other."""
+    file = folder / "machines.json"
+    file.write_text(json.dumps({"127.0.0.1": 1, "localhost": 2}))
+    variables |= {"BSMETA_MACHINES": str(file), "BSMETA_MASTER_PORT": free_port()}
+    machines = []
+    for rank in "10":
+        one = start(
+            folder, "several_machines.sh", *arguments, BSMETA_NODE_RANK=rank, **variables
+        )
+        machines.append(one)
+    return machines
+
+
+def wait_for_step(out_dir: Path, machines: list[subprocess.Popen[str]], step: int) -> None:
+    deadline = time.monotonic() + TIMEOUT_S
+    file = out_dir / "metrics.jsonl"
+    while not file.exists() or file.read_text().count('"event": "step"') < step:
+        assert all(one.poll() is None for one in machines), "a machine ended before the signal"
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
+    return {
+        file.name: {
+            line["step"]: line["documents"] for line in map(json.loads, file.read_text().splitlines())
+        }
+        for file in out_dir.glob("documents-rank*.jsonl")
+    }
+
+
+def test_one_and_two_processes_on_two_machines_equal_three_on_one(
+    steps: Steps, tmp_path: Path
+) -> None:
+    """Stopped by a signal to one of the machines, and gone on with from another folder."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    code, output = run(
+        tmp_path,
+        "train.sh",
+        *OVERRIDES,
+        f"out_dir={one}",
+        BSMETA_CONFIG="demo",
+        BSMETA_PROCESSES="3",
+    )
+    assert code == 0, output
+
+    machines = start_machines(tmp_path, *OVERRIDES, f"out_dir={two}", BSMETA_CONFIG="demo")
+    wait_for_step(two, machines, 3)
+    machines[0].send_signal(signal.SIGTERM)
+    ends = [end(machine) for machine in machines]
+    assert [code for code, _ in ends] == [75, 75], ends
+    assert "SIGTERM: passed on" in ends[0][1]
+    stopped = json.loads((two / "status.json").read_text())
+    assert (stopped["state"], stopped["exit_code"]) == ("preempted", 75)
+    assert 3 <= stopped["step"] < 60
+
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    ends = [end(one) for one in start_machines(elsewhere, BSMETA_RESUME=str(two))]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert [*steps(two)] == [*range(1, 61)]
+    assert per_rank(two) == per_rank(one)
+    assert len(per_rank(one)) == 3
+    losses = [{step: event["loss"] for step, event in steps(run).items()} for run in (one, two)]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "rank", "expected"),
+    [
+        ('{"127.0.0.1": 2, "192.0.2.7": 3}', "", "0 2 2 127.0.0.1 5\n"),
+        ('{"192.0.2.7": 3, "localhost": 1}', "", "1 1 2 192.0.2.7 4\n"),
+        ('{"127.0.0.1": 2, "localhost": 3}', "1", "1 3 2 127.0.0.1 5\n"),
+        ('{"127.0.0.1": 2, "localhost": 3}', "", "is more than one of 127.0.0.1, localhost"),
+        ('{"192.0.2.7": 2, "192.0.2.8": 3}', "", "is none of 192.0.2.7, 192.0.2.8"),
+        ('{"127.0.0.1": 2}', "1", "BSMETA_NODE_RANK=1: expected 0 to 0"),
+        ('{"127.0.0.1": "2"}', "", "127.0.0.1: found '2', expected a positive number"),
+        ('{"127.0.0.1": true}', "", "127.0.0.1: found True, expected a positive number"),
+        ("[1, 2]", "", 'expected {"host": processes, ...}, found [1, 2]'),
+        ("{", "", "not a JSON file"),
+        (None, "", "No such file or directory"),
+    ],
+)
+def test_a_machine_finds_its_place(
+    text: str | None, rank: str, expected: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "machines.json"
+    if text is not None:
+        file.write_text(text)
+    command = ["python", str(EXPERIMENTS / "machines.py"), str(file), rank]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if expected.endswith("\n"):
+        assert (done.returncode, done.stdout) == (0, expected)
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert expected in done.stderr

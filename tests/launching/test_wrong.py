@@ -1,0 +1,147 @@
+"""Launches that cannot work end with a message, and never hang."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.launching.helpers import SMALL, environment, run
+from tests.launching.test_machines import free_port
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+MACHINE_0 = {"BSMETA_NODES": "2", "BSMETA_NODE_RANK": "0", "BSMETA_MASTER_ADDR": "127.0.0.1"}
+MACHINE_1 = {**MACHINE_0, "BSMETA_NODE_RANK": "1"}
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "variables", "message"),
+    [
+        ("train.sh", [], {}, "neither BSMETA_CONFIG (a name in hydra_configs/, or a YAML file)"),
+        (
+            "train.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", "BSMETA_RESUME": "runs/demo"},
+            "BSMETA_CONFIG=demo and BSMETA_RESUME=runs/demo: expected one of them",
+        ),
+        ("train.sh", [], {"BSMETA_CONFIG": "dmo"}, "BSMETA_CONFIG=dmo: there is no"),
+        ("train.sh", [], {"BSMETA_CONFIG": "./demo.yaml"}, "there is no such file"),
+        ("train.sh", [], {"BSMETA_RESUME": "runs/demo"}, "no config.yaml there"),
+        ("train.sh", ["--dryrun"], {"BSMETA_CONFIG": "demo"}, "--dryrun: expected key=value"),
+        ("train.sh", ["learning_rat=1"], {"BSMETA_CONFIG": "demo"}, "did you mean learning_rate"),
+        (
+            "train.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "zero4.yaml"},
+            "BSMETA_LAUNCH_FILE=zero4.yaml: no such file",
+        ),
+        (
+            "train.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "two"},
+            "BSMETA_PROCESSES=two: expected a positive number",
+        ),
+        (
+            "several_machines.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", "BSMETA_NODES": "2", "BSMETA_NODE_RANK": "0"},
+            "BSMETA_MASTER_ADDR is not set",
+        ),
+        (
+            "several_machines.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", **MACHINE_0, "BSMETA_NODE_RANK": "2"},
+            "BSMETA_NODE_RANK=2: expected 0 to 1, as BSMETA_NODES=2",
+        ),
+        (
+            "several_machines.sh",
+            [],
+            {"BSMETA_CONFIG": "demo", "BSMETA_MACHINES": "m.json", "BSMETA_NODES": "2"},
+            "BSMETA_MACHINES=m.json says all about the machines: unset BSMETA_NODES",
+        ),
+        ("slurm/job.sh", [], {"BSMETA_CONFIG": "demo"}, "not in a SLURM job"),
+        ("slurm/train.sbatch", [], {"BSMETA_CONFIG": "demo"}, "not in a SLURM job"),
+    ],
+)
+def test_a_wrong_call_is_refused(
+    script: str, arguments: list[str], variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    code, output = run(tmp_path, script, *arguments, **variables)
+    assert (code, message in output) == (2, True), output
+
+
+def test_a_master_that_is_not_there(tmp_path: Path) -> None:
+    variables = {**MACHINE_1, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "2"}
+    code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
+    assert code == 2
+    assert f"nobody answers at 127.0.0.1:{variables['BSMETA_MASTER_PORT']} after 2 s" in output
+    assert "Expected the address of machine 0 (BSMETA_MASTER_ADDR)" in output
+
+
+def test_a_machine_that_does_not_come(tmp_path: Path) -> None:
+    variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}
+    code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
+    assert code == 1
+    assert "2 machines must meet" in output
+    assert "within 3 s (BSMETA_START_TIMEOUT); is each started" in output
+
+
+def test_a_master_address_that_is_not_the_masters_own(tmp_path: Path) -> None:
+    """192.0.2.1 belongs to no machine (RFC 5737)."""
+    variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}
+    variables |= {"BSMETA_MASTER_ADDR": "192.0.2.1"}
+    code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
+    assert code == 1
+    assert "2 machines must meet at 192.0.2.1:" in output
+
+
+def test_a_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        code, output = run(
+            tmp_path,
+            "several_machines.sh",
+            BSMETA_CONFIG="demo",
+            **MACHINE_0,
+            BSMETA_MASTER_PORT=port,
+        )
+    assert code == 2
+    assert f"port {port} of this machine is in use; choose another" in output
+
+
+def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
+    out_dir = f"out_dir={tmp_path / 'run'}"
+    variables = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "2", "BSMETA_WORLD_SIZE": "3"}
+    code, output = run(tmp_path, "train.sh", *SMALL, out_dir, **variables)
+    assert code == 2
+    assert "WORLD_SIZE in the environment: found 2, expected 3, as BSMETA_WORLD_SIZE" in output
+
+
+@NO_GPU
+def test_a_launch_for_gpus_without_any(tmp_path: Path) -> None:
+    """Refused by the script, and by the training itself where no script was used."""
+    variables = {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "zero2.yaml"}
+    code, output = run(tmp_path, "train.sh", **variables)
+    assert code == 2
+    assert "zero2.yaml starts one process a GPU: found 0 GPUs" in output
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
+    command += ["--config_file", str(REPOSITORY / "experiments" / "accelerate" / "zero2.yaml")]
+    command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "out_dir=run"]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (done.returncode, status["state"], status["exit_code"]) == (1, "failed", 2)
+    assert "GPUs in this machine: found 0, expected one a process" in status["message"]

@@ -1,0 +1,1 @@
+"""The SLURM scripts under a real slurmctld and slurmd on this machine."""

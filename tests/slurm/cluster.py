@@ -1,0 +1,148 @@
+"""A cluster of one machine: slurmctld and slurmd with folders and ports of their own.
+
+Without authentication, accounting and cgroups: two jobs of one user need none of them.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+TIMEOUT_S = 60
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "srun", "scancel")
+
+CONFIGURATION = """\
+ClusterName=bsmeta
+SlurmctldHost={host}(127.0.0.1)
+SlurmUser={user}
+SlurmdUser={user}
+SlurmctldPort={controller_port}
+SlurmdPort={machine_port}
+AuthType=auth/none
+CredType=cred/none
+# A job that is queued again waits for its credential to expire: two minutes, were this not set.
+AuthInfo=cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/linear
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=5
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
+PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def missing() -> list[str]:
+    """The programs of SLURM that this machine lacks."""
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+class Cluster:
+    """Runs from `start` to `stop`; `environment` leads SLURM's commands to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {"SLURM_CONF": str(folder / "slurm.conf")}
+        self._daemons: list[subprocess.Popen[bytes]] = []
+
+    def start(self) -> None:
+        """Starts both daemons, and returns once the machine is idle."""
+        for name in ("state", "spool"):
+            (self.folder / name).mkdir(parents=True)
+        ports = _free_ports(2)
+        text = CONFIGURATION.format(
+            host=socket.gethostname().split(".")[0],
+            user=getpass.getuser(),
+            controller_port=ports[0],
+            machine_port=ports[1],
+            folder=self.folder,
+            cpus=os.cpu_count(),
+        )
+        (self.folder / "slurm.conf").write_text(text)
+        for name in ("slurmctld", "slurmd"):
+            output = (self.folder / f"{name}.out").open("wb")
+            self._daemons.append(
+                subprocess.Popen(
+                    [name, "-D", "-c"],
+                    env={**os.environ, **self.environment},
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+        self._wait_until_idle()
+
+    def _wait_until_idle(self) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while "State=IDLE" not in self._ask("show", "nodes").stdout:
+            ended = [one.args for one in self._daemons if one.poll() is not None]
+            assert not ended and time.monotonic() < deadline, self.logs()
+            time.sleep(0.5)
+
+    def stop(self) -> None:
+        """Ends what `start` has started, and the jobs that still run."""
+        self.command("scancel", "--me")
+        deadline = time.monotonic() + TIMEOUT_S
+        while "JobState=COMPLETING" in self._ask("show", "jobs").stdout:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.5)
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            daemon.wait(TIMEOUT_S)
+
+    def logs(self) -> str:
+        """What the daemons have said."""
+        files = sorted([*self.folder.glob("*.log"), *self.folder.glob("*.out")])
+        return "\n".join(f"{file.name}:\n{file.read_text()[-2000:]}" for file in files)
+
+    def submit(self, folder: Path, *arguments: str, environment: Mapping[str, str]) -> str:
+        """Submits from a folder with `sbatch`; the number of the job."""
+        done = self.command("sbatch", "--parsable", *arguments, cwd=folder, environment=environment)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What the scheduler says of a job, by SLURM's names."""
+        return dict(re.findall(r"(\S+?)=(\S*)", self._ask("show", "job", number).stdout))
+
+    def _ask(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return self.command("scontrol", *arguments)
+
+    def command(
+        self, *command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs one of SLURM's commands to its end."""
+        return subprocess.run(
+            command,
+            cwd=cwd,
+            env={**(environment or os.environ), **self.environment},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+
+
+def _free_ports(number: int) -> list[int]:
+    """Ports that are free now, all different."""
+    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(number)]
+    ports = [one.getsockname()[1] for one in taken]
+    for one in taken:
+        one.close()
+    return ports

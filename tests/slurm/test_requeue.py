@@ -1,0 +1,114 @@
+"""A job that its time limit stops, is queued again by itself, and goes on as if never stopped."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching.helpers import EXPERIMENTS, SMALL, environment, run
+from tests.slurm.cluster import Cluster
+
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(1800)]
+
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+LIMIT_MINUTES = 2
+# SLURM looks at the limits twice a minute, and gives notice up to a minute early: the signal comes
+# between 60 and 90 seconds after the start. A run of this length is stopped once for certain.
+TRAINING_S = 150
+NOTICE = "--signal=B:USR1@30"
+OVERRIDES = (*SMALL, "lr_scheduler_type=constant")
+JOB_TIMEOUT_S = 1200
+
+
+def losses(steps: dict[int, dict[str, Any]]) -> dict[int, float]:
+    return {step: event["loss"] for step, event in steps.items()}
+
+
+def number_of_steps(folder: Path, steps: Steps) -> int:
+    """The updates that take this machine, as it is now, as long as they have to."""
+    code, output = run(
+        folder, "train.sh", *OVERRIDES, "max_train_steps=40", "out_dir=probe", BSMETA_CONFIG="demo"
+    )
+    assert code == 0, output
+    last = [event for step, event in steps(folder / "probe").items() if step > 20]
+    tokens = (last[-1]["tokens"] - last[0]["tokens"]) / (len(last) - 1)
+    seconds = sum(tokens / event["tokens_per_s"] for event in last) / len(last)
+    return math.ceil(TRAINING_S / seconds)
+
+
+def wait_for_the_end(cluster: Cluster, job: str) -> dict[str, str]:
+    deadline = time.monotonic() + JOB_TIMEOUT_S
+    while (found := cluster.job(job))["JobState"] in ("PENDING", "RUNNING", "COMPLETING"):
+        assert time.monotonic() < deadline, cluster.logs()
+        time.sleep(2)
+    return found
+
+
+def test_stopped_by_the_time_limit_and_queued_again(
+    cluster: Cluster, steps: Steps, tmp_path: Path
+) -> None:
+    number = number_of_steps(tmp_path, steps)
+    overrides = (*OVERRIDES, f"max_train_steps={number}")
+    job = cluster.submit(
+        tmp_path,
+        f"--time={LIMIT_MINUTES}",
+        NOTICE,
+        "--ntasks-per-node=2",
+        "--output=job.out",
+        str(EXPERIMENTS / "slurm" / "train.sbatch"),
+        *overrides,
+        "out_dir=preempted",
+        environment=environment(BSMETA_CONFIG="demo"),
+    )
+    ended = wait_for_the_end(cluster, job)
+    output = (tmp_path / "job.out").read_text()
+    assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), output[-4000:]
+    assert int(ended["Restarts"]) >= 1
+    assert "job.sh: SIGUSR1: passed on" in output
+    assert output.count("job.sh: stopped; queued again, to go on from step") == int(
+        ended["Restarts"]
+    )
+
+    code, said = run(
+        tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo"
+    )
+    assert code == 0, said
+    preempted = steps(tmp_path / "preempted")
+    assert list(preempted) == list(range(1, number + 1))
+    assert losses(preempted) == losses(steps(tmp_path / "undisturbed"))
+    status = json.loads((tmp_path / "preempted" / "status.json").read_text())
+    assert (status["state"], status["step"], status["exit_code"]) == ("done", number, 0)
+
+
+def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
+    job = cluster.submit(
+        tmp_path,
+        "--time=5",
+        "--output=job.out",
+        str(EXPERIMENTS / "slurm" / "train.sbatch"),
+        "learning_rate=-1",
+        "out_dir=wrong",
+        environment=environment(BSMETA_CONFIG="demo"),
+    )
+    ended = wait_for_the_end(cluster, job)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0")
+    assert "learning_rate in Hydra" in (tmp_path / "job.out").read_text()
+
+
+def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
+    """`train.sh` starts all machines of it, or with BSMETA_FORCE_LOCAL=true this one alone."""
+    command = ["salloc", "--time=5", str(EXPERIMENTS / "train.sh"), "--dry-run", "out_dir=run"]
+    script = EXPERIMENTS / "several_machines.sh"
+    variables = environment(BSMETA_CONFIG="demo")
+    said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
+    assert f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none {script}" in said
+    variables |= {"BSMETA_FORCE_LOCAL": "true"}
+    said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
+    launch_file = EXPERIMENTS / "accelerate" / "cpu.yaml"
+    assert said.startswith(f"accelerate launch --config_file {launch_file} ")
