@@ -17,7 +17,7 @@ if get_accelerator().device_name() == "cpu":
 endef
 export COMPILE_OP
 
-.PHONY: env demo test test-slow test-faults lint format clean
+.PHONY: env demo test test-slow test-faults test-slurm lint format docs clean
 
 env: $(STAMP)
 
@@ -37,13 +37,16 @@ demo: env
 	bash experiments/demo.sh
 
 test: env
-	python -m pytest -m "not slow"
+	python -m pytest -m "not slow and not slurm"
 
 test-slow: env
 	python -m pytest -m slow
 
 test-faults: env
 	python -m pytest -m faults
+
+test-slurm: env
+	python -m pytest -m slurm
 
 lint: env
 	ruff check .
@@ -53,6 +56,9 @@ lint: env
 format: env
 	ruff check --fix .
 	ruff format .
+
+docs: env
+	python -m bsmeta.config.reference
 
 clean:
 	rm -rf runs outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,12 @@
-"""The schema as text: every key with its type, default, meaning and its DeepSpeed twin."""
+"""The schema as text: every key with its type, default, meaning and its DeepSpeed twin.
+
+The one source of `--help` and of docs/configuration.md.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,6 +14,17 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
+
+# The first key under each heading, in the order of the schema.
+HEADINGS = {
+    ("TrainConfig", "task"): "Task and model",
+    ("TrainConfig", "learning_rate"): "Optimizer, schedule and batch",
+    ("TrainConfig", "seed"): "Run folder and resuming",
+    ("TrainConfig", "logging_steps"): "Logging, evaluation and checkpoints",
+    ("TrainConfig", "on_nonfinite"): "When a loss is not what it should be",
+    ("TrainConfig", "trackers"): "Trackers, logs and upload",
+    ("TrainConfig", "distributed_timeout_s"): "Processes and checks",
+}
 
 
 @dataclass(frozen=True)
@@ -21,6 +36,7 @@ class Key:
     default: str
     meaning: str
     deepspeed: str | None
+    entries: type | None  # the dataclass of the entries of a list
 
 
 def keys(schema: type, prefix: str = "") -> Iterator[Key]:
@@ -39,6 +55,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
                 default=_text(getattr(defaults, field.name)),
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
+                entries=_entries(kind),
             )
 
 
@@ -55,16 +72,37 @@ def group_options() -> dict[str, list[str]]:
     return {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
 
 
+def sections(schema: type) -> list[tuple[str, list[Key]]]:
+    """The keys under headings: the outermost by what they are for, then each section by its name.
+
+    A kind of entry that a list holds (`schedule`) is a section, too, with keys below the list's.
+    """
+    parts: dict[str, list[Key]] = {}
+    heading = "Keys"
+    for one in keys(schema):
+        section = one.name.rpartition(".")[0]
+        heading = HEADINGS.get((schema.__name__, one.name), heading)
+        parts.setdefault(f"`{section}`" if section else heading, []).append(one)
+        if one.entries is not None:
+            parts[f"Entries of `{one.name}`"] = list(keys(one.entries))
+    return sorted(parts.items(), key=lambda part: part[0].startswith(("`", "Entries")))
+
+
 def describe(schema: type, program: str, config_name: str) -> str:
-    """The text of `--help`."""
+    """The text of `--help`; docs/configuration.md holds the same (bsmeta.config.reference)."""
     lines = [
         f"usage: {program} [--config-name NAME] [key=value ...]",
         "",
         f"NAME is a file of hydra_configs/ (default: {config_name}). Hydra's own options work too",
         "(--multirun, --cfg job, --info). A key with a DeepSpeed twin owns it: the DeepSpeed JSON",
-        'says "auto" or the same value.',
+        'says "auto" or the same value. A value may hold ${oc.env:VARIABLE,default},',
+        "${from_file:PATH} and ${other.key}.",
         "",
     ]
+    if "TrainConfig" in {one.__name__ for one in schema.__mro__}:
+        lines.append("groups, which set several keys at once (recipes with a +):")
+        lines += [f"    {name}={' | '.join(found)}" for name, found in group_options().items()]
+        lines.append("")
     for one in keys(schema):
         twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""
         lines.append(f"{one.name}: {one.type} = {one.default}")
@@ -76,7 +114,12 @@ def type_name(kind: Any) -> str:
     """A type as a user reads it: `int`, `list[str]`, `str | None`."""
     if isinstance(kind, type) and not typing.get_args(kind):
         return kind.__name__
-    return str(kind).replace("typing.", "")
+    return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(kind))
+
+
+def _entries(kind: Any) -> type | None:
+    """The dataclass that a list holds, if it holds one."""
+    return next((one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)), None)
 
 
 def _text(value: Any) -> str:

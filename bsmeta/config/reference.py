@@ -1,0 +1,117 @@
+"""docs/configuration.md: every key of every entry point, from the schemas.
+
+`python -m bsmeta.config.reference` (or `make docs`) writes it; a test holds it equal.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.prepare import PrepareConfig
+from bsmeta.config.schema import TrainConfig
+
+FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
+
+# Program, its schema, and its configuration file.
+PROGRAMS: tuple[tuple[str, type, str], ...] = (
+    ("bsmeta/train.py", TrainConfig, "v2"),
+    ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
+    ("bsmeta/explain.py", ExplainConfig, "v2"),
+    ("bsmeta/generate.py", GenerateConfig, "generate"),
+    ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),
+)
+
+INTRODUCTION = """# Configuration
+
+Written by `make docs` from the schemas in `bsmeta/config/`; `--help` prints the same.
+
+Every key can stand in a YAML file of `hydra_configs/` (or of a folder of yours: `--config-dir \
+FOLDER --config-name NAME`) and on the command line (`key=value`). **Hydra owns every value.** \
+Where the column *owner* names a key of the DeepSpeed JSON, that key says `"auto"` or the same \
+value; anything else ends the run with exit code 2 before anything is loaded.
+
+A value may hold
+
+| form | gives |
+|---|---|
+| `${other.key}` | the value of another key |
+| `${oc.env:NAME,default}` | an environment variable, in the type of the key (lists and mappings \
+as YAML: `TYPES='[url, title]'`); without a default it must be set |
+| `${from_file:PATH}` | the content of a YAML or JSON file, or the text of any other; PATH begins \
+in the config folder and may hold `${oc.env:…}`; files may name files |
+| `${repo:PATH}` | a path inside this repository |
+| `${share:0.05,${max_train_steps}}` | a share of a number, rounded |
+"""
+
+OWNED_ELSEWHERE = """## What is not Hydra's
+
+| value | owner | checked against Hydra |
+|---|---|---|
+| number of processes and machines | the launch: `accelerate launch --num_processes`, `torchrun` | \
+batch arithmetic, streams, GPUs of the machine; `BSMETA_WORLD_SIZE`, where it is set |
+| ZeRO stage, offload, bucket sizes | `zero_optimization` of the DeepSpeed JSON | stage and what \
+is saved, ZeRO-3 initialisation, offload and devices |
+| which DeepSpeed JSON | the launch file (`deepspeed_config_file`) | that it is there, whole and \
+known |
+| precision, accumulation, clipping, compiler | Hydra; a launch file or the environment may repeat \
+them | they must be equal |
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    parts = [INTRODUCTION, _groups(), OWNED_ELSEWHERE]
+    for program, schema, config_name in PROGRAMS:
+        inherited = schema is not TrainConfig and issubclass(schema, TrainConfig)
+        parts.append(
+            f"## {program}\n\n{_summary(schema)} Without `--config-name`: `{config_name}`."
+            f"{' Every key of `bsmeta/train.py`, and:' if inherited else ''}\n"
+        )
+        taken = _names(TrainConfig) if inherited else set()
+        for heading, found in sections(schema):
+            own = [key for key in found if key.name not in taken]
+            if own:
+                parts.append(("" if inherited else f"### {heading}\n\n") + _table(own))
+    return "\n".join(parts)
+
+
+def _names(schema: type) -> set[str]:
+    return {key.name for _, found in sections(schema) for key in found}
+
+
+def _summary(schema: type) -> str:
+    return (schema.__doc__ or "").strip().splitlines()[0]
+
+
+def _groups() -> str:
+    lines = ["## Groups", ""]
+    lines += ["A choice sets several keys at once; a key on the command line wins over it.", ""]
+    lines += ["| group | choices |", "|---|---|"]
+    for name, options in group_options().items():
+        plus = "+" if name == "recipes" else ""
+        lines.append(f"| `{plus}{name}=` | {', '.join(f'`{one}`' for one in options)} |")
+    return "\n".join([*lines, ""])
+
+
+def _table(keys: list[Key]) -> str:
+    lines = ["| key | type | default | meaning | owner |", "|---|---|---|---|---|"]
+    for key in keys:
+        twins = ", ".join(f"`{one}`" for one in (key.deepspeed or "").split(", ") if one)
+        owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
+        name = key.name.rpartition(".")[2]
+        cells = [f"`{name}`", f"`{key.type}`", f"`{key.default}`", key.meaning, owner]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join([*lines, ""])
+
+
+def main(file: Path = FILE) -> None:
+    """Writes the page."""
+    file.write_text(reference(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
