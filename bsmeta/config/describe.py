@@ -119,7 +119,8 @@ def type_name(kind: Any) -> str:
 
 def _entries(kind: Any) -> type | None:
     """The dataclass that a list holds, if it holds one."""
-    return next((one for one in typing.get_args(kind) if dataclasses.is_dataclass(one)), None)
+    options = [one for one in typing.get_args(kind) if isinstance(one, type)]
+    return next(filter(dataclasses.is_dataclass, options), None)
 
 
 def _text(value: Any) -> str:

@@ -11,6 +11,9 @@ import yaml
 from bsmeta.config.checks import check
 from bsmeta.config.checks.shared import AUTO
 from bsmeta.config.compose import compose
+from bsmeta.config.describe import group_options
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.launch import REPOSITORY, read_launch
 from bsmeta.config.schema import TrainConfig
 
@@ -58,6 +61,22 @@ def test_the_json_of_v2_agrees_with_its_yaml(tmp_path: Path) -> None:
     filled = checked("v2", file)
     assert filled is not None
     assert {"optimizer", "scheduler"}.isdisjoint(filled)
+
+
+@pytest.mark.parametrize("recipe", group_options()["recipes"])
+def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recipe: str) -> None:
+    for config_name, launch_file in (("demo", "cpu_zero2"), ("v2", "zero2")):
+        file = REPOSITORY / "experiments" / "accelerate" / f"{launch_file}.yaml"
+        assert checked(config_name, file, f"+recipes={recipe}") is not None
+
+
+def test_every_configuration_is_composed_with_its_schema() -> None:
+    schemas = {"demo": TrainConfig, "v2": TrainConfig}
+    schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig}
+    files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))
+    assert files == sorted(schemas), "say here what schema the new one belongs to"
+    for name, schema in schemas.items():
+        assert isinstance(compose(schema, name), schema)
 
 
 @pytest.mark.parametrize("file", JSON_FILES, ids=lambda path: path.stem)
