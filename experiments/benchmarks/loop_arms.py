@@ -215,7 +215,7 @@ def trainer(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: A
         max_steps=config.max_train_steps,
         warmup_steps=config.num_warmup_steps,
         bf16=config.mixed_precision == "bf16",
-        gradient_checkpointing=config.gradient_checkpointing,
+        activation_checkpointing=config.gradient_checkpointing,
         deepspeed=zero,
         logging_steps=1,
         save_strategy="no",

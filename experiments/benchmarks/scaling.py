@@ -1,0 +1,150 @@
+"""What more GPUs would give: communication of ZeRO 1-3 against the time of a step, on paper.
+
+    python experiments/benchmarks/scaling.py                     # the tables of docs/scaling.md
+    python experiments/benchmarks/scaling.py parameters=7e9 micro_batch_s=0.8
+
+Keys (defaults in `Setting`): parameters, micro_batch_tokens, micro_batch_s (forward and backward
+pass of one micro-batch on one GPU, measured by loop.py; 0: at `mfu` of `peak_flops`), mfu,
+peak_flops, node_gpus, node_gb_s and network_gb_s (per GPU and direction), link_efficiency,
+latency_us, bucket_mb. The formulas and where they come from stand in docs/scaling.md.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import dataclass, fields, replace
+
+GPUS = (8, 64, 512)
+ACCUMULATIONS = (1, 8)
+STAGES = (1, 2, 3)
+HALF = 2.0
+"""Bytes of a weight or gradient in bf16."""
+
+MASTER = 12.0
+"""Bytes of float32 weight and both Adam moments, of one parameter."""
+
+PLAIN = 16.0
+"""Bytes of a parameter in plain data parallel training: all in float32, gradient included."""
+
+SIZES = (0.124, 1.558, 7, 13)
+"""Billions of parameters in the table of states."""
+
+BACKWARD_SHARE = 2 / 3
+"""Of a micro-batch's time: the backward pass has twice the arithmetic of the forward pass."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Model, GPU and links; the defaults are GPT-2 XL on H200s with NVLink 4 and 400 Gb/s each."""
+
+    parameters: float = 1.558e9
+    micro_batch_tokens: float = 16384.0
+    micro_batch_s: float = 0.0
+    mfu: float = 0.5
+    peak_flops: float = 989e12
+    node_gpus: float = 8.0
+    node_gb_s: float = 450.0
+    network_gb_s: float = 50.0
+    link_efficiency: float = 0.8
+    latency_us: float = 10.0
+    bucket_mb: float = 400.0
+
+    @property
+    def compute_s(self) -> float:
+        """Seconds of a micro-batch on one GPU without communication."""
+        flops = 6 * self.parameters * self.micro_batch_tokens
+        return self.micro_batch_s or flops / (self.mfu * self.peak_flops)
+
+
+def one_way_s(setting: Setting, gpus: int) -> float:
+    """Seconds of one reduce-scatter of all gradients, or one all-gather of all weights, in bf16."""
+    size = HALF * setting.parameters
+    link = setting.node_gb_s if gpus <= setting.node_gpus else setting.network_gb_s
+    moving = size * (gpus - 1) / gpus / (link * 1e9 * setting.link_efficiency)
+    calls = math.ceil(size / (setting.bucket_mb * 1e6))
+    return moving + calls * setting.latency_us * 1e-6 * math.log2(gpus)
+
+
+def state_gb(setting: Setting, stage: int, gpus: int) -> float:
+    """GB on each GPU of weights, gradients and optimizer, without activations."""
+    weights = HALF / gpus if stage == 3 else HALF
+    gradients = HALF / gpus if stage >= 2 else HALF
+    return setting.parameters * (weights + gradients + MASTER / gpus) / 1e9
+
+
+def passes(stage: int, accumulation: int) -> tuple[int, int]:
+    """How often all weights or gradients go one way in an update.
+
+    Returns:
+        Those that can run beside the computation, and those that cannot.
+    """
+    if stage == 1:
+        return 1, 1  # gradients once an update, then the new weights
+    if stage == 2:
+        return accumulation, 1  # gradients with every micro-batch
+    return 3 * accumulation, 0  # weights for forward and backward pass, and gradients
+
+
+def step_s(setting: Setting, stage: int, gpus: int, accumulation: int) -> tuple[float, float]:
+    """Seconds of an update: with all communication beside the computation where it can be, and
+    with none.
+    """
+    computing = accumulation * setting.compute_s
+    beside, behind = (count * one_way_s(setting, gpus) for count in passes(stage, accumulation))
+    room = {
+        1: BACKWARD_SHARE * setting.compute_s,  # only the last micro-batch's backward pass
+        2: BACKWARD_SHARE * computing,
+        3: computing,
+    }[stage]
+    return computing + max(0.0, beside - room) + behind, computing + beside + behind
+
+
+def table(setting: Setting) -> str:
+    """The table of the page, in Markdown."""
+    heads = [f"A={a}: GB sent | A={a}: M tokens/s | A={a}: efficiency" for a in ACCUMULATIONS]
+    lines = [
+        f"| GPUs | ZeRO | states, GB a GPU | {' | '.join(heads)} |",
+        "|---|---|---|" + "---|---|---|" * len(ACCUMULATIONS),
+    ]
+    for gpus in GPUS:
+        for stage in STAGES:
+            cells = [f"{gpus} | {stage} | {state_gb(setting, stage, gpus):.1f}"]
+            for accumulation in ACCUMULATIONS:
+                best, worst = step_s(setting, stage, gpus, accumulation)
+                sent = sum(passes(stage, accumulation)) * HALF * setting.parameters / 1e9
+                tokens = setting.micro_batch_tokens * accumulation * gpus / 1e6
+                computing = accumulation * setting.compute_s
+                cells.append(f"{sent * (gpus - 1) / gpus:.1f}")
+                cells.append(f"{tokens / worst:.2f}–{tokens / best:.2f}")
+                cells.append(f"{computing / worst:.0%}–{computing / best:.0%}")
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def states_table(setting: Setting) -> str:
+    """Memory of the states of models of several sizes on 8 GPUs, in Markdown."""
+    lines = ["| parameters | data parallel | ZeRO-1 | ZeRO-2 | ZeRO-3 |", "|---|---|---|---|---|"]
+    for billions in SIZES:
+        model = replace(setting, parameters=billions * 1e9)
+        cells = [f"{billions * PLAIN:.1f}", *(f"{state_gb(model, s, 8):.1f}" for s in STAGES)]
+        lines.append(f"| {billions} billion | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Prints the tables for the keys of the command line."""
+    known = {field.name for field in fields(Setting)}
+    given = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
+    unknown = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in known]
+    if unknown:
+        sys.exit(f"{', '.join(unknown)}: expected key=value with a key of {', '.join(known)}")
+    setting = Setting(**{name: float(value) for name, value in given.items()})
+    print(f"one micro-batch on one GPU: {setting.compute_s:.3f} s\n")
+    print(table(setting))
+    print("\nGB of weights, gradients and optimizer on each of 8 GPUs:\n")
+    print(states_table(setting))
+
+
+if __name__ == "__main__":
+    main()
