@@ -160,7 +160,13 @@ def micro_batches(
         UserError: What a loader process raised.
     """
     loader = DataLoader(
-        blocks, batch_size=None, num_workers=num_workers, worker_init_fn=_set_up_worker
+        blocks,
+        batch_size=None,
+        num_workers=num_workers,
+        worker_init_fn=_set_up_worker,
+        # It draws a seed for its processes, even for none of them: not from the generator of the
+        # dropout, which a resumed run has just set to where it was.
+        generator=torch.Generator(),
     )
     iterator = iter(loader)
     try:

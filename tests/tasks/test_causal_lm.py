@@ -98,6 +98,15 @@ def test_a_batch_without_targets_has_no_loss_and_no_nan(
     assert all(p.grad is None or math.isfinite(float(p.grad.sum())) for p in model.parameters())
 
 
+def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    before = torch.get_rng_state()
+    batch = next(iter(task.train_stream(0, 1, None)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert batch.tokens + batch.padding == batch.tensors["input_ids"].numel()
+
+
 def test_the_evaluation_compares_the_first_held_out_documents(
     config: TrainConfig, model: nn.Module
 ) -> None:
