@@ -1,8 +1,16 @@
-"""The demo's model for some steps under several settings in one process: the losses of each.
+"""The demo's model for some steps under several settings in one process: what came of each.
 
-`VARIANTS` (JSON in the environment): a list of {"name", "stage" (ZeRO; none: torch), keys of the
-schema…}. Prints one JSON object: {name: [loss of each step, in full precision], …} on rank 0. The
-variant `bare` is no trainer: model, optimizer, clipping, and nothing else.
+`VARIANTS` (JSON in the environment): a list of {"name", keys of the schema…}, and
+
+    stage: of ZeRO; none: torch's own engine
+    lag: updates that are not read before the next is made, as on a GPU
+    nan: the step in which the loss is not a number
+
+The variant `bare` is no trainer: model, optimizer, clipping, and nothing else. Rank 0 prints one
+JSON object: for each name `losses` (of each step, in full precision), `model` and `optimizer` (the
+types of the weights that the model computes with and of those that the optimizer updates),
+`collectives` (calls of all_reduce in Python: those of the loop itself) and `reads` (where the
+package took values from the device in training, with their number).
 """
 
 from __future__ import annotations
@@ -10,18 +18,24 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from torch import nn
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Loss
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 from bsmeta.training import run as running
+from bsmeta.training import trainer
 from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
 
 
@@ -71,14 +85,74 @@ def deepspeed_config(config: TrainConfig, stage: int | None) -> dict[str, Any] |
     }
 
 
-def trained(config: TrainConfig, stage: int | None) -> list[float]:
+class Observed:
+    """Counts, from inside, what a run does."""
+
+    def __init__(self, lag: int | None, nan: int | None) -> None:
+        self.types: dict[str, list[str]] = {}
+        self.collectives = 0
+        self.reads: Counter[str] = Counter()
+        self._lag, self._nan = lag, nan
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Puts watchers into the trainer, and takes them out again."""
+        with ExitStack() as stack:
+            self._patch(stack, trainer, "make_engine", self._engine)
+            self._patch(stack, dist, "all_reduce", self._all_reduce)
+            self._patch(stack, trainer.Trainer, "_loop", self._loop)
+            self._patch(stack, CausalLanguageModel, "loss", self._loss)
+            for name in ("item", "tolist", "cpu", "__bool__", "__float__", "__int__"):
+                self._patch(stack, torch.Tensor, name, self._read)
+            yield
+
+    @staticmethod
+    def _patch(stack: ExitStack, owner: Any, name: str, watcher: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **named: watcher(original, *args, **named))
+        stack.callback(setattr, owner, name, original)
+
+    def _engine(self, original: Any, accelerator: Any, model: nn.Module, optimizer: Any) -> Any:
+        inner = getattr(model, "optimizer", optimizer).optimizer
+        groups = [p for group in inner.param_groups for p in group["params"]]
+        self.types = {
+            "model": sorted({str(p.dtype) for p in model.parameters()}),
+            "optimizer": sorted({str(p.dtype) for p in groups}),
+        }
+        return original(accelerator, model, optimizer)
+
+    def _all_reduce(self, original: Any, *args: Any, **named: Any) -> Any:
+        self.collectives += sys._getframe(2).f_code.co_filename.endswith("training/distributed.py")
+        return original(*args, **named)
+
+    def _loop(self, original: Any, one: Any) -> Any:
+        if self._lag is not None:
+            one._lag = self._lag
+        self.task, self.made = one.task, 0
+        return original(one)
+
+    def _loss(self, original: Any, task: Any, model: nn.Module, batch: Any) -> Any:
+        self.made += 1
+        loss = original(task, model, batch)
+        step = (self.made - 1) // task._config.gradient_accumulation_steps + 1
+        return Loss(loss.sum * float("nan"), loss.parts) if step == self._nan else loss
+
+    def _read(self, original: Any, tensor: torch.Tensor, *args: Any) -> Any:
+        code = sys._getframe(2).f_code
+        part = code.co_filename.rpartition("bsmeta/")[2]
+        if part.startswith(("training/", "tasks/", "models/")):
+            self.reads[f"{part}: {code.co_name}"] += 1
+        return original(tensor, *args)
+
+
+def trained(config: TrainConfig, stage: int | None, observed: Observed) -> list[float]:
     """The trainer's losses."""
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
-    running.run(config, task, deepspeed_config(config, stage))
-    if task._chunked is not None:
-        chunks = task._chunked.pays(config.data_config.per_device_train_batch_size * 64)
-        assert chunks == (config.loss_chunk_logits < 2**17)
+    with observed.watching():
+        running.run(config, task, deepspeed_config(config, stage))
+    chunks = task._chunked is not None and task._chunked.pays(128)
+    assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())
     return [event["loss"] for event in events if event["event"] == "step"]
 
@@ -87,10 +161,17 @@ def main(config: TrainConfig) -> int:
     found = {}
     for variant in json.loads(os.environ["VARIANTS"]):
         name, stage = variant.pop("name"), variant.pop("stage", None)
+        observed = Observed(variant.pop("lag", None), variant.pop("nan", None))
         one = replace(config, out_dir=f"{config.out_dir}/{name}", **variant)
-        found[name] = bare(one) if name == "bare" else trained(one, stage)
+        losses = bare(one) if name == "bare" else trained(one, stage, observed)
+        found[name] = {
+            "losses": losses,
+            **observed.types,
+            "collectives": observed.collectives,
+            "reads": dict(observed.reads),
+        }
     if os.environ.get("RANK", "0") == "0":
-        print("LOSSES", json.dumps(found))
+        print("FOUND", json.dumps(found))
     return 0
 
 

@@ -22,59 +22,107 @@ SMALL = (
 )
 
 
-def losses(
+def results(
     launch: Launch, out_dir: Path, steps: int, variants: list[dict[str, Any]], processes: int = 1
-) -> dict[str, list[float]]:
+) -> dict[str, dict[str, Any]]:
     keys = (*SMALL, f"max_train_steps={steps}", f"out_dir={out_dir}")
     done = launch(SCRIPT, *keys, processes=processes, VARIANTS=json.dumps(variants))
-    line = next(line for line in done.stdout.splitlines() if line.startswith("LOSSES "))
-    found = json.loads(line.removeprefix("LOSSES "))
-    assert all(len(values) == steps for values in found.values())
-    return found
+    line = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
+    return json.loads(line.removeprefix("FOUND "))
+
+
+def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    return [event for event in lines if event["event"] == kind]
+
+
+CHUNKED = {"loss_chunk_logits": 30 * 4096}  # of the 128 targets of a micro-batch
+TIMES = ("data_wait_s", "step_s", "tokens_per_s", "memory_gb")
 
 
 def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -> None:
-    """20 steps in float32 of 2 x 2 sequences of 64 tokens; chunks of 30 targets (of 128)."""
-    chunked = {"loss_chunk_logits": 30 * 4096}
+    """20 steps in float32 of 2 x 2 sequences of 64 tokens."""
     variants = [
         {"name": "bare"},
-        {"name": "ours"},
-        {"name": "chunked", **chunked},
+        {"name": "ours", "profile": True, "profile_steps": [3, 4]},
+        {"name": "read later", "lag": 1},
+        {"name": "chunked", **CHUNKED},
         {"name": "eager", "attn_implementation": "eager"},
         {
             "name": "recomputed",
             "gradient_checkpointing": True,
             "gradient_checkpointing_every": 2,
-            **chunked,
+            **CHUNKED,
         },
     ]
-    found = losses(launch, tmp_path, 20, variants)
-    for name in ("ours", "chunked", "eager", "recomputed"):
-        assert found[name] == pytest.approx(found["bare"], rel=1e-4), name
-    assert found["bare"][0] > found["bare"][-1]
-    steps = [json.loads(line) for line in (tmp_path / "chunked/metrics.jsonl").open()]
-    plain = [json.loads(line) for line in (tmp_path / "ours/metrics.jsonl").open()]
-    for one, other in zip(steps[:20], plain[:20], strict=True):
+    found = results(launch, tmp_path, 20, variants)
+    bare = found.pop("bare")["losses"]
+    assert bare[0] > bare[-1]
+    for name, one in found.items():
+        assert len(one["losses"]) == 20
+        assert one["losses"] == pytest.approx(bare, rel=1e-4), name
+        # Nothing of a micro-batch is read: once at the start, and once a step.
+        assert one["reads"] == {"training/sums.py: read": 21}, name
+    whole = events(tmp_path / "ours", "step")
+    for one, other in zip(events(tmp_path / "chunked", "step"), whole, strict=True):
         assert one["parts"] == pytest.approx(other["parts"], rel=1e-4)
+    for one, other in zip(events(tmp_path / "read later", "step"), whole, strict=True):
+        same = [name for name in one if name not in TIMES]
+        assert [one[name] for name in same] == [other[name] for name in same]
+    trace = json.loads((tmp_path / "ours/profile/steps-3-4-rank0.json").read_text())
+    names = [event.get("name") for event in trace["traceEvents"] if event.get("ph") == "X"]
+    assert names.count("bsmeta: forward pass") == 4  # 2 updates of 2 micro-batches
+    for name in ("waiting for data", "backward pass", "adding up over all ranks", "optimizer"):
+        assert f"bsmeta: {name}" in names
+
+
+def test_a_step_that_is_not_finite_is_left_out_on_the_device(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Read at once or, as on a GPU, when the next update is under way: the same run."""
+    skip = {"on_nonfinite": "skip", "nan": 3}
+    variants = [{"name": "now", **skip}, {"name": "later", "lag": 1, **skip}]
+    found = results(launch, tmp_path, 8, variants)
+    assert len(found["now"]["losses"]) == 7
+    assert found["later"]["losses"] == found["now"]["losses"]
+    for name in found:
+        assert [event["step"] for event in events(tmp_path / name, "nonfinite")] == [3]
+        steps = [event["step"] for event in events(tmp_path / name, "step")]
+        assert steps == [1, 2, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.slow
 def test_compiled_layers(launch: Launch, tmp_path: Path) -> None:
     variants = [{"name": "ours"}, {"name": "compiled", "torch_compile": True}]
-    found = losses(launch, tmp_path, 20, variants)
-    assert found["compiled"] == pytest.approx(found["ours"], rel=1e-4)
+    found = results(launch, tmp_path, 20, variants)
+    assert found["compiled"]["losses"] == pytest.approx(found["ours"]["losses"], rel=1e-4)
 
 
 @pytest.mark.slow
-def test_chunks_under_every_engine(launch: Launch, tmp_path: Path) -> None:
+def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path) -> None:
     """Two processes, tied embeddings, under DDP and with ZeRO 2 and 3."""
-    chunked = {"loss_chunk_logits": 30 * 4096}
+    half = {"mixed_precision": "bf16"}
     variants = [
         {"name": "ddp"},
-        {"name": "ddp chunked", **chunked},
-        {"name": "zero2 chunked", "stage": 2, **chunked},
-        {"name": "zero3 chunked", "stage": 3, **chunked},
+        {"name": "ddp chunked", **CHUNKED},
+        {"name": "zero2 chunked", "stage": 2, **CHUNKED},
+        {"name": "zero3", "stage": 3},  # which draws other weights, part by part
+        {"name": "zero3 chunked", "stage": 3, **CHUNKED},
+        {"name": "ddp bf16", **half},
+        {"name": "zero2 bf16 chunked", "stage": 2, **half, **CHUNKED},
+        {"name": "zero3 bf16 chunked", "stage": 3, **half, **CHUNKED},
     ]
-    found = losses(launch, tmp_path, 8, variants, processes=2)
-    for name in ("ddp chunked", "zero2 chunked", "zero3 chunked"):
-        assert found[name] == pytest.approx(found["ddp"], rel=1e-4), name
+    found = results(launch, tmp_path, 8, variants, processes=2)
+    losses = {name: one["losses"] for name, one in found.items()}
+    assert losses["ddp chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["zero2 chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["zero3 chunked"] == pytest.approx(losses["zero3"], rel=1e-4)
+    assert losses["ddp bf16"] == pytest.approx(losses["ddp"], rel=2e-3)
+    assert losses["zero2 bf16 chunked"] == pytest.approx(losses["ddp"], rel=2e-3)
+    assert losses["zero3 bf16 chunked"] == pytest.approx(losses["zero3"], rel=2e-3)
+    # Whatever the model computes in, the optimizer updates float32 weights.
+    for name, one in found.items():
+        assert one["optimizer"] == ["torch.float32"], name
+        of_zero = name.startswith("zero") and "bf16" in name
+        assert one["model"] == ["torch.bfloat16" if of_zero else "torch.float32"], name
+        assert one["collectives"] == 9, name  # one to begin with, then one a step

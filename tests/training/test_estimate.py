@@ -1,0 +1,155 @@
+"""The estimate: what is counted, against what a model and its optimizer really take."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from bsmeta.config.compose import compose
+from bsmeta.config.launch import REPOSITORY
+from bsmeta.config.schema import TrainConfig
+from bsmeta.models.layers import recompute
+from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.training.estimate import amount, duration
+from bsmeta.training.memory import Counts, activations, count, held, state
+from bsmeta.training.optim import build_optimizer
+
+SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+
+
+def gpt2() -> torch.nn.Module:
+    return GPT2LMHeadModel(GPT2Config(**SIZES, n_embd=64, n_layer=4, n_head=4, n_positions=256))
+
+
+def llama() -> torch.nn.Module:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            **SIZES,
+            hidden_size=64,
+            intermediate_size=176,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
+    )
+
+
+def test_parameters_are_counted_without_weights() -> None:
+    task = CausalLanguageModel(compose(TrainConfig, "demo"))
+    shape = task.shape()
+    assert {one.device.type for one in shape.parameters()} == {"meta"}
+    counted = count(shape)
+    assert (counted.total, counted.trainable, counted.embeddings) == (1_328_256, 1_328_256, 524_288)
+    assert count(task.build_model()) == counted
+
+
+@pytest.mark.parametrize("make", [gpt2, llama])
+def test_weights_gradients_and_optimizer_are_those_of_a_real_update(make: Any) -> None:
+    model = make()
+    optimizer = build_optimizer(model, TrainConfig())
+    model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
+    optimizer.step()
+    assert held(model, optimizer) == state(count(model), None, 1, half=False)
+
+
+def test_each_stage_divides_one_thing_more() -> None:
+    counts = Counts(total=1000, trainable=1000, embeddings=0, tensors=7)
+    half = [state(counts, stage, 4, half=True) for stage in (0, 1, 2, 3)]
+    assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
+        (2000, 2000, 12_000),
+        (2000, 2000, 3000),
+        (2000, 500, 3000),
+        (500, 500, 3000),
+    ]
+    single = [state(counts, stage, 4, half=False) for stage in (0, 1)]
+    assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
+    plain = state(counts, None, 4, half=True)  # bf16 without DeepSpeed: weights stay float32
+    assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
+
+
+def left_for_backward(model: torch.nn.Module, batch: int, length: int) -> int:
+    """Bytes that a forward pass leaves for the backward pass, but for weights and logits."""
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=torch.ones(batch, length, dtype=torch.long), use_cache=False)
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "recomputes", "least", "most"),
+    [(gpt2, False, 0.8, 1.2), (llama, False, 0.8, 1.2), (llama, True, 0.7, 1.3)],
+)
+def test_activations_are_about_those_of_a_real_forward_pass(
+    make: Any, recomputes: bool, least: float, most: float
+) -> None:
+    model = make().train()
+    config = TrainConfig(gradient_checkpointing=recomputes)
+    config.data_config.per_device_train_batch_size = 4
+    config.data_config.metadata_config.max_seq_len = 128
+    counted = activations(model, config)
+    assert counted is not None
+    expected = counted.layers
+    if recomputes:
+        recompute(model, 1)
+        # what is made again is not there after the forward pass
+        expected = counted.layers_recomputed - counted.layers / 4
+    assert least < left_for_backward(model, 4, 128) / expected < most
+
+
+def test_a_model_of_unknown_shape_has_no_activations() -> None:
+    assert activations(torch.nn.Linear(2, 2), TrainConfig()) is None
+
+
+def test_sizes_and_times_as_a_person_reads_them() -> None:
+    assert [amount(one) for one in (5, 2048, 3 * 2**20, 5 * 2**30)] == [
+        "5 B",
+        "2.0 KiB",
+        "3.0 MiB",
+        "5.00 GiB",
+    ]
+    assert [duration(one) for one in (59.6, 3599, 7260, 200_000)] == [
+        "1 min 0 s",
+        "59 min 59 s",
+        "2 h 1 min",
+        "2 d 7 h",
+    ]
+
+
+@pytest.mark.parametrize("launch_file", [None, "cpu_zero2.yaml"])
+def test_a_probe_measures_and_leaves_nothing(launch_file: str | None, tmp_path: Path) -> None:
+    command = [sys.executable]
+    if launch_file is not None:
+        file = REPOSITORY / "experiments" / "accelerate" / launch_file
+        command += ["-m", "accelerate.commands.launch", "--config_file", str(file)]
+    command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "estimate=true"]
+    command += ["estimate_steps=2", "data_config.per_device_train_batch_size=1", "out_dir=run"]
+    ended = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert list(tmp_path.iterdir()) == []
+    said = " ".join(ended.stdout.split())
+    assert "parameters 1,328,256, of which trainable 1,328,256, in embeddings 524,288" in said
+    stage = "* ZeRO-2 5.1 MiB 2.5 MiB 7.6 MiB" if launch_file else "* no DeepSpeed 5.1 MiB"
+    assert stage in said
+    assert "probe 1 updates, after 1 to warm up" in said
+    # measured beside counted; ZeRO-2 keeps float32 weights and moments of half of the parameters
+    optimizer = "7.6 MiB" if launch_file else "10.1 MiB"
+    assert f"weights 5.1 MiB (counted 5.1 MiB), optimizer {optimizer} (counted {optimizer})" in said
+    assert re.search(r"time to finish 600 updates x [\d.]+ s = ", said)
+    assert re.search(r"tokens/s [\d,]+ on all devices", said)
