@@ -27,9 +27,7 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
 
 
-def start(
-    folder: Path, script: str, *arguments: str, **variables: str
-) -> subprocess.Popen[str]:
+def start(folder: Path, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
     """Starts `experiments/SCRIPT` in `folder`; its output is kept for `end`."""
     return subprocess.Popen(
         [str(EXPERIMENTS / script), *arguments],

@@ -34,18 +34,14 @@ def free_port() -> str:
         return str(one.getsockname()[1])
 
 
-def start_machines(
-    folder: Path, *arguments: str, **variables: str
-) -> list[subprocess.Popen[str]]:
+def start_machines(folder: Path, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
     """Machine 1 first: it has to wait for the other."""
     file = folder / "machines.json"
     file.write_text(json.dumps({"127.0.0.1": 1, "localhost": 2}))
     variables |= {"BSMETA_MACHINES": str(file), "BSMETA_MASTER_PORT": free_port()}
     machines = []
     for rank in "10":
-        one = start(
-            folder, "several_machines.sh", *arguments, BSMETA_NODE_RANK=rank, **variables
-        )
+        one = start(folder, "several_machines.sh", *arguments, BSMETA_NODE_RANK=rank, **variables)
         machines.append(one)
     return machines
 
@@ -62,12 +58,14 @@ def wait_for_step(out_dir: Path, machines: list[subprocess.Popen[str]], step: in
 def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
     return {
         file.name: {
-            line["step"]: line["documents"] for line in map(json.loads, file.read_text().splitlines())
+            line["step"]: line["documents"]
+            for line in map(json.loads, file.read_text().splitlines())
         }
         for file in out_dir.glob("documents-rank*.jsonl")
     }
 
 
+@pytest.mark.slow
 def test_one_and_two_processes_on_two_machines_equal_three_on_one(
     steps: Steps, tmp_path: Path
 ) -> None:
@@ -100,8 +98,8 @@ def test_one_and_two_processes_on_two_machines_equal_three_on_one(
     assert [*steps(two)] == [*range(1, 61)]
     assert per_rank(two) == per_rank(one)
     assert len(per_rank(one)) == 3
-    losses = [{step: event["loss"] for step, event in steps(run).items()} for run in (one, two)]
-    assert losses[0] == losses[1]
+    for step, event in steps(two).items():  # gloo adds in the order in which ranks are ready
+        assert event["loss"] == pytest.approx(steps(one)[step]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

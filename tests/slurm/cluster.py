@@ -91,7 +91,8 @@ class Cluster:
         deadline = time.monotonic() + TIMEOUT_S
         while "State=IDLE" not in self._ask("show", "nodes").stdout:
             ended = [one.args for one in self._daemons if one.poll() is not None]
-            assert not ended and time.monotonic() < deadline, self.logs()
+            assert not ended, self.logs()
+            assert time.monotonic() < deadline, self.logs()
             time.sleep(0.5)
 
     def stop(self) -> None:

@@ -75,9 +75,7 @@ def test_stopped_by_the_time_limit_and_queued_again(
         ended["Restarts"]
     )
 
-    code, said = run(
-        tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo"
-    )
+    code, said = run(tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo")
     assert code == 0, said
     preempted = steps(tmp_path / "preempted")
     assert list(preempted) == list(range(1, number + 1))

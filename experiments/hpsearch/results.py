@@ -1,0 +1,177 @@
+"""What the runs of a sweep have reached: a table for the terminal, `sweep.md`, and `sweep.png`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+# One update's loss is noise: the mean over the last so many.
+LAST_STEPS = 20
+MEASURES = {
+    "bits_per_byte_with": "held-out bits per byte, with metadata",
+    "bits_per_byte_without": "held-out bits per byte, without metadata",
+    "loss": "training loss",
+}
+COLUMNS = ("bits/byte with", "without", "loss")
+COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run folder says.
+
+    Attributes:
+        state: That of status.json; `not started` without one.
+        step: The last update logged.
+        figures: `loss` (nats per token, mean of the last updates) and the last evaluation's bits
+            per byte of held-out text, as far as they are there.
+    """
+
+    state: str
+    step: int
+    figures: dict[str, float]
+
+
+def read_result(folder: Path) -> Result:
+    """Reads a run folder, whatever there is of it."""
+    status, metrics = folder / "status.json", folder / "metrics.jsonl"
+    state = json.loads(status.read_text())["state"] if status.exists() else "not started"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    events = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be cut
+    steps = [one for one in events if one["event"] == "step"]
+    losses = [one["loss"] for one in steps[-LAST_STEPS:]]
+    figures: dict[str, float] = {}
+    for one in events:
+        if one["event"] == "eval":
+            figures |= {name: one[name] for name in MEASURES if name in one}
+    if losses:
+        figures["loss"] = sum(losses) / len(losses)
+    return Result(state, steps[-1]["step"] if steps else 0, figures)
+
+
+def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
+    """Prints the table, best first, and writes `sweep.md` and `sweep.png` into the folder.
+
+    Args:
+        folder: That of the sweep.
+        runs: The swept keys and values of each run folder.
+    """
+    results = {run: read_result(run) for run in runs}
+    measure = next(
+        (name for name in MEASURES if any(name in one.figures for one in results.values())), "loss"
+    )
+    ordered = sorted(runs, key=lambda run: _rank(results[run], measure))
+    short = _short_names(list(next(iter(runs.values()))))
+    header = [*short.values(), "state", "step", *COLUMNS]
+    rows = [[*runs[run].values(), *_cells(results[run])] for run in ordered]
+    _print(header, rows, f"{folder.name}: {MEASURES[measure]}, best first")
+    (folder / "sweep.md").write_text(_markdown(header, rows, measure))
+    points = [
+        (dict(zip(short.values(), runs[run].values(), strict=True)), results[run].figures[measure])
+        for run in ordered
+        if results[run].state == "done" and measure in results[run].figures
+    ]
+    if points:
+        plot(points, MEASURES[measure]).savefig(folder / "sweep.png", dpi=150)
+        print(f"written: {folder / 'sweep.md'}, {folder / 'sweep.png'}")
+
+
+def _rank(result: Result, measure: str) -> tuple[bool, float]:
+    """Finished runs first, then by the measure."""
+    value = result.figures.get(measure, math.inf)
+    return result.state != "done", math.inf if math.isnan(value) else value
+
+
+def _short_names(keys: Sequence[str]) -> dict[str, str]:
+    """The last part of each key, or the whole key where two have the same."""
+    last = [key.rsplit(".", 1)[-1] for key in keys]
+    return {
+        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
+    }
+
+
+def _cells(result: Result) -> list[str]:
+    figures = [result.figures.get(name) for name in MEASURES]
+    return [result.state, str(result.step), *("–" if x is None else f"{x:.4f}" for x in figures)]
+
+
+def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
+    table = Table(title=title)
+    for name in header:
+        table.add_column(name, overflow="fold", min_width=len(name))
+    for row in rows:
+        table.add_row(*row)
+    Console(markup=False).print(table)
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str) -> str:
+    lines = [
+        f"Best first by {MEASURES[measure]}; finished runs before others. Bits per byte are those "
+        "of the held-out text, with and without metadata, at the last evaluation; the loss is the "
+        f"mean of the last {LAST_STEPS} updates, in nats per token.",
+        "",
+        f"| {' | '.join(header)} |",
+        f"|{'---|' * len(header)}",
+        *(f"| {' | '.join(row)} |" for row in rows),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
+    """The measure over the first swept number, a line for each choice of the rest; or a bar a run.
+
+    Args:
+        points: The values of each finished run by short name, and its measure; the best first.
+        words: The measure.
+    """
+    axis = next((name for name in points[0][0] if _numbers(points, name)), None)
+    figure = Figure(figsize=(7.5, 4.2 if axis else 1.5 + 0.4 * len(points)), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    axes.grid(color="#d9d9d9", axis="both" if axis else "x")
+    if axis:
+        _lines(axes, points, axis)
+        axes.set_xlabel(axis)
+        axes.set_ylabel(words)
+    else:
+        labels = [", ".join(values.values()) for values, _ in points]
+        axes.plot([value for _, value in points], range(len(points)), "o", color=COLOURS[0])
+        axes.set_yticks(range(len(points)), labels)
+        axes.invert_yaxis()
+        axes.set_xlabel(words)
+    return figure
+
+
+def _numbers(points: Sequence[tuple[dict[str, str], float]], name: str) -> list[float]:
+    """The values of a key in ascending order, if they are numbers, and several."""
+    try:
+        found = sorted({float(values[name]) for values, _ in points})
+    except ValueError:
+        return []
+    return found if len(found) > 1 else []
+
+
+def _lines(axes: Any, points: Sequence[tuple[dict[str, str], float]], axis: str) -> None:
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for values, measured in points:
+        others = [f"{name} {value}" for name, value in values.items() if name != axis]
+        lines.setdefault(", ".join(others), []).append((float(values[axis]), measured))
+    for (label, line), colour in zip(sorted(lines.items()), itertools.cycle(COLOURS)):
+        axes.plot(*zip(*sorted(line), strict=True), "o-", color=colour, label=label)
+    at = _numbers(points, axis)
+    if at[0] > 0 and at[-1] / at[0] >= 4:
+        axes.set_xscale("log")
+    axes.set_xticks(at, [f"{value:g}" for value in at])
+    axes.set_xticks([], minor=True)
+    if len(lines) > 1:
+        axes.legend(frameon=False, fontsize=9)
