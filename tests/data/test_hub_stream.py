@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from bsmeta.data.hub import commit_of
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
-from bsmeta.data.stream import TrainStream
-from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
+from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (
     TOKEN,
     Answer,
@@ -138,20 +136,6 @@ def test_through_loader_processes(stored: Hub, tmp_path: Path, whole: Run) -> No
 def test_with_a_cache_that_is_too_small(stored: Hub, tmp_path: Path, whole: Run) -> None:
     assert same(run(hub_config(tmp_path, hub_cache_gb=1e-6), STEPS), whole)
     assert same(run(hub_config(tmp_path, hub_cache_gb=0), STEPS), whole)
-
-
-def test_every_document_once_an_epoch(stored: Hub, tmp_path: Path) -> None:
-    stored.faults = [now_and_then()]
-    config = hub_config(tmp_path, num_streams=4, window_documents=4)
-    stream = TrainStream(
-        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
-    )
-    owners: Counter[str] = Counter()
-    for number in range(4):
-        epoch = itertools.takewhile(lambda one: one.behind.epoch == 0, stream._open(number))
-        owners.update({name for one in epoch for name in one.documents})
-    assert set(owners.values()) == {1}
-    assert len(owners) == sum(SIZES)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

@@ -1,4 +1,4 @@
-"""The training stream: the same global batches however it is run, resumed or split."""
+"""The training stream: its batches, its state, and what it refuses (see also `test_elastic`)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,6 @@ def whole(folder: Path) -> Run:
     return run(small_config(folder), STEPS)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "micro_batch"), [(1, 1), (1, 4), (1, 8), (2, 1), (2, 4), (4, 2), (8, 1)]
-)
-def test_world_sizes_and_micro_batches(
-    folder: Path, whole: Run, world_size: int, micro_batch: int
-) -> None:
-    config = small_config(folder, per_device_train_batch_size=micro_batch)
-    assert same(run(config, STEPS, world_size=world_size), whole)
-
-
-@pytest.mark.parametrize(("world_size", "workers"), [(1, 2), (2, 2), (2, 4), (4, 2)])
-def test_loader_processes(folder: Path, whole: Run, world_size: int, workers: int) -> None:
-    config = small_config(folder, num_workers=workers)
-    assert same(run(config, STEPS, world_size=world_size), whole)
-
-
 @pytest.mark.parametrize("stop", [1, 2, 5, 11])
 @pytest.mark.parametrize("packing", ["best_fit", "pad"])
 def test_resume_anywhere(folder: Path, stop: int, packing: str) -> None:
@@ -58,29 +42,6 @@ def test_resume_anywhere(folder: Path, stop: int, packing: str) -> None:
     joined = Run(first.steps + rest.steps, first.documents + rest.documents, rest.state)
     assert same(joined, through)
     assert rest.state == through.state
-
-
-def test_resume_of_a_resume_with_other_world_sizes_and_workers(folder: Path, whole: Run) -> None:
-    joined = Run([], [], {})
-    state = None
-    for steps, world_size, workers in [(3, 1, 2), (1, 4, 0), (4, 2, 2), (4, 1, 0)]:
-        part = run(
-            small_config(folder, num_workers=workers), steps, world_size=world_size, state=state
-        )
-        joined = Run(joined.steps + part.steps, joined.documents + part.documents, part.state)
-        state = part.state
-    assert same(joined, whole)
-    assert joined.state == whole.state
-
-
-def test_resume_in_a_later_epoch(folder: Path) -> None:
-    config = small_config(folder)
-    through = run(config, 60)
-    first = run(config, 53)
-    assert min(position["epoch"] for position in first.state["streams"].values()) >= 1
-    rest = run(config, 7, state=first.state)
-    joined = Run(first.steps + rest.steps, first.documents + rest.documents, rest.state)
-    assert same(joined, through)
 
 
 def test_another_global_batch_goes_on_in_the_same_sequences(folder: Path, whole: Run) -> None:
