@@ -105,18 +105,11 @@ port_is_open() { timeout 5 bash -c "exec 3<>/dev/tcp/$1/$2" 2>/dev/null; }
 # Starts a command in the background and waits for its end. The first signal to this script is passed
 # on, once and as SIGNAL, and the command ignores the others: torchrun gives up waiting for its
 # processes on a second signal, and srun or a terminal signal all processes beside this script.
-# shellcheck disable=SC2317  # pass_on is called by the traps
+# Sets LAUNCHER_CODE, and SIGNALLED: the name of that first signal.
 run_with_signals() { # SIGNAL COMMAND...
-  local passed=$1 child
+  local passed=$1 child signal
   SIGNALLED=
   shift
-  pass_on() {
-    [[ -z $SIGNALLED ]] || return 0
-    SIGNALLED=$1
-    say "SIG$1: passed on; waiting until the run has saved and ended"
-    kill -s "$passed" "$child" 2>/dev/null
-  }
-  local signal
   for signal in TERM INT HUP USR1 USR2; do
     # shellcheck disable=SC2064  # the name of now
     trap "pass_on $signal" "$signal"
@@ -127,12 +120,21 @@ run_with_signals() { # SIGNAL COMMAND...
     exec "$@"
   ) &
   child=$!
+  while kill -0 "$child" 2>/dev/null; do # a signal ends a wait, not the child
+    wait "$child" || true
+  done
   LAUNCHER_CODE=0
   wait "$child" || LAUNCHER_CODE=$?
-  while kill -0 "$child" 2>/dev/null; do # a signal has ended the wait, not the child
-    wait "$child" || LAUNCHER_CODE=$?
-  done
   trap - TERM INT HUP USR1 USR2
+}
+
+# Called by the traps of run_with_signals, with whose variables it works.
+# shellcheck disable=SC2317,SC2329
+pass_on() { # NAME
+  [[ -z $SIGNALLED ]] || return 0
+  SIGNALLED=$1
+  say "SIG$1: passed on; waiting until the run has saved and ended"
+  kill -s "$passed" "$child" 2>/dev/null
 }
 
 status_mark() { stat -c '%i %y' "$OUT_DIR/status.json" 2>/dev/null || true; }
@@ -142,14 +144,13 @@ status_mark() { stat -c '%i %y' "$OUT_DIR/status.json" 2>/dev/null || true; }
 read_outcome() {
   local mark
   STATE=unknown
-  CODE=$LAUNCHER_CODE
+  CODE=0
+  [[ $LAUNCHER_CODE -eq 0 ]] || CODE=$EXIT_FAILURE
   mark=$(status_mark)
-  if [[ -n $mark && $mark != "$1" ]]; then
-    STATE=$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$OUT_DIR/status.json")
-    [[ $LAUNCHER_CODE -eq 0 ]] ||
-      CODE=$(sed -n 's/.*"exit_code": \([0-9]*\).*/\1/p' "$OUT_DIR/status.json")
-  fi
-  [[ ${CODE:-0} -ne 0 || $LAUNCHER_CODE -eq 0 ]] || CODE=$EXIT_FAILURE
+  [[ -n $mark && $mark != "$1" ]] || return 0
+  STATE=$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$OUT_DIR/status.json")
+  [[ $CODE -eq 0 ]] || CODE=$(sed -n 's/.*"exit_code": \([1-9][0-9]*\).*/\1/p' "$OUT_DIR/status.json")
+  [[ -n $CODE ]] || CODE=$EXIT_FAILURE
 }
 
 # Starts the run on this machine and exits with the run's own code: 0, 75, 2 or 1.

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-SCRIPTS = sorted([*REPOSITORY.glob("experiments/**/*.sh"), REPOSITORY / ".ci" / "run"])
+SCRIPTS = sorted(
+    [
+        *REPOSITORY.glob("experiments/**/*.sh"),
+        *REPOSITORY.glob("experiments/**/*.sbatch"),
+        REPOSITORY / ".ci" / "run",
+    ]
+)
 
 
 def run(
     script: str, folder: Path, arguments: list[str], gpus: int = 0, **environ: str
 ) -> list[str]:
-    """The commands that a script starts, one a line, with the repository's path as ROOT."""
+    """The commands that a script starts, one a line, with the repository's path as ROOT.
+
+    The stand-in for Python also says the number of GPUs, and the run folder of a configuration.
+    """
     stand_ins = folder / "bin"
     stand_ins.mkdir()
-    for name in ("accelerate", "python"):
+    for name in ("accelerate", "python", "srun", "scontrol"):
         program = stand_ins / name
         program.write_text(
             "#!/usr/bin/env bash\n"
             f'[[ "$1" == -c ]] && echo {gpus} && exit\n'
+            f'[[ "$*" == *"--cfg job"* ]] && echo "{folder}/run" && exit\n'
+            "[[ \"$1 $2\" == 'show hostnames' ]] && printf 'one\\ntwo\\n' && exit\n"
             f'echo "$(basename "$0") $*" >>"{folder}/started"\n'
         )
         program.chmod(0o755)
     path = f"{stand_ins}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", str(REPOSITORY / script), *arguments]
-    subprocess.run(command, cwd=folder, check=True, env={**os.environ, **environ, "PATH": path})
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith("BSMETA_")}
+    subprocess.run(command, cwd=folder, check=True, env={**kept, **environ, "PATH": path})
     return (folder / "started").read_text().replace(str(REPOSITORY), "ROOT").splitlines()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_has_nothing_to_say(script: Path) -> None:
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed")
-    subprocess.run(["shellcheck", str(script)], check=True)
+    command = ["shellcheck", "--external-sources", "--source-path", str(REPOSITORY), str(script)]
+    subprocess.run(command, check=True)
 
 
 def test_main_job(tmp_path: Path) -> None:
@@ -77,3 +87,87 @@ def test_demo_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
         f" --num_processes {processes} {TRAIN}",
         f"python {EVALUATE}",
     ]
+
+
+LAUNCH = "accelerate launch --config_file ROOT/experiments/accelerate/"
+SEVERAL = (
+    "--same_network --main_process_ip one --main_process_port 29500 --rdzv_conf timeout=600"
+    " --deepspeed_multinode_launcher standard"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "environ", "started"),
+    [
+        (0, {}, f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-name demo seed=1"),
+        (
+            4,
+            {},
+            f"{LAUNCH}zero2.yaml --num_processes 4 ROOT/bsmeta/train.py --config-name demo seed=1",
+        ),
+        (
+            4,
+            {"BSMETA_PROCESSES": "2", "BSMETA_LAUNCH_FILE": "ddp.yaml"},
+            f"{LAUNCH}ddp.yaml --num_processes 2 ROOT/bsmeta/train.py --config-name demo seed=1",
+        ),
+        (
+            0,
+            {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "x", "BSMETA_FORCE_LOCAL": "true"},
+            f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-name demo seed=1",
+        ),
+        (
+            0,
+            {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "x"},
+            "srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none"
+            " ROOT/experiments/several_machines.sh resume_from_checkpoint_dir=latest seed=1",
+        ),
+    ],
+)
+def test_one_machine_or_a_slurm_job(
+    gpus: int, environ: dict[str, str], started: str, tmp_path: Path
+) -> None:
+    found = run("experiments/train.sh", tmp_path, ["seed=1"], gpus, BSMETA_CONFIG="demo", **environ)
+    assert found == [started]
+
+
+def test_a_configuration_file_and_a_run_to_go_on_with(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("seed: 1\n")
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir()
+    two.mkdir()
+    named = run("experiments/train.sh", one, [], BSMETA_CONFIG="../run/config.yaml")
+    assert named == [
+        f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-dir {tmp_path}/run"
+        " --config-name config"
+    ]
+    resumed = run("experiments/train.sh", two, [], BSMETA_RESUME="../run")
+    assert resumed == [
+        f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-dir {tmp_path}/run"
+        f" --config-name config out_dir='{tmp_path}/run' overwrite_out_dir=false"
+        " resume_from_checkpoint_dir=latest"
+    ]
+
+
+def test_the_first_of_several_machines(tmp_path: Path) -> None:
+    """accelerate divides the 6 by the machines; torchrun adds up what each machine starts."""
+    found = run(
+        "experiments/several_machines.sh",
+        tmp_path,
+        [],
+        gpus=8,
+        BSMETA_CONFIG="demo",
+        BSMETA_NODES="2",
+        BSMETA_NODE_RANK="0",
+        BSMETA_MASTER_ADDR="one",
+        BSMETA_PROCESSES="3",
+    )
+    assert found == [
+        f"{LAUNCH}zero2.yaml --num_machines 2 --machine_rank 0 {SEVERAL} --num_processes 6"
+        " ROOT/bsmeta/train.py --config-name demo"
+    ]
+
+
+def test_dry_run_starts_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="started"):
+        run("experiments/train.sh", tmp_path, ["--dry-run"], BSMETA_CONFIG="demo")
