@@ -83,6 +83,14 @@ class CausalLanguageModel:
             compile_layers(model)
         return model
 
+    def shape(self) -> nn.Module:
+        config = self._config
+        key = "model_config_file" if config.model_config_file is not None else "model_name"
+        shape = _load(AutoConfig, key, config.model_config_file or config.model_name)
+        shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
         stream = TrainStream(
@@ -149,13 +157,15 @@ class CausalLanguageModel:
             "use_cache": False,
             **attention_of.arguments(self._attention, position_ids, borders),
         }
+        # What the last position predicts is left out by its target: logits without it would be
+        # a copy of them all.
+        filled = functional.pad(targets, (0, 1), value=IGNORED)
         if self._chunked is not None and self._chunked.pays(inputs.numel()):
-            filled = functional.pad(targets, (0, 1), value=IGNORED)
             total, losses = self._chunked(model, filled, **arguments)
             return total, losses[:, :-1]
-        logits = model(**arguments).logits[:, :-1].flatten(0, 1).float()
-        losses = functional.cross_entropy(logits, targets.flatten(), reduction="none")
-        return losses.sum(), losses.detach().view(targets.shape)
+        logits = model(**arguments).logits.flatten(0, 1).float()
+        each = functional.cross_entropy(logits, filled.flatten(), reduction="none")
+        return each.sum(), each.detach().view(filled.shape)[:, :-1]
 
     def _check_isolation(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
