@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
 from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -46,6 +50,11 @@ def compile_layers(model: nn.Module) -> None:
         )
     for layer in layers:
         layer.compile(dynamic=False)
+
+
+def as_written(compiled: bool) -> AbstractContextManager[Any]:
+    """In its context compiled layers run as they were written: for the shapes of other batches."""
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def use_liger(model: nn.Module) -> None:

@@ -27,7 +27,7 @@ from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import attention as attention_of
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
-from bsmeta.models.layers import compile_layers, recompute, use_liger
+from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
 from bsmeta.tasks.base import EvaluationContext, Loss, MicroBatch, Stream
 
 
@@ -174,7 +174,8 @@ class CausalLanguageModel:
 
         was_training = model.training
         model.eval()
-        attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
+        with as_written(self._config.torch_compile):
+            attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
@@ -189,7 +190,8 @@ class CausalLanguageModel:
                 seed=self._config.seed,
                 ranks=Ranks(context.rank, context.world_size, context.gather),
             )
-        return self._subset.run(model, context.device)
+        with as_written(self._config.torch_compile):
+            return self._subset.run(model, context.device)
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
         """Configured and realised shares of documents with metadata, in all and by type."""
