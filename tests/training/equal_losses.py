@@ -113,8 +113,10 @@ class Observed:
         stack.callback(setattr, owner, name, original)
 
     def _engine(self, original: Any, accelerator: Any, model: nn.Module, optimizer: Any) -> Any:
-        inner = getattr(model, "optimizer", optimizer).optimizer
-        groups = [p for group in inner.param_groups for p in group["params"]]
+        outer = getattr(model, "optimizer", optimizer)
+        groups = [p for group in outer.optimizer.param_groups for p in group["params"]]
+        # Under ZeRO-3 they are lent to the optimizer for the length of a step.
+        groups = groups or outer.fp32_partitioned_groups_flat
         self.types = {
             "model": sorted({str(p.dtype) for p in model.parameters()}),
             "optimizer": sorted({str(p.dtype) for p in groups}),
