@@ -10,21 +10,16 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.words import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 
 log = logging.getLogger(__name__)
-
-Backend = Callable[[Sequence[str]], list[np.ndarray]]
-"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
-
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What a `ByteLevel` pre-tokenizer splits by where it does so itself."""
 
 
 class Unavailable(Exception):
@@ -56,7 +51,7 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     parts = json.loads(tokenizer.to_str())
     ranks = merge_ranks(parts["model"])
     added = parts["added_tokens"]
-    if any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added):
+    if depends_on_neighbours(added):
         raise Unavailable("its special tokens depend on what stands around them")
     names = sorted(token["content"] for token in added)
     if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
@@ -75,6 +70,11 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
         return [ids[encoding.encode_to_numpy(text, allowed_special=allowed)] for text in texts]
 
     return encode
+
+
+def depends_on_neighbours(added: Sequence[dict[str, Any]]) -> bool:
+    """Whether the special tokens of a tokenizer's JSON depend on what stands around them."""
+    return any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
 
 
 def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
@@ -152,7 +152,25 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-BACKENDS = {"gigatoken": gigatoken_backend, "tiktoken": tiktoken_backend, "hf": hf_backend}
+def remembering_backend(tokenizer: Tokenizer) -> Backend:
+    """The oracle, with a memory of words where the tokenizer allows for one."""
+    backend = hf_backend(tokenizer)
+    parts = json.loads(tokenizer.to_str())
+    added = parts["added_tokens"]
+    try:
+        spaced = split_pattern(parts) in SPACED_PATTERNS and not parts["model"].get("dropout")
+    except Unavailable:
+        return backend
+    return (
+        WordMemory(backend, tokenizer) if spaced and not depends_on_neighbours(added) else backend
+    )
+
+
+BACKENDS = {
+    "gigatoken": gigatoken_backend,
+    "tiktoken": tiktoken_backend,
+    "hf": remembering_backend,
+}
 """From the fastest to the oracle."""
 
 
@@ -176,8 +194,6 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
             f"data_config.tokenizer_backend={name}: expected one of auto, {', '.join(BACKENDS)}"
         )
     oracle = hf_backend(tokenizer)
-    if name == "hf":
-        return oracle
     expected = oracle(sample)
     for candidate in BACKENDS if name == "auto" else (name,):
         try:
