@@ -26,7 +26,8 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         checked = check_run(config, os.environ, list(TASKS), mistakes)
     except ConfigurationError as error:
         is_folder_known = "out_dir" not in {one.key for one in mistakes}
-        if is_main and is_folder_known and not config.check_only:
+        is_run = not config.check_only and not config.estimate
+        if is_main and is_folder_known and is_run:
             from bsmeta.training.run_folder import write_refusal
 
             write_refusal(Path(config.out_dir), str(error))
@@ -37,9 +38,16 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         return 0
 
     # Accelerate takes seconds to import: not for a configuration that is wrong.
+    task = TASKS[config.task](config)
+    if config.estimate:
+        from bsmeta.training.estimate import estimate
+
+        estimate(config, task, checked, is_main=is_main)
+        return 0
+
     from bsmeta.training.run import run
 
-    return run(config, TASKS[config.task](config), checked.deepspeed_config)
+    return run(config, task, checked.deepspeed_config)
 
 
 if __name__ == "__main__":

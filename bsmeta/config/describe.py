@@ -36,7 +36,7 @@ class Key:
     default: str
     meaning: str
     deepspeed: str | None
-    entries: type | None  # the dataclass of the entries of a list
+    entries: Any  # the dataclass of the entries of a list
 
 
 def keys(schema: type, prefix: str = "") -> Iterator[Key]:

@@ -129,3 +129,11 @@ class TrainConfig:
         None, "with check_only: the launch file to check against, as if launched with it"
     )
     check_only: bool = key(False, "compose, check, print the start-up table, and stop")
+    estimate: bool = key(
+        False, "print parameters, memory by ZeRO stage, speed and time to finish, and stop"
+    )
+    estimate_steps: int = key(
+        10,
+        "estimate: updates that are made to measure the speed, and forgotten (the first half warms "
+        "up); 0: none",
+    )

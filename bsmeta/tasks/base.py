@@ -92,6 +92,9 @@ class Task(Protocol):
     def build_model(self) -> nn.Module:
         """The model to train, on the CPU; called once, after the processes have started."""
 
+    def shape(self) -> nn.Module:
+        """The model without weights, on the meta device: to be counted, not called."""
+
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         """The stream of this rank, from a saved data state or from the beginning.
 

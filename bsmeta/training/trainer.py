@@ -87,14 +87,21 @@ class Trainer:
         torch.manual_seed(config.seed)  # the same weights on every rank
         model = task.build_model()
         self.model: nn.Module
-        self.model, optimizer = accelerator.prepare(model, build_optimizer(model, config))
+        self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
         self.throughput = Throughput(model, self.processes.device, self.processes.size)
-        self.engine = make_engine(accelerator, self.model, optimizer)
+        self.engine = make_engine(accelerator, self.model, self.optimizer)
         steps = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
         self.profile = Profile(steps, run.path, self.processes.rank)
         self.updater = Updater(
-            config, task, accelerator, self.model, optimizer, self.engine, watchdog, self.profile
+            config,
+            task,
+            accelerator,
+            self.model,
+            self.optimizer,
+            self.engine,
+            watchdog,
+            self.profile,
         )
         plain = accelerator.unwrap_model(self.model)
         self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
@@ -134,6 +141,28 @@ class Trainer:
                 self.profile.stop()
                 self.saver.settle()
                 self._log_saves()
+
+    def probe(self, warm_up: int, updates: int) -> dict[str, Any]:
+        """Makes updates and keeps nothing of them: no log, no evaluation, no checkpoint.
+
+        Returns:
+            The figures of `Throughput` over the `updates` that follow on the `warm_up`.
+        """
+        self._open_stream(None)
+        self.throughput.start()
+        with self.garbage:
+            for number in range(warm_up + updates):
+                if self._data is None:
+                    self._begin()
+                totals = self._totals
+                self._update()
+                update = self._unread.popleft()
+                self._take(update.read(totals["targets"]).totals)
+                if number < warm_up:
+                    self.throughput.start()
+                else:
+                    self.throughput.add(totals["tokens"], totals["padding"], update.data.wait)
+        return self.throughput.figures()
 
     def _loop(self) -> Outcome:
         self.throughput.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -25,7 +26,11 @@ SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id"
 
 
 def gpt2() -> torch.nn.Module:
-    return GPT2LMHeadModel(GPT2Config(**SIZES, n_embd=64, n_layer=4, n_head=4, n_positions=256))
+    return GPT2LMHeadModel(
+        GPT2Config(
+            **SIZES, n_embd=64, n_layer=4, n_head=4, n_positions=256, attn_implementation="eager"
+        )
+    )
 
 
 def llama() -> torch.nn.Module:
@@ -90,15 +95,11 @@ def left_for_backward(model: torch.nn.Module, batch: int, length: int) -> int:
     return sum(kept.values())
 
 
-@pytest.mark.parametrize(
-    ("make", "recomputes", "least", "most"),
-    [(gpt2, False, 0.8, 1.2), (llama, False, 0.8, 1.2), (llama, True, 0.7, 1.3)],
-)
-def test_activations_are_about_those_of_a_real_forward_pass(
-    make: Any, recomputes: bool, least: float, most: float
-) -> None:
+@pytest.mark.parametrize(("make", "recomputes"), [(gpt2, False), (llama, False), (llama, True)])
+def test_activations_are_about_those_of_a_real_forward_pass(make: Any, recomputes: bool) -> None:
     model = make().train()
-    config = TrainConfig(gradient_checkpointing=recomputes)
+    attention = "eager" if make is gpt2 else "sdpa"
+    config = TrainConfig(gradient_checkpointing=recomputes, attn_implementation=attention)
     config.data_config.per_device_train_batch_size = 4
     config.data_config.metadata_config.max_seq_len = 128
     counted = activations(model, config)
@@ -107,8 +108,8 @@ def test_activations_are_about_those_of_a_real_forward_pass(
     if recomputes:
         recompute(model, 1)
         # what is made again is not there after the forward pass
-        expected = counted.layers_recomputed - counted.layers / 4
-    assert least < left_for_backward(model, 4, 128) / expected < most
+        expected = counted.layers_recomputed - 4 * counted.numbers * 4 * 128
+    assert 0.9 < left_for_backward(model, 4, 128) / expected < 1.1
 
 
 def test_a_model_of_unknown_shape_has_no_activations() -> None:
@@ -130,7 +131,9 @@ def test_sizes_and_times_as_a_person_reads_them() -> None:
     ]
 
 
-@pytest.mark.parametrize("launch_file", [None, "cpu_zero2.yaml"])
+@pytest.mark.parametrize(
+    "launch_file", [pytest.param(None, marks=pytest.mark.slow), "cpu_zero2.yaml"]
+)
 def test_a_probe_measures_and_leaves_nothing(launch_file: str | None, tmp_path: Path) -> None:
     command = [sys.executable]
     if launch_file is not None:
@@ -138,8 +141,9 @@ def test_a_probe_measures_and_leaves_nothing(launch_file: str | None, tmp_path: 
         command += ["-m", "accelerate.commands.launch", "--config_file", str(file)]
     command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "estimate=true"]
     command += ["estimate_steps=2", "data_config.per_device_train_batch_size=1", "out_dir=run"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # two processes on few cores
     ended = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.iterdir()) == []

@@ -42,6 +42,7 @@ AT_LEAST = {
     "loss_spike_window": 2,
     "max_rollbacks": 0,
     "distributed_timeout_s": 1,
+    "estimate_steps": 0,
 }
 
 AT_MOST = {"seed": 2**32 - 1}  # numpy's largest

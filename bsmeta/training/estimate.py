@@ -1,0 +1,214 @@
+"""`estimate=true`: what a run will take, before it is started.
+
+Counted on the meta device (no weights are loaded for that): parameters, and memory by ZeRO stage.
+Measured by a few real updates on this device: tokens per second, MFU, memory, time to finish. The
+run folder is not touched, and nothing of the updates is kept.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+from bsmeta.config.checks import CheckedRun
+from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Task
+from bsmeta.training.distributed import Processes, seed_everything, start
+from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.trainer import Trainer
+from bsmeta.training.watchdog import Watchdog
+
+STAGES = (None, 0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What is counted.
+
+    Attributes:
+        counts: Parameters.
+        states: Weights, gradients and optimizer of one device, by ZeRO stage (None: no DeepSpeed).
+        activations: Of a micro-batch; None for a model of unknown shape.
+        stage: That of this launch.
+        update_tokens: Positions of the global batch.
+    """
+
+    counts: Counts
+    states: dict[int | None, State]
+    activations: Activations | None
+    stage: int | None
+    update_tokens: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What is measured: the figures of a step's log, and what this rank holds in memory."""
+
+    updates: int
+    warm_up: int
+    figures: dict[str, Any]
+    held: State
+
+
+def forecast(config: TrainConfig, model: nn.Module, checked: CheckedRun) -> Forecast:
+    """Counts a model, which may be on the meta device."""
+    processes = checked.launch.num_processes
+    zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
+    counts, half = count(model), config.mixed_precision != "no"
+    data = config.data_config
+    batch = data.per_device_train_batch_size * config.gradient_accumulation_steps * processes
+    return Forecast(
+        counts=counts,
+        states={stage: state(counts, stage, processes, half) for stage in STAGES},
+        activations=activations(model, config),
+        stage=zero.get("stage"),
+        update_tokens=batch * data.metadata_config.max_seq_len,
+    )
+
+
+def probe(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None) -> Probe:
+    """Makes a few updates as the run would, in a folder that goes; all ranks call it."""
+    updates = min(config.estimate_steps, config.max_train_steps)
+    # The first ones also open the data's streams, fill caches, and choose kernels.
+    warm_up = updates // 2
+    with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
+        silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
+        accelerator = start(silent, deepspeed_config)
+        seed_everything(config.seed)
+        watchdog = Watchdog(Processes.of(accelerator), Path(folder), config.distributed_timeout_s)
+        watchdog.start()
+        try:
+            trainer = Trainer(silent, task, accelerator, RunFolder(Path(folder)), watchdog)
+            figures = trainer.probe(warm_up, updates - warm_up)
+        finally:
+            watchdog.stop()
+        return Probe(updates - warm_up, warm_up, figures, held(trainer.model, trainer.optimizer))
+
+
+def estimate(config: TrainConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
+    """Prints what the run takes (rank 0)."""
+    counted = forecast(config, task.shape(), checked)
+    console = Console(soft_wrap=False, highlight=False)
+    if is_main:
+        show_forecast(console, config, counted, checked)
+    if config.estimate_steps == 0:
+        return
+    measured = probe(config, task, checked.deepspeed_config)
+    if is_main:
+        show_probe(console, config, counted, measured)
+
+
+def show_forecast(
+    console: Console, config: TrainConfig, counted: Forecast, checked: CheckedRun
+) -> None:
+    """Prints what was counted, with the formulas."""
+    counts = counted.counts
+    console.print(
+        f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
+        f"in embeddings {counts.embeddings:,}"
+    )
+    processes, precision = checked.launch.num_processes, config.mixed_precision
+    console.print(_memory_table(config, counted, processes))
+    for line in _notes(config, counted, precision):
+        console.print(f"  {line}", style="dim")
+
+
+def _memory_table(config: TrainConfig, counted: Forecast, processes: int) -> Table:
+    title = (
+        f"\nMemory of each device ({processes}), precision {config.mixed_precision}; * this launch"
+    )
+    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    for name in ("", "weights", "gradients", "optimizer", "activations", "in all", "recomputing"):
+        table.add_column(name, justify="right" if name else "left", no_wrap=not name)
+    live = counted.activations
+    for stage, held_by in counted.states.items():
+        name = "no DeepSpeed" if stage is None else f"ZeRO-{stage}"
+        here = stage == counted.stage
+        cells = [amount(held_by.weights), amount(held_by.gradients), amount(held_by.optimizer)]
+        if live is None:
+            cells += ["–", f"{amount(held_by.total)} + activations", "–"]
+        else:
+            plain, recomputed = live.layers + live.loss, live.layers_recomputed + live.loss
+            cells += [amount(plain), amount(held_by.total + plain)]
+            cells += [amount(held_by.total + recomputed)]
+        table.add_row(f"{'*' if here else ' '} {name}", *cells, style="bold" * here)
+    return table
+
+
+def _notes(config: TrainConfig, counted: Forecast, precision: str) -> list[str]:
+    size = 4 if precision == "no" else 2
+    data = config.data_config
+    master = "2 moments" if size == 4 else "2 moments and float32 weights"
+    notes = [
+        f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
+        f"bytes for each of {master}; ZeRO-1 to 3 divide optimizer, gradients, weights in turn",
+        "not counted: buckets of communication, layers that ZeRO-3 gathers, offload, "
+        "fragmentation, the CUDA context; without DeepSpeed also half-precision copies of weights",
+    ]
+    live = counted.activations
+    if live is not None:
+        metadata = data.metadata_config
+        notes += [
+            f"activations: micro-batch {data.per_device_train_batch_size} x "
+            f"{metadata.max_seq_len} tokens x layers x {live.numbers} numbers of {size} bytes (8 "
+            "hidden + 2 keys + 2 to 5 MLP), and 3 hidden behind them, = "
+            f"{amount(live.layers)}; logits {amount(live.loss)} (loss_chunk_logits)",
+            "recomputing (gradient_checkpointing=true): one hidden a layer, and one layer whole",
+        ]
+    return notes
+
+
+def show_probe(console: Console, config: TrainConfig, counted: Forecast, measured: Probe) -> None:
+    """Prints what was measured, and what follows for the whole run."""
+    figures = measured.figures
+    mfu = "– (the peak of this device is not known)"
+    if figures["mfu"] is not None:
+        mfu = f"{figures['mfu']:.1%}"
+    held_by, counted_state = measured.held, counted.states[counted.stage]
+    rows = [
+        ("probe", f"{measured.updates} updates, after {measured.warm_up} to warm up"),
+        ("an update", f"{figures['step_s']:.3f} s, {counted.update_tokens:,} positions, of which "
+         f"padding {figures['padding']:.1%}"),
+        ("tokens/s", f"{figures['tokens_per_s']:,.0f} on all devices, without padding"),
+        ("waiting for data", f"{figures['data_wait_s']:.3f} s of these updates"),
+        ("MFU", mfu),
+        ("memory", f"{amount(figures['memory_gb'] * 2**30)} at most on this device; weights "
+         f"{amount(held_by.weights)} (counted {amount(counted_state.weights)}), optimizer "
+         f"{amount(held_by.optimizer)} (counted {amount(counted_state.optimizer)})"),
+        ("time to finish", f"{config.max_train_steps:,} updates x {figures['step_s']:.3f} s = "
+         f"{duration(config.max_train_steps * figures['step_s'])}, without evaluations and saves"),
+    ]  # fmt: skip
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def amount(size: float) -> str:
+    """Bytes as a person reads them (powers of 1,024)."""
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as days, hours and minutes."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s"

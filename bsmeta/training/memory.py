@@ -1,0 +1,165 @@
+"""How much memory a model takes in training, counted before it is made.
+
+Weights, gradients and optimizer states follow from the number of parameters P, the ZeRO stage and
+the number of processes N (Rajbhandari et al. 2020, section 3); activations from the shape of the
+model and the micro-batch (after Korthikanti et al. 2022, section 4). All sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+
+MOMENTS = 8  # AdamW: two float32 values a parameter
+MASTER = 4  # the float32 weights that are updated, where those of the model are others
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Parameters of a model, shared ones once, and the number of trainable tensors."""
+
+    total: int
+    trainable: int
+    embeddings: int
+    tensors: int
+
+
+@dataclass(frozen=True)
+class State:
+    """Bytes on one device, but for activations."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer
+
+
+@dataclass(frozen=True)
+class Activations:
+    """Bytes on one device that a micro-batch takes: in and behind the layers, and in the loss."""
+
+    numbers: int  # that a token leaves in a layer
+    layers: float
+    layers_recomputed: float  # with gradient_checkpointing
+    loss: float
+
+
+def count(model: nn.Module) -> Counts:
+    """Counts parameters; the model may be on the meta device."""
+    parameters = list(model.parameters())
+    embedded = {
+        id(parameter): parameter.numel()
+        for module in model.modules()
+        if isinstance(module, nn.Embedding)
+        for parameter in module.parameters(recurse=False)
+    }
+    trainable = [one for one in parameters if one.requires_grad]
+    return Counts(
+        total=sum(one.numel() for one in parameters),
+        trainable=sum(one.numel() for one in trainable),
+        embeddings=sum(embedded.values()),
+        tensors=len(trainable),
+    )
+
+
+def state(counts: Counts, stage: int | None, processes: int, half: bool) -> State:
+    """Weights, gradients and optimizer states of one device.
+
+    Args:
+        counts: Of the model.
+        stage: The ZeRO stage; None without DeepSpeed: weights in float32, whatever the precision.
+        processes: N; each stage divides one thing more among them.
+        half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
+    """
+    if stage is None:
+        steps = 4 * counts.tensors  # torch's AdamW counts the updates of each tensor
+        moments = float(MOMENTS * counts.trainable + steps)
+        return State(4.0 * counts.total, 4.0 * counts.trainable, moments)
+    size = 2 if half else 4
+    master = MASTER if half or stage > 0 else 0  # ZeRO keeps its part in float32 in any case
+    weights, gradients = float(size * counts.total), float(size * counts.trainable)
+    optimizer = float((MOMENTS + master) * counts.trainable)
+    return State(
+        weights=weights / (processes if stage >= 3 else 1),
+        gradients=gradients / (processes if stage >= 2 else 1),
+        optimizer=optimizer / (processes if stage >= 1 else 1),
+    )
+
+
+def activations(model: nn.Module, config: TrainConfig) -> Activations | None:
+    """What a micro-batch leaves for the backward pass; None for a model of unknown shape.
+
+    A token leaves in a layer, with h hidden, k of keys (and as many of values), f of the MLP:
+    (8 h + 2 k + n f) numbers - twice the input of each norm and of each product of h, queries,
+    keys, values, the attention's result, and what the MLP makes: n is 2 around a fused function, 4
+    where it is gated, 5 with transformers' own tanh form of GELU. Eager attention leaves 3 numbers
+    for every score. With recomputation stays the h of a layer's input, and one layer whole while it
+    is made again. 3 h stay behind the layers.
+    """
+    shape: Any = getattr(model, "config", None)
+    hidden, layers = (getattr(shape, key, None) for key in ("hidden_size", "num_hidden_layers"))
+    heads = getattr(shape, "num_attention_heads", None)
+    if not hidden or not layers or not heads:
+        return None
+    keys = hidden * (getattr(shape, "num_key_value_heads", None) or heads) // heads
+    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "n_inner", None)
+    functions = {"gelu_new": 5, "gelu_fast": 5, "gelu_pytorch_tanh": 2}
+    gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
+    function = getattr(shape, "activation_function", None) or getattr(shape, "hidden_act", None)
+    factor = 4 if gated else functions.get(str(function), 2)
+    numbers = 8 * hidden + 2 * keys + factor * (inner or 4 * hidden)
+    length = config.data_config.metadata_config.max_seq_len
+    if config.attn_implementation == "eager":
+        numbers += 3 * heads * length
+    size = 4 if config.mixed_precision == "no" else 2
+    tokens = config.data_config.per_device_train_batch_size * length
+    layer, rest = size * numbers * tokens, 3 * size * hidden * tokens
+    kept = -(-layers // config.gradient_checkpointing_every)
+    recomputed = kept * size * hidden * tokens + (layers - kept) * layer + layer
+    return Activations(
+        numbers=numbers,
+        layers=float(layers * layer + rest),
+        layers_recomputed=float(recomputed + rest),
+        loss=_loss(tokens, int(shape.vocab_size), hidden, config.loss_chunk_logits, size),
+    )
+
+
+def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> float:
+    """Logits in the precision of the products and in float32, and what is made from them."""
+    half = size if size < 4 else 0
+    if chunk and chunk < tokens * vocabulary:  # the gradient takes the logits' place
+        return float(chunk * (4 + half) + 4 * vocabulary * hidden)
+    return float(tokens * vocabulary * (4 + 4 + 4 + 2 * half))
+
+
+def held(model: nn.Module, optimizer: Any) -> State:
+    """What this rank really holds: weights, gradients, and all that the optimizer keeps."""
+    while hasattr(optimizer, "optimizer"):  # Accelerate's and DeepSpeed's wrappers
+        optimizer = optimizer.optimizer
+    own = list(model.parameters())
+    shards = [getattr(one, "ds_tensor", one) for one in own]  # ZeRO-3: this rank's part
+    weights = {one.untyped_storage().data_ptr() for one in shards}
+    kept = [one for values in optimizer.state.values() for one in values.values()]
+    kept += [
+        one
+        for group in optimizer.param_groups
+        for one in group["params"]
+        if one.untyped_storage().data_ptr() not in weights
+    ]
+    return State(
+        weights=float(sum(map(_bytes, shards))),
+        gradients=float(sum(_bytes(one.grad) for one in own if one.grad is not None)),
+        optimizer=float(sum(_bytes(one) for one in kept if isinstance(one, torch.Tensor))),
+    )
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
