@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.conftest import REPOSITORY, TIMEOUT_S
@@ -27,10 +28,12 @@ def environment(**variables: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
 
 
-def start(folder: Path, script: str, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-    """Starts `experiments/SCRIPT` in `folder`; its output is kept for `end`."""
+def start(
+    folder: Path, script: str, *arguments: str, prefix: Sequence[str] = (), **variables: str
+) -> subprocess.Popen[str]:
+    """Starts `experiments/SCRIPT` in `folder`, behind `prefix`; its output is kept for `end`."""
     return subprocess.Popen(
-        [str(EXPERIMENTS / script), *arguments],
+        [*prefix, str(EXPERIMENTS / script), *arguments],
         cwd=folder,
         env=environment(**variables),
         stdout=subprocess.PIPE,

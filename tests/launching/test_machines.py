@@ -1,23 +1,21 @@
-"""Two machines, with one and with two processes, against three processes on one.
-
-The "machines" are two launchers on the loopback address; `machines.py` tells them apart by name.
-"""
+"""Two machines, with one and with two processes, against three processes on one."""
 
 from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import TIMEOUT_S
-from tests.launching.helpers import EXPERIMENTS, SMALL, end, run, start
+from tests.launching.helpers import EXPERIMENTS, SMALL, end, run
+from tests.launching.networks import Network, loopback, namespaces
 
 OVERRIDES = (
     *SMALL,
@@ -26,24 +24,6 @@ OVERRIDES = (
     "data_config.num_streams=6",
 )
 Steps = Callable[[Path], dict[int, dict[str, Any]]]
-
-
-def free_port() -> str:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
-
-
-def start_machines(folder: Path, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
-    """Machine 1 first: it has to wait for the other."""
-    file = folder / "machines.json"
-    file.write_text(json.dumps({"127.0.0.1": 1, "localhost": 2}))
-    variables |= {"BSMETA_MACHINES": str(file), "BSMETA_MASTER_PORT": free_port()}
-    machines = []
-    for rank in "10":
-        one = start(folder, "several_machines.sh", *arguments, BSMETA_NODE_RANK=rank, **variables)
-        machines.append(one)
-    return machines
 
 
 def wait_for_step(out_dir: Path, machines: list[subprocess.Popen[str]], step: int) -> None:
@@ -65,41 +45,50 @@ def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:
     }
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of three processes on one machine."""
+    folder = tmp_path_factory.mktemp("three")
+    variables = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "3"}
+    code, output = run(folder, "train.sh", *OVERRIDES, "out_dir=run", **variables)
+    assert code == 0, output
+    return folder / "run"
+
+
+@pytest.fixture(params=[loopback, namespaces], ids=["loopback", "namespaces"])
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    with ExitStack() as stack:
+        try:
+            yield stack.enter_context(request.param())
+        except PermissionError as error:
+            pytest.skip(str(error))
+
+
 @pytest.mark.slow
 def test_one_and_two_processes_on_two_machines_equal_three_on_one(
-    steps: Steps, tmp_path: Path
+    network: Network, three: Path, steps: Steps, tmp_path: Path
 ) -> None:
     """Stopped by a signal to one of the machines, and gone on with from another folder."""
-    one, two = tmp_path / "one", tmp_path / "two"
-    code, output = run(
-        tmp_path,
-        "train.sh",
-        *OVERRIDES,
-        f"out_dir={one}",
-        BSMETA_CONFIG="demo",
-        BSMETA_PROCESSES="3",
-    )
-    assert code == 0, output
-
-    machines = start_machines(tmp_path, *OVERRIDES, f"out_dir={two}", BSMETA_CONFIG="demo")
+    two = tmp_path / "two"
+    machines = network.start(tmp_path, *OVERRIDES, f"out_dir={two}", BSMETA_CONFIG="demo")
     wait_for_step(two, machines, 3)
-    machines[0].send_signal(signal.SIGTERM)
+    machines[1].send_signal(signal.SIGTERM)
     ends = [end(machine) for machine in machines]
     assert [code for code, _ in ends] == [75, 75], ends
-    assert "SIGTERM: passed on" in ends[0][1]
+    assert "SIGTERM: passed on" in ends[1][1]
     stopped = json.loads((two / "status.json").read_text())
     assert (stopped["state"], stopped["exit_code"]) == ("preempted", 75)
     assert 3 <= stopped["step"] < 60
 
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    ends = [end(one) for one in start_machines(elsewhere, BSMETA_RESUME=str(two))]
+    ends = [end(machine) for machine in network.start(elsewhere, BSMETA_RESUME=str(two))]
     assert [code for code, _ in ends] == [0, 0], ends
     assert [*steps(two)] == [*range(1, 61)]
-    assert per_rank(two) == per_rank(one)
-    assert len(per_rank(one)) == 3
+    assert per_rank(two) == per_rank(three)
+    assert len(per_rank(three)) == 3
     for step, event in steps(two).items():  # gloo adds in the order in which ranks are ready
-        assert event["loss"] == pytest.approx(steps(one)[step]["loss"], rel=1e-4)
+        assert event["loss"] == pytest.approx(steps(three)[step]["loss"], rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import torch
 
 from tests.conftest import REPOSITORY, TIMEOUT_S
 from tests.launching.helpers import SMALL, environment, run
-from tests.launching.test_machines import free_port
+from tests.launching.networks import free_port
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 MACHINE_0 = {"BSMETA_NODES": "2", "BSMETA_NODE_RANK": "0", "BSMETA_MASTER_ADDR": "127.0.0.1"}
