@@ -20,7 +20,7 @@ Steps = Callable[[Path], dict[int, dict[str, Any]]]
 LIMIT_MINUTES = 2
 # SLURM looks at the limits twice a minute, and gives notice up to a minute early: the signal comes
 # between 60 and 90 seconds after the start. A run of this length is stopped once for certain.
-TRAINING_S = 150
+TRAINING_S = 120
 NOTICE = "--signal=B:USR1@30"
 OVERRIDES = (*SMALL, "lr_scheduler_type=constant")
 JOB_TIMEOUT_S = 1200
@@ -87,7 +87,7 @@ def test_stopped_by_the_time_limit_and_queued_again(
 def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: Path) -> None:
     job = cluster.submit(
         tmp_path,
-        "--time=5",
+        "--time=60",
         "--output=job.out",
         str(EXPERIMENTS / "slurm" / "train.sbatch"),
         "learning_rate=-1",
