@@ -5,8 +5,9 @@ r"""How fast the loop is: beside a bare loop and transformers' Trainer, over the
         data_config.train_file='shards/*.jsonl.gz'
 
 takes every key that training takes (before those of the preset) and prints one JSON object.
-Each loop runs in a process of its own on the one device of this process; they take turns, round by
-round, and `rounds` of `steps` updates each are measured behind one that is not. Keys of its own:
+Each loop runs in a process of its own, all on one device (whose memory must hold the states of the
+three models at once); they take turns, round by round, and `rounds` of `steps` updates each are
+measured behind one that is not. Keys of its own:
 
     preset=cpu-tiny|gpt2|gpt2-xl|llama-1b   model and batch
     rounds=5  steps=N                       steps: by the preset
@@ -46,7 +47,6 @@ OWN_KEYS = {
     "feed": "memory",
 }
 ORDER = tuple(ARMS)
-SETUP_S = 600.0
 
 
 def gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
@@ -73,8 +73,8 @@ LLAMA_1B = {
 PRESETS: dict[str, tuple[dict[str, Any] | None, int, int, int]] = {
     "cpu-tiny": (None, 256, 4, 20),
     "gpt2": (gpt2(768, 12, 12), 1024, 32, 20),
-    "gpt2-xl": (gpt2(1600, 48, 25), 1024, 16, 20),
-    "llama-1b": (LLAMA_1B, 1024, 16, 20),
+    "gpt2-xl": (gpt2(1600, 48, 25), 1024, 8, 20),
+    "llama-1b": (LLAMA_1B, 1024, 8, 20),
 }
 
 

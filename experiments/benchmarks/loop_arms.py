@@ -14,7 +14,7 @@ import resource
 import socket
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -39,15 +39,21 @@ class Finished(Exception):
 class Rounds:
     """Micro-batches, in rounds that the parent process starts one by one.
 
+    The first step of a round is not measured: it may have to get its memory back.
+
     Args:
         batches: Endless.
-        size: Micro-batches of a round.
+        accumulation: Micro-batches of a step.
+        steps: Steps of a round that are measured.
         parent: Sends True for a round more, False for the end; is sent what each round took.
     """
 
-    def __init__(self, batches: Iterator[MicroBatch], size: int, parent: Connection) -> None:
+    def __init__(
+        self, batches: Iterator[MicroBatch], accumulation: int, steps: int, parent: Connection
+    ) -> None:
         self._batches = batches
-        self._size = size
+        self._accumulation = accumulation
+        self._steps = steps
         self._parent = parent
         self.fingerprint: dict[str, Any] = {}
 
@@ -57,32 +63,37 @@ class Rounds:
 
     def __iter__(self) -> Iterator[MicroBatch]:
         while self._parent.recv():
-            self._idle()
-            wall, cpu, waited, tokens = time.perf_counter(), time.process_time(), 0.0, 0
-            for _ in range(self._size):
-                asked = time.perf_counter()
-                batch = next(self._batches)
-                waited += time.perf_counter() - asked
-                tokens += batch.tokens
-                yield batch
-            self._idle()
-            wall = time.perf_counter() - wall
-            self._parent.send(
-                {
-                    "tokens": tokens,
-                    "wall_s": wall,
-                    "cpu_s": time.process_time() - cpu,
-                    "data_wait_share": waited / wall,
-                    "peak_memory_gb": peak_memory_gb(),
-                }
-            )
+            for _ in range(self._accumulation):
+                yield next(self._batches)
+            self._parent.send((yield from self._measured()))
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()  # the others need it now
         raise Finished
 
-    @staticmethod
-    def _idle() -> None:
-        """Waits for what is still being computed."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+    def _measured(self) -> Generator[MicroBatch, None, dict[str, float]]:
+        wait_for_device()
+        wall, cpu, waited, tokens = time.perf_counter(), time.process_time(), 0.0, 0
+        for _ in range(self._steps * self._accumulation):
+            asked = time.perf_counter()
+            batch = next(self._batches)
+            waited += time.perf_counter() - asked
+            tokens += batch.tokens
+            yield batch
+        wait_for_device()
+        wall = time.perf_counter() - wall
+        return {
+            "tokens": tokens,
+            "wall_s": wall,
+            "cpu_s": time.process_time() - cpu,
+            "data_wait_share": waited / wall,
+            "peak_memory_gb": peak_memory_gb(),
+        }
+
+
+def wait_for_device() -> None:
+    """Until all is computed."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def peak_memory_gb() -> float:
@@ -112,7 +123,7 @@ def work(
         stream = iter(task.train_stream(0, 1, None))
         if feed == "memory":
             stream = itertools.cycle(list(itertools.islice(stream, POOL * accumulation)))
-        return Rounds(stream, steps * accumulation, pipe)
+        return Rounds(stream, accumulation, steps, pipe)
 
     with tempfile.TemporaryDirectory() as folder:
         own = replace(config, out_dir=f"{folder}/run")
