@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -166,27 +164,3 @@ def test_auto_takes_flash_attention_only_where_it_can_run(monkeypatch: pytest.Mo
     assert attention.choose("eager", LLAMA, half=True, compiled=False) == "eager"
     with pytest.raises(ConfigurationError, match="expected one of auto, eager, flash_attention_2"):
         attention.choose("flex_attention", GPT2, half=True, compiled=False)
-
-
-def test_liger_gets_the_model_but_not_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bsmeta.models.layers import use_liger
-
-    calls: list[tuple[Any, dict[str, bool]]] = []
-    fake = ModuleType("liger_kernel.transformers.monkey_patch")
-    fake.MODEL_TYPE_TO_APPLY_LIGER_FN = {"llama": None}
-    fake._apply_liger_kernel_to_instance = lambda model, **named: calls.append((model, named))
-    for name in ("liger_kernel", "liger_kernel.transformers"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setitem(sys.modules, fake.__name__, fake)
-    model = built(LLAMA, "sdpa")
-    use_liger(model)
-    assert calls == [(model, {"cross_entropy": False, "fused_linear_cross_entropy": False})]
-    with pytest.raises(ConfigurationError, match="no kernels for gpt2"):
-        use_liger(built(GPT2, "sdpa"))
-
-
-def test_liger_that_is_not_installed_is_named() -> None:
-    from bsmeta.models.layers import use_liger
-
-    with pytest.raises(ConfigurationError, match="pip install liger-kernel"):
-        use_liger(built(LLAMA, "sdpa"))

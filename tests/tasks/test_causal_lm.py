@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,33 @@ def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
     batch = next(iter(task.train_stream(0, 1, None)))
     assert torch.equal(torch.get_rng_state(), before)
     assert batch.tokens + batch.padding == batch.tensors["input_ids"].numel()
+
+
+def test_flash_attention_is_given_the_borders_of_the_documents(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = CausalLanguageModel(config)
+    monkeypatch.setattr(task, "_attention", "flash_attention_2")
+    stream = task.train_stream(0, 1, None)
+    batch = next(iter(stream))
+    borders = batch.tensors["document_borders"].tolist()
+    starts = batch.tensors["position_ids"].flatten() == 0
+    assert borders == [*starts.nonzero().flatten().tolist(), 128]
+    assert stream.phase(1) == 0
+    assert "shards" in stream.fingerprint
+
+
+def test_a_model_that_lets_documents_see_each_other_does_not_train(config: TrainConfig) -> None:
+    task = CausalLanguageModel(config)
+    model = task.build_model()
+    forward = model.forward
+
+    def leaking(**inputs: torch.Tensor) -> Any:
+        return forward(**{**inputs, "position_ids": None})
+
+    model.forward = leaking  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="attn_implementation: under sdpa the documents"):
+        task.loss(model, next(iter(task.train_stream(0, 1, None))).tensors)
 
 
 def test_the_evaluation_compares_the_first_held_out_documents(
