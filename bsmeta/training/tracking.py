@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import sys
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,8 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bsmeta.config.schema import TrainConfig
-from bsmeta.config.secrets import redact_values
+from bsmeta.config.secrets import redact, redact_values
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
+
+logger = logging.getLogger(__name__)
 
 _PLAIN_INTERVAL_S = 10.0
 _FIGURES_SHOWN = 4
@@ -41,7 +44,7 @@ class Tracker:
         total_steps: int,
         external: Sequence[External] = (),
     ) -> None:
-        self._external = external if main else ()
+        self._external = list(external) if main else []
         self._metrics = LineLog(run.path / METRICS) if main else None
         self._screen = Screen(total_steps, step) if main else None
 
@@ -57,16 +60,26 @@ class Tracker:
                 for name, value in _leaves(values)
                 if isinstance(value, (int, float))
             }
-            for tracker in self._external:
-                tracker.log(numbers, step)
+            self._tell(lambda tracker: tracker.log(numbers, step))
         self._screen.show(kind, step, values)
 
     def close(self) -> None:
         if self._metrics is not None and self._screen is not None:
             self._screen.close()
             self._metrics.close()
-        for tracker in self._external:
-            tracker.finish()
+        self._tell(lambda tracker: tracker.finish())
+
+    def _tell(self, action: Callable[[External], None]) -> None:
+        """Gives up a tracker that fails (a full disk, a server that is gone); the run goes on."""
+        for tracker in list(self._external):
+            try:
+                action(tracker)
+            except Exception as error:
+                self._external.remove(tracker)
+                logger.warning(
+                    "%s gets no more figures (%s: %s); all of them are in %s",
+                    type(tracker).__name__, type(error).__name__, redact(str(error)), METRICS,
+                )  # fmt: skip
 
     def __enter__(self) -> Tracker:
         return self

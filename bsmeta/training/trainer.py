@@ -39,7 +39,8 @@ from bsmeta.training.signals import StopRequest
 from bsmeta.training.spikes import SpikeDetector
 from bsmeta.training.sums import add_up
 from bsmeta.training.throughput import Throughput
-from bsmeta.training.tracking import Tracker, flat, keep_tensorflow_out
+from bsmeta.training.tracking import Tracker
+from bsmeta.training.tracking_runs import start_trackers
 from bsmeta.training.update import Figures, Update, Updater
 from bsmeta.training.watchdog import Watchdog
 
@@ -184,13 +185,14 @@ class Trainer:
         return Outcome.PREEMPTED
 
     def _track(self) -> Tracker:
-        if self.config.trackers:
-            keep_tensorflow_out()
-            self.accelerator.init_trackers(self.config.run_name, config=flat(self.config))
+        step = self.progress.step
+        self.processes.on_main(
+            lambda: start_trackers(self.accelerator, self.config, self.run.path, step)
+        )
         return Tracker(
             self.run,
             main=self.processes.is_main,
-            step=self.progress.step,
+            step=step,
             total_steps=self.config.max_train_steps,
             external=self.accelerator.trackers,
         )

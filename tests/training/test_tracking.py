@@ -1,0 +1,114 @@
+"""Trackers: one run stays one run over a resume, and none of them can end a run.
+
+wandb and trackio are no requirements: their tests are skipped where they are not installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.tracking import Tracker
+from bsmeta.training.tracking_runs import RUNS, arguments, run_name, start_trackers
+
+SCRIPT = Path(__file__).with_name("toy_task.py")
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_the_name_is_made_once(tmp_path: Path) -> None:
+    folder = tmp_path / "run #1 of a/b".replace("/", "_")
+    folder.mkdir()
+    name = run_name(folder)
+    assert re.fullmatch(r"run--1-of-a_b-[0-9a-f]{8}", name)
+    assert run_name(folder) == name
+    (folder / RUNS).write_text('{"run": ')  # the machine died while it was being written
+    assert run_name(folder) != name
+
+
+def test_a_resumed_run_is_the_same_one_at_each_tracker(tmp_path: Path) -> None:
+    first, second = arguments(tmp_path, 0), arguments(tmp_path, 4)
+    assert (first["tensorboard"], second["tensorboard"]) == ({}, {"purge_step": 5})
+    assert first["wandb"] == second["wandb"]
+    assert first["trackio"] == second["trackio"]
+    assert first["wandb"]["id"] == first["trackio"]["name"] == run_name(tmp_path)
+
+
+class Broken:
+    """A tracker whose server is gone."""
+
+    calls = 0
+
+    def log(self, values: dict[str, Any], step: int | None) -> None:
+        self.calls += 1
+        raise ConnectionError("gone")
+
+    def finish(self) -> None:
+        self.calls += 1
+
+
+def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    broken = Broken()
+    run = RunFolder(tmp_path)
+    with Tracker(run, main=True, step=0, total_steps=2, external=[broken]) as tracker:
+        tracker.event("eval", 1, loss=1.0)
+        tracker.event("eval", 2, loss=0.5)
+    assert broken.calls == 1
+    assert "Broken gets no more figures (ConnectionError: gone)" in caplog.text
+    logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [one["loss"] for one in logged] == [1.0, 0.5]
+
+
+def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
+    class NoKey:
+        def init_trackers(self, *_: Any, **__: Any) -> None:
+            raise RuntimeError("No API key configured")
+
+    with pytest.raises(ConfigurationError) as caught:
+        start_trackers(NoKey(), TrainConfig(trackers=["wandb"]), tmp_path, 0)
+    assert "trackers in Hydra configuration: found wandb: RuntimeError: No API" in str(caught.value)
+    assert "WANDB_MODE=offline" in str(caught.value)
+
+
+def train_and_resume(launch: Launch, folder: Path, trackers: str, **environ: str) -> Path:
+    """Eight updates, and then the last four again from a checkpoint."""
+    run = folder / "run"
+    keys = [f"trackers=[{trackers}]", "max_train_steps=8", "save_steps=4", "eval_steps=0"]
+    keys += ["num_warmup_steps=2", f"out_dir={run}", "run_name=project"]
+    launch(SCRIPT, *keys, processes=1, **environ)
+    launch(SCRIPT, *keys, f"resume_from_checkpoint_dir={run}/checkpoint-4step", **environ)
+    return run
+
+
+def test_tensorboard_shows_each_update_once(launch: Launch, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    run = train_and_resume(launch, tmp_path, "tensorboard")
+    events = EventAccumulator(str(run / "project")).Reload()
+    assert [one.step for one in events.Scalars("loss")] == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_wandb_offline_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    run = train_and_resume(launch, tmp_path, "wandb", WANDB_MODE="offline")
+    parts = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert len(parts) == 2  # one a process; `wandb sync` makes one run of those with one id
+    assert {part.name for part in parts} == {f"run-{run_name(run)}.wandb"}
+
+
+def test_trackio_goes_on_in_one_run(launch: Launch, tmp_path: Path) -> None:
+    pytest.importorskip("trackio")
+    run = train_and_resume(launch, tmp_path, "trackio", TRACKIO_DIR=str(tmp_path / "trackio"))
+    (database,) = (tmp_path / "trackio").glob("*.db")
+    rows = sqlite3.connect(database).execute("select distinct run_id, run_name from metrics")
+    ((_, name),) = rows.fetchall()
+    assert name == run_name(run)
