@@ -61,10 +61,11 @@ class Rejecter:
         self.counts[error.reason] += 1
 
 
-def reason_of(line: bytes, error: BadDocument) -> BadDocument:
+def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
     """A better reason, where the line itself shows why it is no JSON."""
     if error.reason != "not_json":
         return error
+    line = bytes(line)
     if not line.strip():
         return BadDocument("blank_line", "expected a JSON object")
     if line.startswith(b"\xef\xbb\xbf"):

@@ -11,6 +11,9 @@ from bsmeta.data.index import IndexCache
 from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
 from bsmeta.data.remote import open_file
 
+Line = bytes | memoryview
+"""A line, or a view of it in the block that it was read in: copying costs as much as unpacking."""
+
 
 class LineReader:
     """The lines of one shard, without their ends.
@@ -37,13 +40,13 @@ class LineReader:
         self.damage = ""
         self._file = open_file(self.path)  # closed by `close`
         self._blocks = content(self.path, self._file, point)
-        self._lines: list[bytes] = []  # complete lines that were read, the next one last
+        self._lines: list[Line] = []  # complete lines that were read, the next one last
         self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
 
-    def read(self, first: int, count: int) -> list[bytes]:
+    def read(self, first: int, count: int) -> list[Line]:
         """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
         self._go_to(first)
-        lines: list[bytes] = []
+        lines: list[Line] = []
         while len(lines) < count and (line := self._next()) is not None:
             lines.append(line)
         self.ended = len(lines) < count
@@ -63,7 +66,7 @@ class LineReader:
         """Closes the file."""
         self._file.close()
 
-    def _next(self) -> bytes | None:
+    def _next(self) -> Line | None:
         while not self._lines:
             if not self._fill():
                 return None
@@ -81,18 +84,24 @@ class LineReader:
             last, self._rest = b"".join(self._rest), []
             self._lines = [last] if last else []
             return bool(last)
-        head, *lines = block.split(b"\n")
-        self._rest.append(head)
-        if lines:
-            *complete, rest = [b"".join(self._rest), *lines]
-            self._lines, self._rest = complete[::-1], [rest]
+        end = block.find(b"\n")
+        if end < 0:
+            self._rest.append(block)
+            return True
+        lines: list[Line] = [b"".join([*self._rest, block[:end]])]
+        view = memoryview(block)
+        begin = end + 1
+        while (end := block.find(b"\n", begin)) >= 0:
+            lines.append(view[begin:end])
+            begin = end + 1
+        self._lines, self._rest = lines[::-1], [block[begin:]]
         return True
 
 
 def first_lines(path: str, count: int) -> list[bytes]:
     """The first lines of a shard."""
     reader = LineReader(path)
-    lines = reader.read(0, count)
+    lines = [bytes(line) for line in reader.read(0, count)]
     reader.close()
     return lines
 

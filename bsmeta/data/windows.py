@@ -21,6 +21,7 @@ from bsmeta.data.bad_documents import Rejecter, reason_of
 from bsmeta.data.counts import TEST_OVERLAP, document_counts
 from bsmeta.data.encoding import DocumentEncoder
 from bsmeta.data.held_out import HeldOutDocuments
+from bsmeta.data.lines import Line
 from bsmeta.data.packed import PackedWindow, PieceTable
 from bsmeta.data.pieces import Piece, cut, cut_alike
 from bsmeta.data.seeds import derive, document_generator
@@ -47,7 +48,7 @@ class Window:
     epoch: int
     shard: Shard
     first: int
-    lines: list[bytes]
+    lines: Sequence[Line]
     damage: str = ""
 
 

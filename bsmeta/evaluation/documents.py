@@ -20,7 +20,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.bad_documents import reason_of
 from bsmeta.data.hub_paths import HubPath
-from bsmeta.data.lines import LineReader
+from bsmeta.data.lines import Line, LineReader
 from bsmeta.data.shards import validation_path
 from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -85,7 +85,7 @@ class HeldOutDocuments:
         """`<shard file name>:<document number>`, as training names documents."""
         return f"{os.path.basename(self.path)}:{self.numbers[index]}"
 
-    def _read(self) -> Iterator[bytes]:
+    def _read(self) -> Iterator[Line]:
         reader = LineReader(self.path)
         while lines := reader.read(reader.line, LINES_AT_ONCE):
             yield from lines
@@ -93,7 +93,7 @@ class HeldOutDocuments:
             self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
         reader.close()
 
-    def _consider(self, number: int, line: bytes) -> None:
+    def _consider(self, number: int, line: Line) -> None:
         try:
             document = self._decoder.decode(line)
             self._renderer.render(document, self._types)

@@ -158,7 +158,7 @@ class DocumentDecoder:
         self._lazy = [(_field(name), name) for name in columns if name in LAZY_COLUMNS]
         self._decoder = msgspec.json.Decoder(_line_type(columns))
 
-    def decode(self, line: bytes) -> Document:
+    def decode(self, line: bytes | memoryview) -> Document:
         """Decode one line.
 
         Args:

@@ -47,7 +47,7 @@ def sample_pages(config: TrainConfig) -> list[bytes]:
     pages: list[bytes] = []
     for shard in list_shards(config.data_config):
         reader = LineReader(shard.path)
-        pages += reader.read(0, SAMPLE_PAGES - len(pages))
+        pages += map(bytes, reader.read(0, SAMPLE_PAGES - len(pages)))
         reader.close()
     return pages
 
