@@ -23,6 +23,8 @@ import yaml
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -81,6 +83,7 @@ def run_entry_point(
         return main(config) or 0
 
     def task(composed: DictConfig) -> None:
+        _hide_secrets()
         codes.append(exit_code(lambda: call(composed)))  # or Hydra prints its own report first
 
     arguments = sys.argv[1:]
@@ -324,9 +327,20 @@ def _share(share: float, whole: float) -> int:
     return round(share * whole)
 
 
+def _hide_secrets() -> None:
+    """Takes secrets out of the command line, of which trackers and model cards keep a copy.
+
+    And out of the one file that Hydra writes about many runs (`--multirun`) whatever it is told.
+    """
+    sys.argv[1:] = map(redact, sys.argv[1:])
+    about_all = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
+    if HydraConfig.get().mode == RunMode.MULTIRUN and about_all.exists():
+        about_all.write_text(redact(about_all.read_text()))
+
+
 def _quiet_hydra(arguments: list[str]) -> list[str]:
     """Overrides that keep Hydra from writing folders and files of its own beside the run's."""
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none"]
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not {"-m", "--multirun"} & set(arguments):
-        quiet += ["hydra.run.dir=.", "hydra.output_subdir=null"]
+        quiet.append("hydra.run.dir=.")
     return [one for one in quiet if not any(a.startswith(one.split("=")[0]) for a in arguments)]

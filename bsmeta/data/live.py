@@ -99,6 +99,17 @@ class LiveStreams:
                 len(self.shards),
             )
 
+    def warn_of_slow_resumes(self) -> None:
+        """Says so if shards can be entered at their beginning only."""
+        slow = [shard for shard in self.shards if shard.path.endswith(".zst")]
+        if slow:
+            log.warning(
+                "%d of the %d shards are .zst, which has no access points: a resumed run reads "
+                "such a shard again up to its place (.gz and plain .jsonl are entered anywhere)",
+                len(slow),
+                len(self.shards),
+            )
+
 
 def check_streams_have_documents(
     source: Source, shards: Sequence[Shard], config: DataConfig

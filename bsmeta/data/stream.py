@@ -81,6 +81,7 @@ class TrainStream:
             self._streams = LiveStreams(config, tokenizer, seed, phases)
             if rank == 0:
                 self._streams.warn_of_unevenness()
+                self._streams.warn_of_slow_resumes()
         self.fingerprint = self._streams.fingerprint
         self._pad = tokenizer.pad_token_id
         if self._pad is None:

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +38,18 @@ _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last told of itself: a counter, its phase, and when (Unix time) that began."""
+    """What a rank last told of itself.
+
+    Attributes:
+        count: Grows as long as it lives.
+        phase: What it does.
+        entered: How many phases it has entered; all ranks pass through the same ones.
+        began: When this one began (Unix time).
+    """
 
     count: int
     phase: str
+    entered: int
     began: float
 
 
@@ -62,7 +70,7 @@ class Watchdog:
         self._out_dir = out_dir
         self._timeout = timeout_s
         self.step = 0
-        self._phase = ("starting", time.monotonic(), time.time())
+        self._phase = ("starting", time.monotonic(), time.time(), 0)
         self._count = 0
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, one at a time
@@ -85,22 +93,22 @@ class Watchdog:
 
     def enter(self, phase: str) -> None:
         """Tells what the loop does from now on; the clock starts anew."""
-        self._phase = (phase, time.monotonic(), time.time())
+        self._phase = (phase, time.monotonic(), time.time(), self._phase[-1] + 1)
 
     # --- the thread -------------------------------------------------------------------------
 
     def _watch(self) -> None:
         while not self._stopped.wait(_INTERVAL_S):
             self._beat()
-            phase, since, _ = self._phase
+            phase, since, *_ = self._phase
             if time.monotonic() - since > self._timeout:
                 self._give_up(phase)
 
     def _beat(self) -> None:
         if self._store is not None:
             self._count += 1
-            phase, _, began = self._phase
-            beat = json.dumps({"count": self._count, "phase": phase, "began": began})
+            phase, _, began, entered = self._phase
+            beat = json.dumps(asdict(Beat(self._count, phase, entered, began)))
             try:
                 self._store.set(_key("beat", self._processes.rank), beat)
             except RuntimeError:  # the store went with the rank that held it
@@ -155,7 +163,7 @@ class Watchdog:
                 for rank in sorted(self._silent)
             )
             return f"No sign of life from {told}: it was killed, stopped, or has ended"
-        behind = min(after, key=lambda rank: after[rank].began)
+        behind = min(after, key=lambda rank: (after[rank].entered, after[rank].began))
         doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
         return f"Longest without progress: rank {behind}. What the ranks do: {doing}"
 

@@ -84,13 +84,14 @@ class Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = 1 << 16  # an answer in one piece: two would wait for each other's acknowledgement
     hub: Hub
+    commit: str  # that the answer is about; a fault may change it
 
     def log_message(self, *_: object) -> None:
         """Says nothing."""
 
     def answer(self, hub: Hub) -> None:
         """Answers, unless a fault does."""
-        self.hub = hub
+        self.hub, self.commit = hub, hub.commit
         self.range = self.headers.get("Range", "")
         hub.requests.append((self.command, self.path, self.range))
         if any(fault(self) for fault in list(hub.faults)):
@@ -103,11 +104,11 @@ class Answer(BaseHTTPRequestHandler):
             self.give(401, {"X-Error-Code": "RepoNotFound"})
         elif path.startswith(f"/api/datasets/{REPO}/revision/"):
             self.give_revision(path.rsplit("/revision/")[1])
-        elif path.startswith(f"/api/datasets/{REPO}/tree/{hub.commit}"):
-            folder = path.removeprefix(f"/api/datasets/{REPO}/tree/{hub.commit}").strip("/")
+        elif path.startswith(f"/api/datasets/{REPO}/tree/{self.commit}"):
+            folder = path.removeprefix(f"/api/datasets/{REPO}/tree/{self.commit}").strip("/")
             self.give_tree(folder, parse_qs(parts.query))
-        elif path.startswith(f"/datasets/{REPO}/resolve/{hub.commit}/"):
-            self.redirect(path.removeprefix(f"/datasets/{REPO}/resolve/{hub.commit}/"))
+        elif path.startswith(f"/datasets/{REPO}/resolve/{self.commit}/"):
+            self.redirect(path.removeprefix(f"/datasets/{REPO}/resolve/{self.commit}/"))
         else:
             self.give(404, {"X-Error-Code": "RepoNotFound"})
 
@@ -164,7 +165,7 @@ class Answer(BaseHTTPRequestHandler):
             return
         headers = {
             "Location": f"/stored/{quote(file)}?signature=s3cret",
-            "X-Repo-Commit": self.hub.commit,
+            "X-Repo-Commit": self.commit,
             "X-Linked-Etag": f'"{etag_of(content)}"',
             "X-Linked-Size": str(len(content)),
         }

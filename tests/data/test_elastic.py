@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from bsmeta.config.data import DataConfig
 from bsmeta.data.stream import TrainStream
@@ -93,7 +94,13 @@ def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> No
     assert all(first[name] == owner for owner, epoch, name in seen if epoch == 1)
 
 
-@pytest.mark.parametrize("number", range(len(COMBINATIONS)), ids=map(str, COMBINATIONS))
+def marked(number: int) -> ParameterSet:
+    """A third of the combinations (each of processes and workers) belongs to the quick tests."""
+    marks = [pytest.mark.slow] if number % 3 else []
+    return pytest.param(number, marks=marks, id="-".join(map(str, COMBINATIONS[number])))
+
+
+@pytest.mark.parametrize("number", map(marked, range(len(COMBINATIONS))))
 def test_three_legs(folder: Path, whole: Run, number: int) -> None:
     legs: list[Run] = []
     for leg, steps in enumerate(LEGS):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -12,11 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import zstandard
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.plan import Position
 from bsmeta.data.stream import TrainStream
-from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
+from tests.data.helpers import (
+    Run,
+    pages,
+    run,
+    same,
+    small_config,
+    small_tokenizer,
+    write_shard,
+    write_shards,
+)
 
 STEPS = 12
 
@@ -152,6 +163,16 @@ def test_streams_of_uneven_size_are_warned_of(
     caplog.clear()
     run(small_config(folder, num_streams=1), 1)
     assert not caplog.text
+
+
+def test_shards_that_cannot_be_entered_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = "".join(f"{json.dumps(one)}\n" for one in pages(20)).encode()
+    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    write_shard(tmp_path / "b.jsonl.gz", pages(20, first=100))
+    run(small_config(tmp_path, num_streams=2), 1)
+    assert "1 of the 2 shards are .zst, which has no access points" in caplog.text
 
 
 def test_unknown_values_are_listed(folder: Path) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -112,6 +113,11 @@ class FaultyTask(toy_task.ToyTask):
     def __init__(self, config: TrainConfig) -> None:
         super().__init__(config)
         self.batch = 0
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        super().export(model, weights, folder)
+        if KIND == "tell":  # what a tracker or a model card would keep of the command line
+            (folder / "command_line.json").write_text(json.dumps(sys.argv))
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
         stream = super().train_stream(rank, world_size, state)

@@ -7,7 +7,8 @@ import math
 import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,34 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
     assert kind == "stop" or "in die" in stacks
 
 
+def without(secrets: Iterable[str], folder: Path) -> set[str]:
+    """The names of the files below a folder, none of which holds a secret."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    for file in files:
+        for value in secrets:
+            assert value.encode() not in file.read_bytes(), file
+    return {file.name for file in files}
+
+
+def test_row_16_secrets_of_the_command_line_reach_no_file(start: Start, tmp_path: Path) -> None:
+    """Neither Hydra's own files about many runs, nor what trackers keep of the command line."""
+    secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-" + 40 * "0"}
+    installed = [name for name in ("tensorboard", "wandb") if find_spec(name)]
+    keys = [f"model_name={secrets['HF_TOKEN']}", "tokenizer_name=hf_abcdefghijklmnopqrstuvwx"]
+    keys += [f"trackers=[{','.join(installed)}]", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    run = start(
+        tmp_path, "seed=1,2", f"out_dir='{tmp_path}/run${{seed}}'", *keys,
+        options=("-m",), processes=1, fault="tell:", WANDB_MODE="offline",
+        WANDB_DIR=str(tmp_path), **secrets,
+    )  # fmt: skip
+    assert run.wait() == 0, run.errors[-3000:]
+    names = without([*secrets.values(), "hf_abcdefghijklmnopqrstuvwx"], tmp_path)
+    assert {"multirun.yaml", "config.yaml", "command_line.json"} <= names
+    assert "overrides.yaml" not in names
+    told = json.loads((tmp_path / "run2" / "model" / "command_line.json").read_text())
+    assert {"model_name=[redacted]", "tokenizer_name=[redacted]", "seed=1,2"} <= set(told)
+
+
 def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path) -> None:
     secrets = {"HF_TOKEN": "hf-secret-of-a-test", "WANDB_API_KEY": "wandb-secret-of-a-test"}
     out_dir = tmp_path / "run"
@@ -222,11 +251,7 @@ def test_row_16_secrets_reach_no_file(start: Start, tmp_path: Path) -> None:
     keys.append("trackers=[tensorboard]")
     run = start(out_dir, *keys, processes=1, fault="raise:5", **secrets)
     assert run.wait() == 1
-    files = [file for file in out_dir.rglob("*") if file.is_file()]
-    assert out_dir / "config.yaml" in files
-    for file in files:
-        for value in secrets.values():
-            assert value.encode() not in file.read_bytes(), file
+    assert "config.yaml" in without(secrets.values(), out_dir)
     assert "[redacted]" in status(out_dir)["message"]
     assert not any(value in run.errors for value in secrets.values())
 

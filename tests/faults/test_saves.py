@@ -141,9 +141,19 @@ def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[st
     assert checkpoints(tmp_path / "run") == names
 
 
-@pytest.mark.parametrize("key", [slow("async_save=false"), "async_save=true"])
-def test_row_5_a_signal_in_a_save_and_a_second_one(start: Start, tmp_path: Path, key: str) -> None:
-    run = start(tmp_path / "run", key, "max_train_steps=100000", "save_steps=5", fault="slow:0.02")
+@pytest.mark.parametrize(
+    ("key", "stage"),
+    [
+        ("async_save=true", PLAIN),
+        pytest.param("async_save=false", PLAIN, marks=pytest.mark.slow),
+        pytest.param("async_save=false", ZERO, marks=pytest.mark.slow),
+    ],
+)
+def test_row_5_a_signal_in_a_save_and_a_second_one(
+    start: Start, tmp_path: Path, key: str, stage: str
+) -> None:
+    keys = (key, "max_train_steps=100000", "save_steps=5")
+    run = start(tmp_path / "run", *keys, stage=stage, fault="slow:0.02")
     run.until(lambda: any((tmp_path / "run").glob("tmp-checkpoint-*")))
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGTERM):
         for pid in run.workers():

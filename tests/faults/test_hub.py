@@ -1,0 +1,141 @@
+"""Row 10 of the fault matrix: training runs from a Hub that misbehaves.
+
+What each fault does to the data is counted in `tests/data/test_hub_faults.py`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.data.helpers import write_shards
+from tests.data.hub_server import (
+    TOKEN,
+    Answer,
+    Fault,
+    Hub,
+    cutting,
+    failing,
+    is_anything,
+    shards_in,
+)
+from tests.data.test_hub_stream import now_and_then
+from tests.faults.conftest import RESUME, Run, figures, same_run, status
+
+pytestmark = pytest.mark.faults
+
+Start = Callable[..., Run]
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+URL = "hf://datasets/owner/name/*.jsonl.gz"
+KEYS = (
+    "max_train_steps=40",
+    "save_steps=5",
+    "eval_steps=0",
+    "data_config.validation_file=null",
+    "data_config.num_streams=2",
+    "data_config.window_documents=8",
+    "data_config.metadata_config.max_seq_len=64",
+    "data_config.hub_cache_gb=0",
+    "data_config.hub_retries=3",
+)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    """A private data set of six shards, all of which a run of 40 steps reads several times."""
+    (tmp_path / "shards").mkdir()
+    with Hub(shards_in(write_shards(tmp_path / "shards", [20, 31, 17, 26, 23, 19]))) as server:
+        server.token = TOKEN
+        yield server
+
+
+def begin(start: Start, hub: Hub, out_dir: Path, *keys: str, **named: object) -> Run:
+    """A run from the Hub, of new interpreters: huggingface_hub reads its settings at import."""
+    env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
+    env["HF_HUB_DOWNLOAD_TIMEOUT"] = "2"
+    own = (f"data_config.train_file={URL}", f"data_config.cache_dir={out_dir}-cache")
+    demo = ("--config-name", "demo")
+    values = {"options": demo, "script": TRAIN, "cold": True, **env, **named}
+    return start(out_dir, *KEYS, *own, *keys, **values)
+
+
+@pytest.mark.slow
+def test_row_10_nothing_is_lost_or_doubled_by_a_hub_that_fails_and_comes_back(
+    start: Start, complete: Start, hub: Hub, tmp_path: Path
+) -> None:
+    """Bad moments are outlasted, an outage ends the run, which goes on through bad moments."""
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    local = f"data_config.train_file={tmp_path / 'shards'}"
+    complete(whole, *KEYS, local, options=("--config-name", "demo"), script=TRAIN, cold=True)
+    hub.faults = [failing(429, 1, {"Retry-After": "1"}), failing(500, 1), cutting(120, 1)]
+    run = begin(start, hub, disturbed)
+    run.until(lambda: (disturbed / "metrics.jsonl").exists() and len(figures(disturbed)) >= 7)
+    hub.faults = [failing(500, 10**6, where=is_anything)]
+    assert run.wait() != 0
+    state = status(disturbed)
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "given up after 4 failures in a row, the last one: HTTP 500" in state["message"]
+    assert 7 <= state["step"] < 40
+    hub.faults = [now_and_then()]
+    again = begin(start, hub, disturbed, RESUME, "data_config.hub_retries=50")
+    assert again.wait() == 0, again.errors[-3000:]
+    assert same_run(disturbed, whole)
+
+
+def test_row_10_a_token_that_is_refused(start: Start, hub: Hub, tmp_path: Path) -> None:
+    run = begin(start, hub, tmp_path / "run", processes=1, HF_TOKEN="hf_of_someone_else")
+    assert run.wait() == 2
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "401" in state["message"]
+    assert "HF_TOKEN" in state["message"]
+
+
+@pytest.mark.slow
+def test_row_10_a_hub_that_hangs(start: Start, hub: Hub, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def silent(answer: Answer) -> bool:
+        return answer.path.startswith("/stored/") and released.wait(60)
+
+    hub.faults = [silent]
+    run = begin(start, hub, tmp_path / "run", "data_config.hub_retries=1", processes=1)
+    try:
+        assert run.wait() == 2
+    finally:
+        released.set()
+    assert "given up after 2 failures in a row" in status(tmp_path / "run")["message"]
+
+
+def moving() -> Fault:
+    """A branch that is at another commit (of the same files) whenever it is asked for."""
+    lock, asked = threading.Lock(), [0]
+
+    def fault(answer: Answer) -> bool:
+        if "/revision/" in answer.path:
+            with lock:
+                asked[0] += 1
+                answer.give_json({"id": "owner/name", "sha": f"{asked[0]:040x}"})
+            return True
+        for number in range(1, asked[0] + 1):
+            if f"{number:040x}" in answer.path:
+                answer.commit = f"{number:040x}"
+        return False
+
+    return fault
+
+
+@pytest.mark.slow
+def test_row_10_a_branch_that_moves_between_two_ranks(
+    start: Start, hub: Hub, tmp_path: Path
+) -> None:
+    hub.faults = [moving()]
+    assert begin(start, hub, tmp_path / "run").wait() != 0
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "rank 0 and rank 1 do not have the same training data" in state["message"]
+    assert "shards.hf://datasets/owner/name: " in state["message"]
