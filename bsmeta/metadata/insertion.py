@@ -29,6 +29,7 @@ Int64 = NDArray[np.int64]
 Strings = NDArray[np.object_]
 
 _MAX_KINDS = 256
+_FAR_RELATIVE = 1 << 24
 _ZONES = 4
 _CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
 
@@ -127,11 +128,30 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
     strings = np.array([s for tag in tags for s in (*tag.openings, *tag.closings)], np.object_)
     positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
     kinds = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
-    keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
-    keys[-1] += positions * (_ZONES * 2 * _MAX_KINDS)
-    order = np.lexsort(keys)
-    order = order[strings[order] != ""]
+    order = _order_by_place(positions, tags)
+    if order is None:
+        keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
+        keys[-1] += positions * (_ZONES * 2 * _MAX_KINDS)
+        order = np.lexsort(keys)
+    if any("" in (*tag.openings, *tag.closings) for tag in tags):
+        order = order[strings[order] != ""]
     return Insertions(positions[order], kinds[order], strings[order])
+
+
+def _order_by_place(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
+    """The order of the strings of one type by their places, if no two are at the same one.
+
+    The usual case of html, a third of the time of sorting by all keys.
+    """
+    relative = tags[0].relative
+    if len(tags) > 1 or relative is None or not len(relative):
+        return None
+    if relative.min() < 0 or relative.max() >= _FAR_RELATIVE:
+        return None
+    places = positions * _FAR_RELATIVE + relative.T.reshape(-1)
+    order = np.argsort(places)
+    places = places[order]
+    return None if (places[1:] == places[:-1]).any() else order
 
 
 def _sort_keys(tag: LocalTags) -> Int64:
@@ -203,10 +223,14 @@ def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
         The new text, and int32 [m, 2], the span of each string in it.
     """
     strings = insertions.strings.tolist()
-    cuts = insertions.positions.tolist()
-    parts = [""] * (2 * len(cuts) + 1)
-    parts[::2] = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    parts[1::2] = strings
+    positions = insertions.positions
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
-    ends = insertions.positions + np.cumsum(lengths)
+    ends = positions + np.cumsum(lengths)
+    parts = strings.copy()
+    begin = 0
+    moves = np.flatnonzero(np.diff(positions, prepend=0))  # the strings with text before them
+    for row, end in zip(moves.tolist(), positions[moves].tolist(), strict=True):
+        parts[row] = text[begin:end] + strings[row]
+        begin = end
+    parts.append(text[begin:])
     return "".join(parts), np.stack((ends - lengths, ends), axis=1).astype(np.int32)

@@ -8,6 +8,8 @@ default, `key: value` and `[key: value]…[/key: value]`. The strings are those 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
@@ -58,6 +60,12 @@ class MetadataType:
         """
         text = f"{self.key}{self._separator}{self._bucketing(record.value)}"
         return f"[{text}]", f"[/{text}]"
+
+    def local_texts(
+        self, records: Sequence[Record], lengths: Sequence[int]
+    ) -> list[tuple[str, str] | None]:
+        """`local_text` of each of several records."""
+        return list(map(self.local_text, records, lengths))
 
     def _value(self, record: Record) -> str | None:
         return self._bucketing(record.value)
@@ -169,21 +177,35 @@ class Html(MetadataType):
         }
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        tag = str(record.value)
+        return self.local_texts([record], [length])[0]
+
+    def local_texts(
+        self, records: Sequence[Record], lengths: Sequence[int]
+    ) -> list[tuple[str, str] | None]:
+        # One loop without calls: a page has hundreds of tags.
         shortest, longest = self._dropped_lengths
-        if shortest <= length <= longest and tag not in self._exceptions:
-            return None
-        if tag in self._dropped_tags:
-            shortest, longest = self._dropped_tags[tag]
-            if shortest <= length <= longest:
-                return None
-        attributes = bytes(record.html_attrs)
-        strings = self._remembered.get((tag, attributes))
-        if strings is None:
-            if len(self._remembered) >= _REMEMBERED_TAGS:
-                self._remembered.clear()
-            strings = self._opening_and_closing(tag, attributes)
-            self._remembered[tag, attributes] = strings
+        exceptions, dropped, remembered = self._exceptions, self._dropped_tags, self._remembered
+        texts: list[tuple[str, str] | None] = []
+        for record, length in zip(records, lengths, strict=True):
+            tag = record.value if type(record.value) is str else str(record.value)
+            if shortest <= length <= longest and tag not in exceptions:
+                texts.append(None)
+                continue
+            if tag in dropped:
+                least, most = dropped[tag]
+                if least <= length <= most:
+                    texts.append(None)
+                    continue
+            attributes = bytes(record.html_attrs)
+            strings = remembered.get((tag, attributes))
+            texts.append(self._remember(tag, attributes) if strings is None else strings)
+        return texts
+
+    def _remember(self, tag: str, attributes: bytes) -> tuple[str, str]:
+        if len(self._remembered) >= _REMEMBERED_TAGS:
+            self._remembered.clear()
+        strings = self._opening_and_closing(tag, attributes)
+        self._remembered[tag, attributes] = strings
         return strings
 
     def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:

@@ -175,15 +175,14 @@ class Renderer:
         """What the local records of a type insert; those that the type drops are left out."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)
-        local_text = self._types[key].local_text
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
-        inserted = list(map(local_text, records, lengths))
+        inserted = self._types[key].local_texts(records, lengths)
         if None in inserted:
             kept = [row for row, strings in enumerate(inserted) if strings is not None]
             spans = spans[kept]
             relative = None if relative is None else relative[kept]
-            inserted = [inserted[row] for row in kept]
-        openings, closings = zip(*inserted, strict=True) if inserted else ((), ())
+        strings = [one for one in inserted if one is not None]
+        openings, closings = zip(*strings, strict=True) if strings else ((), ())
         return LocalTags(self._kinds[key], spans, relative, openings, closings)
 
     def _assemble(
@@ -215,7 +214,7 @@ class Renderer:
             suffix=suffix,
             suffix_spans=suffix_spans,
             suffix_kinds=suffix_kinds,
-            types=tuple(keys[kind - 1] for kind in np.unique(used).tolist()),
+            types=tuple(keys[kind - 1] for kind in np.flatnonzero(np.bincount(used)).tolist()),
         )
 
     def _prefix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
