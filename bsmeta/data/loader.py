@@ -134,11 +134,11 @@ def stacked(sequences: list[PackedSequence], length: int, pad: int) -> Block:
         lengths += [one.lengths, np.array([length - tokens])]
         types += [one.types, NO_TYPES]
     piece_lengths = np.concatenate(lengths)
-    begins = np.cumsum(piece_lengths) - piece_lengths
-    positions = np.arange(ids.size) - np.repeat(begins, piece_lengths)
+    begins = np.cumsum(piece_lengths, dtype=np.int32) - piece_lengths.astype(np.int32)
+    positions = np.arange(ids.size, dtype=np.int32) - np.repeat(begins, piece_lengths)
     arrays = {
         "input_ids": ids,
-        "position_ids": positions.astype(np.int32).reshape(shape),
+        "position_ids": positions.reshape(shape),
         "loss_mask": loss_mask,
         "kinds": kinds,
         "document_types": np.repeat(np.concatenate(types), piece_lengths).reshape(shape),
@@ -196,7 +196,8 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[MicroBa
     counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
     tensors = {}
     for name in blocks[0].tensors:
-        whole = torch.stack([block.tensors[name] for block in blocks], dim=1).flatten(0, 1)
+        parts = [block.tensors[name] for block in blocks]
+        whole = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
         whole = whole.to(DTYPES.get(name, whole.dtype))
         tensors[name] = whole.pin_memory() if pin else whole
     for first in range(0, len(notes), size):
