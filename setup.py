@@ -26,5 +26,8 @@ setup(
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
     install_requires=requirements(),
-    extras_require={"fast": ["gigatoken==0.10.0"]},
+    extras_require={
+        "fast": ["gigatoken==0.10.0"],
+        "trackers": ["wandb==0.31.0", "trackio==0.43.0"],  # tested; tensorboard is always there
+    },
 )

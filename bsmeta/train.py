@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
-from bsmeta.config.compose import run_entry_point
+from bsmeta.config.compose import rank, run_entry_point
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
@@ -21,7 +21,7 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         config: The run.
         mistakes: What was wrong with the command line; told with all the rest, and refused.
     """
-    is_main = int(os.environ.get("RANK", "0")) == 0
+    is_main = rank() == 0
     try:
         checked = check_run(config, os.environ, list(TASKS), mistakes)
     except ConfigurationError as error:

@@ -70,7 +70,7 @@ def run_entry_point(
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
-    logging.getLogger("bsmeta").setLevel(logging.INFO if _rank() == 0 else logging.WARNING)
+    logging.getLogger("bsmeta").setLevel(logging.INFO if rank() == 0 else logging.WARNING)
     register(schema)
     codes: list[int] = []
 
@@ -305,18 +305,20 @@ def report(error: BaseException) -> int:
     if isinstance(error, yaml.YAMLError):  # also tags that would make Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
-        if _rank() == 0:  # every rank has found the same
+        if rank() == 0:  # every rank has found the same
             print(f"configuration error: {redact(str(error))}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     if isinstance(error, UserError):
-        print(f"[rank {_rank()}] error: {redact(str(error))}", file=sys.stderr, flush=True)
+        print(f"[rank {rank()}] error: {redact(str(error))}", file=sys.stderr, flush=True)
         return EXIT_USER_ERROR
     print(redact("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
     return EXIT_FAILURE
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+def rank() -> int:
+    """The number of this process among those that the launcher has started."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0  # what is no number is refused with the launch
 
 
 def _in_repository(path: str) -> str:

@@ -18,6 +18,7 @@ from bsmeta.config.errors import ConfigurationError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "the environment"
+_MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 # The values that `accelerate launch` writes for true are "true" and "True".
 _TRUE = {"1", "true", "yes", "on"}
 # Fields of accelerate's `deepspeed_config` that are not values of the DeepSpeed JSON.
@@ -55,6 +56,13 @@ class Launch:
     compiler: str | None = None  # accelerate's dynamo backend, unless it is "no"
     alone_in_step: int | None = None  # tasks of a SLURM step without any launcher among them
     unknown: tuple[str, ...] = ()  # keys of a launch file that accelerate would refuse
+    rank: int = 0
+    unset: tuple[str, ...] = ()  # variables that several processes need to find each other
+    # Of a launch file for several machines:
+    machines: int = 1
+    machine_rank: Any = 0
+    main_process_ip: Any = None
+    main_process_port: Any = None
     # Fields of accelerate's `deepspeed_config` that belong into the DeepSpeed JSON: accelerate
     # refuses them beside a JSON.
     misplaced: tuple[str, ...] = ()
@@ -126,6 +134,8 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         alone_in_step=_integer(environ, "SLURM_STEP_NUM_TASKS", 1)
         if "WORLD_SIZE" not in environ
         else None,
+        rank=_integer(environ, "RANK", 0, least=0),
+        unset=tuple(name for name in _MEETING if processes > 1 and name not in environ),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
 
@@ -145,11 +155,7 @@ def _from_file(path: Path) -> Launch:
             f"{path}: found {type(content).__name__}, expected keys and values"
         )
     deepspeed = content.get("deepspeed_config") or {}
-    processes = content.get("num_processes", 1)
-    if not isinstance(processes, int) or isinstance(processes, bool) or processes < 1:
-        raise ConfigurationError(
-            f"num_processes in {path}: found {processes!r}, expected the number of processes"
-        )
+    processes = _count(content, "num_processes", path)
     hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     json_file = deepspeed.get("deepspeed_config_file")
     kind = str(content.get("distributed_type", "NO")).upper()
@@ -169,6 +175,10 @@ def _from_file(path: Path) -> Launch:
         gradient_clipping=deepspeed.get("gradient_clipping"),
         compiler=_compiler((content.get("dynamo_config") or {}).get("dynamo_backend")),
         unknown=tuple(name for name in content if name not in FILE_KEYS),
+        machines=_count(content, "num_machines", path),
+        machine_rank=content.get("machine_rank", 0),
+        main_process_ip=content.get("main_process_ip"),
+        main_process_port=content.get("main_process_port"),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
 
@@ -178,11 +188,22 @@ def _compiler(backend: Any) -> str | None:
     return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
-    text = environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < 1:
+def _count(content: Mapping[str, Any], name: str, path: Path) -> int:
+    """A number of processes or machines of a launch file, 1 where it is not there."""
+    value = content.get(name, 1)
+    if type(value) is not int or value < 1:
+        what = name.removeprefix("num_")
         raise ConfigurationError(
-            f"{name} in the environment: found {text!r}, expected a positive number; start the "
+            f"{name} in {path}: found {value!r}, expected the number of {what}"
+        )
+    return value
+
+
+def _integer(environ: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < least:
+        raise ConfigurationError(
+            f"{name} in the environment: found {text!r}, expected {least} or more; start the "
             "training with accelerate launch or torchrun, which set it, or unset it"
         )
     return int(text)

@@ -658,6 +658,24 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"num_processes": 1, "alone_in_step": 4},
         {"WORLD_SIZE": "torchrun"},
     ),
+    "a rank outside of the world": ({}, {}, {"rank": 2}, {"RANK": "one launcher"}),
+    "processes that cannot meet": (
+        {},
+        {},
+        {"unset": ("MASTER_ADDR",)},
+        {"MASTER_ADDR": "unset WORLD_SIZE"},
+    ),
+    "machines that cannot meet": (
+        {},
+        {"train_batch_size": "auto"},
+        {"num_processes": 4, "machines": 3, "machine_rank": 3, "main_process_port": 0},
+        {
+            "num_processes": "experiments/several_machines.sh",
+            "machine_rank": "machine_rank: 0 on the first",
+            "main_process_ip": "main_process_ip: ADDRESS",
+            "main_process_port": "main_process_port: 29500",
+        },
+    ),
     "five faults": (
         {"learning_rate": -1.0, "data_config.metadata_config.max_seq_len": 0, "task": "causal"},
         {"gradient_accumulation_steps": 4, "optimizer": DROP, "scheduler": DROP},

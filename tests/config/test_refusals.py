@@ -9,7 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bsmeta import train
+from bsmeta.config.compose import compose, exit_code
 from bsmeta.config.launch import REPOSITORY
+from bsmeta.config.schema import TrainConfig
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}
@@ -49,6 +54,8 @@ def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
         "mixed_precision=fp16",
         "out_dir=run",
         WORLD_SIZE="3",
+        RANK="0",
+        MASTER_PORT="29500",
         ACCELERATE_DEEPSPEED_CONFIG_FILE="ds.json",
         **DEEPSPEED,
     )
@@ -59,6 +66,7 @@ def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
         "logging_steps",
         "data_config.metadata_config.prefix_on",
         "data_config.train_file",
+        "MASTER_ADDR",
         "mixed_precision",
         "data_config.num_streams",
         "gradient_accumulation_steps",
@@ -93,8 +101,13 @@ def test_a_config_folder_of_ones_own(tmp_path: Path) -> None:
     assert "= 8 sequences = 4,096 tokens of 512 a sequence" in " ".join(fine.stdout.split())
 
 
-def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(tmp_path: Path) -> None:
-    ended = start(tmp_path, "--config-name", "demo", "save_steps=-1", WORLD_SIZE="two")
-    assert ended.returncode == 2
-    assert "1. WORLD_SIZE in the environment: found 'two'" in ended.stderr
-    assert "2. save_steps in Hydra configuration: found -1" in ended.stderr
+def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    monkeypatch.setenv("RANK", "first")
+    config = compose(TrainConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"])
+    assert exit_code(lambda: train.main(config)) == 2
+    told = capsys.readouterr().err
+    assert "1. WORLD_SIZE in the environment: found 'two'" in told
+    assert "2. save_steps in Hydra configuration: found -1" in told

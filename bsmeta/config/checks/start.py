@@ -15,6 +15,7 @@ LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
 def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     """Yields what cannot be right about how the processes are started."""
     yield from _launcher(config, launch)
+    yield from _machines(launch)
     yield from _devices(config, launch)
     yield from _precision(config, launch)
     yield from _stated(config, launch, "gradient_accumulation_steps")
@@ -65,6 +66,38 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
             expected="null, unless check_only=true: the launch is what started this process",
             fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
         )
+
+
+def _machines(launch: Launch) -> Iterator[Problem]:
+    """What keeps processes from finding each other: they would wait for a timeout."""
+    if launch.rank >= launch.num_processes:
+        expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
+        fix = "start all processes by one launcher, accelerate launch or torchrun"
+        yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
+    for name in launch.unset:
+        fix = "start with accelerate launch or torchrun, which set it, or unset WORLD_SIZE"
+        expected = f"a value, because WORLD_SIZE is {launch.num_processes}"
+        yield Problem(name, launch.source, "no such variable", expected, fix)
+    machines = launch.machines
+    if machines == 1:
+        return
+    if launch.num_processes % machines:
+        each = launch.num_processes // machines
+        expected = f"a multiple of {machines} (num_machines): accelerate starts {each} on each"
+        fix = "give every machine as many, or use experiments/several_machines.sh"
+        yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
+    if launch.machine_rank not in range(machines):
+        expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"
+        fix = "machine_rank: 0 on the first machine, 1 on the next, …"
+        yield Problem("machine_rank", launch.source, show(launch.machine_rank), expected, fix)
+    if not launch.main_process_ip:
+        expected = "the address of machine 0, the same on all machines"
+        fix = "main_process_ip: ADDRESS"
+        yield Problem("main_process_ip", launch.source, show(launch.main_process_ip), expected, fix)
+    if not launch.main_process_port:
+        expected = "one free port of machine 0, the same on all machines"
+        found, fix = show(launch.main_process_port), "main_process_port: 29500"
+        yield Problem("main_process_port", launch.source, found, expected, fix)
 
 
 def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
