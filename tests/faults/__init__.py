@@ -1,1 +1,1 @@
-"""The fault matrix: runs that are killed, starved and lied to."""
+"""The fault matrix: runs that are killed, starved and lied to (see `MATRIX.md`)."""

@@ -1,0 +1,138 @@
+"""Rows 6 and 7 of the fault matrix with the language model and the real stream of documents.
+
+The shards are so small that a run of twelve steps comes into its second epoch and beyond.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+from tests.data.helpers import write_shards
+from tests.faults.conftest import RESUME, Run, documents, figures, same_run
+
+pytestmark = pytest.mark.faults
+
+Start = Callable[..., Run]
+STEPS = 12
+SHARDS = [10, 14, 9, 12]
+ZERO = {
+    "ACCELERATE_USE_DEEPSPEED": "true",
+    "ACCELERATE_DEEPSPEED_CONFIG_FILE": "deepspeed_configs/cpu.json",
+}
+MODEL = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+
+
+class Job:
+    """The language model on small shards, under one engine."""
+
+    def __init__(self, folder: Path, stage: str) -> None:
+        self.folder = folder
+        self._stage = stage
+        self._environment = ZERO if stage else {}
+        (folder / "shards").mkdir()
+        write_shards(folder / "shards", SHARDS)
+        shape = json.loads((REPOSITORY / "examples" / "model" / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(shape | MODEL))
+
+    def run(self, out_dir: Path, *keys: str, processes: int = 2) -> None:
+        """Trains to the end, with a global batch of 8 sequences."""
+        run = Run(
+            out_dir,
+            f"max_train_steps={STEPS}",
+            "save_steps=1",
+            "keep_last_checkpoints=0",
+            "eval_steps=0",
+            f"gradient_accumulation_steps={4 // processes}",
+            f"model_config_file={self.folder}/config.json",
+            f"data_config.train_file={self.folder}/shards",
+            "data_config.validation_file=null",
+            "data_config.num_streams=4",
+            "data_config.window_documents=4",
+            "data_config.metadata_config.max_seq_len=64",
+            *keys,
+            options=("--config-name", "demo"),
+            script=REPOSITORY / "bsmeta" / "train.py",
+            processes=processes,
+            stage=self._stage,
+            **self._environment,
+        )
+        try:
+            assert run.wait() == 0, run.errors[-3000:]
+        finally:
+            run.end()
+
+
+@pytest.fixture(
+    scope="module",
+    params=["", pytest.param("2", marks=pytest.mark.slow)],
+    ids=["ddp", "zero2"],
+)
+def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    """A finished run with a checkpoint of each step, and what starts further ones."""
+    folder = tmp_path_factory.mktemp("job")
+    job = Job(folder, request.param)
+    job.run(folder / "whole")
+    yield job
+    shutil.rmtree(folder)
+
+
+def epochs(checkpoint: Path) -> list[int]:
+    """The epoch of each stream."""
+    streams = json.loads((checkpoint / "data_state.json").read_text())["streams"]
+    return [position["epoch"] for position in streams.values()]
+
+
+def first_steps(whole: Path, out_dir: Path, step: int) -> None:
+    """A copy of a run that has come no further than a step."""
+    shutil.copytree(whole, out_dir)
+    for later in range(step + 1, STEPS + 1):
+        shutil.rmtree(out_dir / f"checkpoint-{later}step")
+
+
+@pytest.mark.parametrize(
+    ("place", "workers"),
+    [
+        ("the end of an epoch", 2),
+        pytest.param("the end of an epoch", 0, marks=pytest.mark.slow),
+        pytest.param("a later epoch", 0, marks=pytest.mark.slow),
+        pytest.param("a later epoch", 2, marks=pytest.mark.slow),
+    ],
+)
+def test_row_6_resumed_where_epochs_end(job: Job, tmp_path: Path, place: str, workers: int) -> None:
+    """With and without loader workers, after a run without."""
+    whole = job.folder / "whole"
+    found = {step: epochs(whole / f"checkpoint-{step}step") for step in range(1, STEPS + 1)}
+    steps = {
+        "the end of an epoch": [k for k in found if max(found[k]) == 0][-1],
+        "a later epoch": next(k for k in found if min(found[k]) >= 1),
+    }
+    assert steps["a later epoch"] < STEPS
+    first_steps(whole, tmp_path / "run", steps[place])
+    job.run(tmp_path / "run", RESUME, f"data_config.num_workers={workers}")
+    assert same_run(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_row_7_the_language_model_on_two_one_and_two_processes(job: Job, tmp_path: Path) -> None:
+    whole, changed = job.folder / "whole", tmp_path / "run"
+    first_steps(whole, changed, 4)
+    job.run(changed, RESUME, processes=1)
+    for later in range(9, STEPS + 1):
+        shutil.rmtree(changed / f"checkpoint-{later}step")
+    job.run(changed, RESUME)
+    assert documents(changed) == documents(whole)
+    for step, (loss, rate) in figures(whole).items():
+        assert figures(changed)[step][1] == rate
+        assert figures(changed)[step][0] == pytest.approx(loss, rel=1e-3)
