@@ -30,9 +30,7 @@ pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
-ENGINES = pytest.mark.parametrize(
-    "stage", ["", pytest.param("2", marks=pytest.mark.slow)], ids=["ddp", "zero2"]
-)
+ENGINES = pytest.mark.parametrize("stage", ["", "2"], ids=["ddp", "zero2"])
 ALL_STAGES = pytest.mark.parametrize(
     "stage",
     ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "123")],
