@@ -20,9 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import hydra
 import yaml
-from hydra._internal.utils import get_args_parser
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -97,54 +95,11 @@ def run_entry_point(
         _leave(report(error))
     except mistakes.Refusal as error:
         try:
-            found, rest = _of_command_line(error, schema, config_name)
+            found, rest = mistakes.of_command_line(error, sys.argv[1:], schema, config_name)
         except ConfigurationError as told:
             _leave(report(told))
         _leave(exit_code(lambda: refuse(found) if rest is None else call(rest, found)))
     _leave(max(codes, default=0))
-
-
-def _of_command_line(
-    error: Exception, schema: type, config_name: str
-) -> tuple[list[Problem], DictConfig | None]:
-    """All mistakes of the command line, and what can be composed without them."""
-    arguments = get_args_parser().parse_intermixed_args(sys.argv[1:])
-    folder = Path(arguments.config_path or CONFIG_FOLDER).expanduser().resolve()
-    own = [one for one in arguments.overrides if not one.startswith("hydra")]
-    if arguments.multirun:  # a list of values is one override of many runs: none stands alone
-        return mistakes.mistakes(error, [], _composer(folder, ""), schema)[0], None
-    further = arguments.config_dir and Path(arguments.config_dir).expanduser().resolve()
-    composer = _composer(folder, arguments.config_name or config_name, further)
-    return _told_apart(error, own, composer, schema)
-
-
-def _told_apart(
-    error: Exception,
-    overrides: Sequence[str],
-    composer: Callable[[Sequence[str]], DictConfig],
-    schema: type,
-) -> tuple[list[Problem], DictConfig | None]:
-    found, fine = mistakes.mistakes(error, overrides, composer, schema)
-    try:
-        return found, composer(fine)
-    except mistakes.Refusal:
-        return found, None
-
-
-def _composer(
-    folder: Path, name: str, further: Path | None = None
-) -> Callable[[Sequence[str]], DictConfig]:
-    """What composes overrides onto the file `name` of a folder; `further` is searched, too."""
-    if further is not None and (further / f"{name.removesuffix('.yaml')}.yaml").is_file():
-        folder, further = further, folder  # Hydra takes the first file from one folder only
-    search = [] if further is None else [f"hydra.searchpath=[file://{further}]"]
-
-    def composed(overrides: Sequence[str]) -> DictConfig:
-        GlobalHydra.instance().clear()
-        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
-            return hydra.compose(name, [*search, *overrides])
-
-    return composed
 
 
 def _leave(code: int) -> NoReturn:
@@ -185,12 +140,12 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
         ConfigurationError: If a key is unknown or a value does not fit its type.
     """
     register(schema)
-    composer = _composer(CONFIG_FOLDER, config_name)
+    composer = mistakes.composer(CONFIG_FOLDER, config_name)
     prepared = _prepared(overrides, schema)
     try:
         return to_plain(composer(prepared), schema)
     except mistakes.Refusal as error:
-        found, rest = _told_apart(error, prepared, composer, schema)
+        found, rest = mistakes.mistakes(error, prepared, composer, schema)
         refuse(found if rest is None else [*found, *_to_plain(rest, schema)[1]])
         raise
 
@@ -214,9 +169,10 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
 def _prepared(arguments: Sequence[str], schema: type) -> list[str]:
     """The command line as Hydra must see it; options stay as they are."""
     folder = CONFIG_FOLDER
-    for option, value in itertools.pairwise(arguments):
-        if option in ("--config-dir", "-cd", "--config-path", "-cp"):
-            folder = Path(value).expanduser().resolve()
+    for option, following in itertools.pairwise([*arguments, ""]):
+        name, _, value = option.partition("=")
+        if name in ("--config-dir", "-cd", "--config-path", "-cp"):
+            folder = Path(value or following).expanduser().resolve()
     return open_mappings(from_file.expand_overrides(arguments, folder), schema)
 
 

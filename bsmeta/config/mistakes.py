@@ -9,12 +9,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
+import hydra
+from hydra._internal.utils import get_args_parser
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.checks.problems import Problem, closest, nearest, show
-from bsmeta.config.describe import group_options, key_names, keys
+from bsmeta.config.describe import CONFIG_FOLDER, group_options, key_names, keys
 
 COMMAND_LINE = "the command line"
 HELP = "see --help for every key"
@@ -24,21 +29,62 @@ _CONTEXT = ("object_type", "reference_type")
 Refusal = (HydraException, OmegaConfBaseException)
 
 
+def of_command_line(
+    error: Exception, arguments: Sequence[str], schema: type, config_name: str
+) -> tuple[list[Problem], DictConfig | None]:
+    """`mistakes` of a whole command line, options included.
+
+    Args:
+        error: What Hydra said.
+        arguments: The command line behind the program's name.
+        schema: The dataclass that it must fit.
+        config_name: The file that is used without `--config-name`.
+    """
+    parsed = get_args_parser().parse_intermixed_args(list(arguments))
+    folder = Path(parsed.config_path or CONFIG_FOLDER).expanduser().resolve()
+    further = parsed.config_dir and Path(parsed.config_dir).expanduser().resolve()
+    compose = composer(folder, parsed.config_name or config_name, further)
+    own = [one for one in parsed.overrides if not one.startswith("hydra")]
+    if parsed.multirun:  # a list of values is an override of many runs: it does not stand alone
+        return mistakes(error, [], compose, schema)[0], None
+    return mistakes(error, own, compose, schema)
+
+
+Composer = Callable[[Sequence[str]], DictConfig]
+
+
+def composer(folder: Path, name: str, further: Path | None = None) -> Composer:
+    """What composes overrides onto the file `name` of a folder; `further` is searched, too."""
+    if further is not None and (further / f"{name.removesuffix('.yaml')}.yaml").is_file():
+        folder, further = further, folder  # Hydra takes the first file from one folder only
+    search = [] if further is None else [f"hydra.searchpath=[file://{further}]"]
+
+    def composed(overrides: Sequence[str]) -> DictConfig:
+        GlobalHydra.instance().clear()
+        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
+            return hydra.compose(name, [*search, *overrides])
+
+    return composed
+
+
 def mistakes(
-    error: Exception, overrides: Sequence[str], compose: Callable[[list[str]], object], schema: type
-) -> tuple[list[Problem], list[str]]:
-    """Every override that cannot be composed, and those that can.
+    error: Exception, overrides: Sequence[str], compose: Composer, schema: type
+) -> tuple[list[Problem], DictConfig | None]:
+    """Every override that cannot be composed, and what the others give.
 
     Args:
         error: What Hydra said about all of them together.
         overrides: `key=value` as on the command line.
         compose: Composes some of them; raises what Hydra raises.
         schema: The dataclass that they must fit.
+
+    Returns:
+        The mistakes, at least one; and the configuration without them (None: there is none).
     """
     try:
         compose([])
     except Refusal as refusal:
-        return [_of_file(refusal, schema)], []
+        return [_of_file(refusal, schema)], None
     found, fine = [], []
     for override in overrides:
         try:
@@ -47,7 +93,10 @@ def mistakes(
             found.append(_of_override(override, refusal, schema))
         else:
             fine.append(override)
-    return (found or [_of_file(error, schema)]), fine
+    try:
+        return found or [_of_file(error, schema)], compose(fine)
+    except Refusal:
+        return found or [_of_file(error, schema)], None
 
 
 def _of_override(override: str, error: Exception, schema: type) -> Problem:
