@@ -8,11 +8,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.figure import Figure
+from rich import box
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # One update's loss is noise: the mean over the last so many.
 LAST_STEPS = 20
@@ -21,7 +24,7 @@ MEASURES = {
     "bits_per_byte_without": "held-out bits per byte, without metadata",
     "loss": "training loss",
 }
-COLUMNS = ("bits/byte with", "without", "loss")
+COLUMNS = ("with", "without", "loss")
 COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
 
 
@@ -105,9 +108,9 @@ def _cells(result: Result) -> list[str]:
 
 
 def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:
-    table = Table(title=title)
+    table = Table(title=title, box=box.SIMPLE, padding=(0, 1, 0, 0))
     for name in header:
-        table.add_column(name, overflow="fold", min_width=len(name))
+        table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)
@@ -115,8 +118,8 @@ def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> 
 
 def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str) -> str:
     lines = [
-        f"Best first by {MEASURES[measure]}; finished runs before others. Bits per byte are those "
-        "of the held-out text, with and without metadata, at the last evaluation; the loss is the "
+        f"Best first by {MEASURES[measure]}; finished runs before others. `with` and `without`: "
+        "bits per byte of held-out text with and without metadata, at the last evaluation; `loss`: "
         f"mean of the last {LAST_STEPS} updates, in nats per token.",
         "",
         f"| {' | '.join(header)} |",
@@ -133,6 +136,8 @@ def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
         points: The values of each finished run by short name, and its measure; the best first.
         words: The measure.
     """
+    from matplotlib.figure import Figure
+
     axis = next((name for name in points[0][0] if _numbers(points, name)), None)
     figure = Figure(figsize=(7.5, 4.2 if axis else 1.5 + 0.4 * len(points)), layout="constrained")
     axes = figure.subplots()

@@ -6,7 +6,8 @@
 #   BSMETA_CONFIG=v2 experiments/slurm/job.sh [--dry-run] [key=value ...]
 #
 #   BSMETA_PROCESSES    processes a machine (--ntasks-per-node of the job, or else one a GPU)
-#   BSMETA_MASTER_PORT  a free port of the first machine (made from the number of the job)
+#   BSMETA_MASTER_ADDR  the first machine as the others reach it (its name in the list of the job)
+#   BSMETA_MASTER_PORT  a free port of it (made from the number of the job)
 set -euo pipefail
 # shellcheck source=experiments/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
@@ -43,7 +44,7 @@ choose_run
 find_out_dir
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 BSMETA_NODES=$(wc -l <<<"$hosts")
-BSMETA_MASTER_ADDR=${hosts%%$'\n'*}
+BSMETA_MASTER_ADDR=${BSMETA_MASTER_ADDR:-${hosts%%$'\n'*}}
 BSMETA_MASTER_PORT=${BSMETA_MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}
 export BSMETA_NODES BSMETA_MASTER_ADDR BSMETA_MASTER_PORT
 export BSMETA_PROCESSES=${BSMETA_PROCESSES:-${SLURM_NTASKS_PER_NODE:-}}

@@ -71,7 +71,7 @@ def test_the_table_is_sorted_and_has_unfinished_runs_last(tmp_path: Path) -> Non
     done = sweep(tmp_path, "--report", RATES, LISTS)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "sweep" / "sweep.md").read_text().splitlines()[2:] == [
-        "| learning_rate | metadata_list | state | step | bits/byte with | without | loss |",
+        "| learning_rate | metadata_list | state | step | with | without | loss |",
         "|---|---|---|---|---|---|---|",
         "| 0.004 | [url] | done | 2 | 2.2500 | 3.5000 | 4.5000 |",
         "| 0.001 | [url] | done | 2 | 2.5000 | 3.5000 | 3.5000 |",

@@ -92,6 +92,7 @@ def test_a_machine_that_does_not_come(tmp_path: Path) -> None:
     assert "within 3 s (BSMETA_START_TIMEOUT); is each started" in output
 
 
+@pytest.mark.slow
 def test_a_master_address_that_is_not_the_masters_own(tmp_path: Path) -> None:
     """192.0.2.1 belongs to no machine (RFC 5737)."""
     variables = {**MACHINE_0, "BSMETA_MASTER_PORT": free_port(), "BSMETA_START_TIMEOUT": "3"}

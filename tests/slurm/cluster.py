@@ -1,6 +1,7 @@
-"""A cluster of one machine: slurmctld and slurmd with folders and ports of their own.
+"""A cluster on this machine: slurmctld and two slurmd, as machines m0 and m1.
 
-Without authentication, accounting and cgroups: two jobs of one user need none of them.
+With folders and ports of their own, and without authentication, accounting and cgroups: the jobs of
+one user need none of them.
 """
 
 from __future__ import annotations
@@ -23,18 +24,17 @@ ClusterName=bsmeta
 SlurmctldHost={host}(127.0.0.1)
 SlurmUser={user}
 SlurmdUser={user}
-SlurmctldPort={controller_port}
-SlurmdPort={machine_port}
+SlurmctldPort={ports[0]}
 AuthType=auth/none
 CredType=cred/none
 # A job that is queued again waits for its credential to expire: two minutes, were this not set.
 AuthInfo=cred_expire=5
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SwitchType=switch/none
@@ -43,8 +43,9 @@ SelectType=select/linear
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=5
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus}
-PartitionName=main Nodes={host} Default=YES MaxTime=INFINITE State=UP
+NodeName=m0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
+NodeName=m1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
@@ -62,34 +63,31 @@ class Cluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
-        """Starts both daemons, and returns once the machine is idle."""
-        for name in ("state", "spool"):
-            (self.folder / name).mkdir(parents=True)
-        ports = _free_ports(2)
+        """Starts the daemons, and returns once both machines are idle."""
+        (self.folder / "state").mkdir(parents=True)
         text = CONFIGURATION.format(
             host=socket.gethostname().split(".")[0],
             user=getpass.getuser(),
-            controller_port=ports[0],
-            machine_port=ports[1],
+            ports=_free_ports(3),
             folder=self.folder,
-            cpus=os.cpu_count(),
         )
         (self.folder / "slurm.conf").write_text(text)
-        for name in ("slurmctld", "slurmd"):
-            output = (self.folder / f"{name}.out").open("wb")
-            self._daemons.append(
-                subprocess.Popen(
-                    [name, "-D", "-c"],
-                    env={**os.environ, **self.environment},
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                )
-            )
+        for command in (["slurmctld"], ["slurmd", "-N", "m0"], ["slurmd", "-N", "m1"]):
+            self._daemons.append(self._start(*command))
         self._wait_until_idle()
+
+    def _start(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{command[0]}-{command[-1]}.out").open("wb") as output:
+            return subprocess.Popen(
+                [*command, "-D", "-c"],
+                env={**os.environ, **self.environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
 
     def _wait_until_idle(self) -> None:
         deadline = time.monotonic() + TIMEOUT_S
-        while "State=IDLE" not in self._ask("show", "nodes").stdout:
+        while self._ask("show", "nodes").stdout.count("State=IDLE") < 2:
             ended = [one.args for one in self._daemons if one.poll() is not None]
             assert not ended, self.logs()
             assert time.monotonic() < deadline, self.logs()

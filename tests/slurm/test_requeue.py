@@ -24,6 +24,8 @@ TRAINING_S = 120
 NOTICE = "--signal=B:USR1@30"
 OVERRIDES = (*SMALL, "lr_scheduler_type=constant")
 JOB_TIMEOUT_S = 1200
+# The machines of the test cluster have names that nobody resolves.
+JOB = environment(BSMETA_CONFIG="demo", BSMETA_MASTER_ADDR="127.0.0.1")
 
 
 def losses(steps: dict[int, dict[str, Any]]) -> dict[int, float]:
@@ -59,12 +61,13 @@ def test_stopped_by_the_time_limit_and_queued_again(
         tmp_path,
         f"--time={LIMIT_MINUTES}",
         NOTICE,
-        "--ntasks-per-node=2",
+        "--nodes=2",
+        "--ntasks-per-node=1",
         "--output=job.out",
         str(EXPERIMENTS / "slurm" / "train.sbatch"),
         *overrides,
         "out_dir=preempted",
-        environment=environment(BSMETA_CONFIG="demo"),
+        environment=JOB,
     )
     ended = wait_for_the_end(cluster, job)
     output = (tmp_path / "job.out").read_text()
@@ -92,7 +95,7 @@ def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: P
         str(EXPERIMENTS / "slurm" / "train.sbatch"),
         "learning_rate=-1",
         "out_dir=wrong",
-        environment=environment(BSMETA_CONFIG="demo"),
+        environment=JOB,
     )
     ended = wait_for_the_end(cluster, job)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0")
@@ -100,12 +103,19 @@ def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: P
 
 
 def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
-    """`train.sh` starts all machines of it, or with BSMETA_FORCE_LOCAL=true this one alone."""
-    command = ["salloc", "--time=5", str(EXPERIMENTS / "train.sh"), "--dry-run", "out_dir=run"]
+    """`train.sh` starts all its machines, or with BSMETA_FORCE_LOCAL=true this one alone."""
+    command = [
+        "salloc",
+        "--nodes=2",
+        "--time=5",
+        str(EXPERIMENTS / "train.sh"),
+        "--dry-run",
+        "out_dir=run",
+    ]
     script = EXPERIMENTS / "several_machines.sh"
     variables = environment(BSMETA_CONFIG="demo")
     said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
-    assert f"srun --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpu-bind=none {script}" in said
+    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none {script}" in said
     variables |= {"BSMETA_FORCE_LOCAL": "true"}
     said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
     launch_file = EXPERIMENTS / "accelerate" / "cpu.yaml"
