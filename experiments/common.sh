@@ -134,7 +134,7 @@ pass_on() { # NAME
   [[ -z $SIGNALLED ]] || return 0
   SIGNALLED=$1
   say "SIG$1: passed on; waiting until the run has saved and ended"
-  kill -s "$passed" "$child" 2>/dev/null
+  kill -s "$passed" "$child" 2>/dev/null || true
 }
 
 status_mark() { stat -c '%i %y' "$OUT_DIR/status.json" 2>/dev/null || true; }
@@ -163,7 +163,7 @@ start_run() {
     command+=(--num_machines "$MACHINES" --machine_rank "$NODE_RANK" --same_network)
     command+=(--main_process_ip "$MASTER_ADDR" --main_process_port "$port")
     command+=(--rdzv_conf "timeout=$start_timeout" --deepspeed_multinode_launcher standard)
-    PROCESSES=${PROCESSES:-$(sed -n 's/^num_processes: *//p' "$LAUNCH_FILE")}
+    PROCESSES=${PROCESSES:-$(sed -n 's/^num_processes: *\([0-9]*\).*/\1/p' "$LAUNCH_FILE")}
     # accelerate divides by the machines; torchrun adds up what each of them really starts.
     command+=(--num_processes "$((PROCESSES * MACHINES))")
   elif [[ -n $PROCESSES ]]; then
@@ -184,7 +184,11 @@ start_run() {
     say "the run has not begun: $MACHINES machines must meet at $MASTER_ADDR:$port within" \
       "$start_timeout s (BSMETA_START_TIMEOUT); is each started, with the same address, port and" \
       "number of machines, and a number (BSMETA_NODE_RANK) of its own?"
-  [[ $CODE -eq 0 ]] || say "ended with code $CODE ($STATE); see $OUT_DIR/status.json"
+  if [[ $STATE == unknown && $CODE -ne 0 ]]; then
+    say "ended with code $CODE, before it could say why in $OUT_DIR/status.json; see above"
+  elif [[ $CODE -ne 0 ]]; then
+    say "ended with code $CODE ($STATE); see $OUT_DIR/status.json"
+  fi
   exit "$CODE"
 }
 
