@@ -6,6 +6,7 @@ are inserted into the text. The model reads `prefix + lead + body + suffix`.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -30,12 +31,8 @@ Spans = NDArray[np.int32]
 Kinds = NDArray[np.uint8]
 
 
-def _no_spans() -> Spans:
-    return np.zeros((0, 2), np.int32)
-
-
-def _no_kinds() -> Kinds:
-    return np.zeros(0, np.uint8)
+NO_SPANS: Spans = np.zeros((0, 2), np.int32)
+NO_KINDS: Kinds = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,15 +61,15 @@ class Rendered:
 
     text: str
     prefix: str = ""
-    prefix_spans: Spans = field(default_factory=_no_spans)
-    prefix_kinds: Kinds = field(default_factory=_no_kinds)
+    prefix_spans: Spans = field(default_factory=lambda: NO_SPANS)
+    prefix_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
     lead: str = ""
     body: str = ""
-    spans: Spans = field(default_factory=_no_spans)
-    span_kinds: Kinds = field(default_factory=_no_kinds)
+    spans: Spans = field(default_factory=lambda: NO_SPANS)
+    span_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
     suffix: str = ""
-    suffix_spans: Spans = field(default_factory=_no_spans)
-    suffix_kinds: Kinds = field(default_factory=_no_kinds)
+    suffix_spans: Spans = field(default_factory=lambda: NO_SPANS)
+    suffix_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
     types: tuple[str, ...] = ()
 
     def without_metadata(self) -> Rendered:
@@ -195,13 +192,12 @@ class Renderer:
         config = self._config
         prefix, prefix_spans, prefix_kinds = self._prefix(before)
         suffix, suffix_spans, suffix_kinds = self._suffix(behind)
-        body, spans, span_kinds = text, _no_spans(), _no_kinds()
+        body, spans, span_kinds = text, NO_SPANS, NO_KINDS
         if tags:
             insertions = wrap_runs(arrange(tags), self._before, self._after)
             body, spans = insert(text, insertions)
             span_kinds = insertions.kinds
-        used = np.concatenate((prefix_kinds, suffix_kinds, span_kinds))
-        keys = list(self._kinds)
+        used = set(span_kinds.tolist()).union(kind for kind, _ in (*before, *behind))
         return Rendered(
             text=text,
             prefix=prefix,
@@ -214,12 +210,12 @@ class Renderer:
             suffix=suffix,
             suffix_spans=suffix_spans,
             suffix_kinds=suffix_kinds,
-            types=tuple(keys[kind - 1] for kind in np.flatnonzero(np.bincount(used)).tolist()),
+            types=tuple(key for key, kind in self._kinds.items() if kind in used),
         )
 
     def _prefix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
         if not records:
-            return "", _no_spans(), _no_kinds()
+            return "", NO_SPANS, NO_KINDS
         config = self._config
         separators = [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep]
         strings = [text + sep for (_, text), sep in zip(records, separators, strict=True)]
@@ -228,7 +224,7 @@ class Renderer:
 
     def _suffix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
         if not records:
-            return "", _no_spans(), _no_kinds()
+            return "", NO_SPANS, NO_KINDS
         config = self._config
         separators = [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1)
         strings = [sep + text for (_, text), sep in zip(records, separators, strict=True)]
@@ -237,6 +233,6 @@ class Renderer:
 
 def _joined(strings: list[str], records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
     """The strings in one, the span of each, and the kind of the record that each belongs to."""
-    bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
+    bounds = [0, *itertools.accumulate(map(len, strings))]
     kinds = np.array([kind for kind, _ in records], np.uint8)
-    return "".join(strings), np.stack((bounds[:-1], bounds[1:]), axis=1), kinds
+    return "".join(strings), np.array(list(itertools.pairwise(bounds)), np.int32), kinds
