@@ -24,7 +24,7 @@ from bsmeta.training import random_state
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
 from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import make_engine
-from bsmeta.training.feed import Feed, StepData
+from bsmeta.training.feed import Feed
 from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.journal import Journal
 from bsmeta.training.nonfinite import NonFiniteSteps
@@ -37,15 +37,12 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.spikes import SpikeDetector
-from bsmeta.training.sums import add_up
+from bsmeta.training.stepping import Stepper, counted
 from bsmeta.training.throughput import Throughput
 from bsmeta.training.tracking import Tracker
 from bsmeta.training.tracking_runs import start_trackers
 from bsmeta.training.update import Figures, Update, Updater
 from bsmeta.training.watchdog import Watchdog
-
-NEXT = "next/"
-"""Before the names of what the ranks add up of the next step."""
 
 
 class Outcome(Enum):
@@ -78,10 +75,7 @@ class Trainer:
         self.garbage = GarbageCollection()
         self._last_saved = -1
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
-        # The next step: its data, and over all ranks its targets (on the device) and counts.
-        self._data: StepData | None = None
-        self._targets = torch.zeros((), dtype=torch.float64)
-        self._totals: dict[str, float] = {}
+        self._totals: dict[str, float] = {}  # of the data of the next step, over all ranks
         self._stopping = False
         self._unread: deque[Update] = deque()
 
@@ -94,15 +88,12 @@ class Trainer:
         self.engine = make_engine(accelerator, self.model, self.optimizer)
         steps = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
         self.profile = Profile(steps, run.path, self.processes.rank)
-        self.updater = Updater(
-            config,
-            task,
-            accelerator,
-            self.model,
-            self.optimizer,
-            self.engine,
-            watchdog,
+        updater = Updater(
+            config, task, accelerator, self.model, self.optimizer, self.engine, watchdog,
             self.profile,
+        )  # fmt: skip
+        self.steps = Stepper(
+            updater, config.max_train_steps, self._told, self.processes, watchdog, self.profile
         )
         plain = accelerator.unwrap_model(self.model)
         self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
@@ -153,8 +144,8 @@ class Trainer:
         self.throughput.start()
         with self.garbage:
             for number in range(warm_up + updates):
-                if self._data is None:
-                    self._begin()
+                if not self.steps.ready:
+                    self._take(self.steps.begin(self.progress.step + 1))
                 totals = self._totals
                 self._update()
                 update = self._unread.popleft()
@@ -168,8 +159,8 @@ class Trainer:
     def _loop(self) -> Outcome:
         self.throughput.start()
         while self.progress.step < self.config.max_train_steps:
-            if self._data is None:
-                self._begin()
+            if not self.steps.ready:
+                self._take(self.steps.begin(self.progress.step + 1))
             if self._stopping:
                 break
             self._log_phase()
@@ -219,28 +210,13 @@ class Trainer:
         self.stream = self.task.train_stream(self.processes.rank, self.processes.size, state)
         check_same_data(self.stream.fingerprint, self.processes)
         accumulation = self.config.gradient_accumulation_steps
-        self.feed = Feed(self.stream, accumulation, self.processes.device)
+        self.steps.open(Feed(self.stream, accumulation, self.processes.device))
 
-    def _begin(self) -> None:
-        """Fetches a step and adds up over the ranks before there is an update to do it with."""
-        self._data = self._fetch(self.progress.step + 1)
-        self.watchdog.enter(f"step {self.progress.step + 1}: adding up over all ranks")
-        totals = add_up(self.processes, self._counted())
-        self._targets = totals.on_device(f"{NEXT}targets")
-        self._take(totals.read())
-
-    def _fetch(self, step: int) -> StepData:
-        self.watchdog.enter(f"step {step}: waiting for data")
-        with self.profile.range("waiting for data"):
-            return self.feed.fetch()
-
-    def _counted(self) -> dict[str, float]:
-        """What all ranks must know before the next step: its sizes, and whether to go on."""
-        counted = {} if self._data is None else self._data.counted()
+    def _told(self) -> dict[str, float]:
+        """What this rank tells the others with each step."""
         return {
             "stop": float(self.stop.name is not None),
             "unsaved": float(self.saver.failed),
-            **{NEXT + name: value for name, value in counted.items()},
         }
 
     def _take(self, totals: dict[str, float]) -> None:
@@ -248,27 +224,13 @@ class Trainer:
         if totals["unsaved"]:
             self.saver.finish()  # raises why
         self._stopping = self._stopping or totals["stop"] > 0
-        self._totals = {k[len(NEXT) :]: v for k, v in totals.items() if k.startswith(NEXT)}
+        self._totals = counted(totals)
 
     def _update(self) -> None:
-        """One update, and the data of the next; on a GPU neither is waited for."""
+        """One update, not read yet."""
         step = self.progress.step + 1
-        self.watchdog.step = self.progress.step
-        self.profile.before(step)
-        data, targets = self._data, self._targets
-        assert data is not None
-
-        def count() -> dict[str, float]:
-            last = step == self.config.max_train_steps
-            self._data = None if last else self._fetch(step + 1)
-            return self._counted()
-
-        update = self.updater.run(step, data, targets, count)
-        if self._data is not None:
-            self._targets = update.totals.on_device(f"{NEXT}targets")
-        self._unread.append(update)
+        self._unread.append(self.steps.update(step))
         self.progress.step = step
-        self.profile.after(step)
         self.garbage.after(step)
 
     def _read(self, keep: int = 0) -> bool:
