@@ -16,7 +16,11 @@ Launch = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.mark.slow
 def test_each_loop_is_measured(launch: Launch) -> None:
-    done = launch(BENCHMARK, "preset=cpu-tiny", "rounds=1", "steps=2")
+    small = (
+        "data_config.per_device_train_batch_size=1",
+        "data_config.metadata_config.max_seq_len=64",
+    )
+    done = launch(BENCHMARK, "preset=cpu-tiny", "rounds=1", "steps=2", *small)
     result = json.loads(done.stdout[done.stdout.index("{\n") :])
     assert (result["preset"], result["rounds"], result["steps"]) == ("cpu-tiny", 1, 2)
     for engine in ("torch", "zero2"):
