@@ -124,7 +124,11 @@ class Cluster:
         return self.command("scontrol", *arguments)
 
     def command(
-        self, *command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None
+        self,
+        *command: str,
+        cwd: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Runs one of SLURM's commands to its end."""
         return subprocess.run(
@@ -133,7 +137,7 @@ class Cluster:
             env={**(environment or os.environ), **self.environment},
             capture_output=True,
             text=True,
-            timeout=TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, SMALL, environment, run
 from tests.slurm.cluster import Cluster
 
@@ -104,19 +105,19 @@ def test_a_wrong_configuration_is_not_queued_again(cluster: Cluster, tmp_path: P
 
 def test_inside_an_allocation(cluster: Cluster, tmp_path: Path) -> None:
     """`train.sh` starts all its machines, or with BSMETA_FORCE_LOCAL=true this one alone."""
-    command = [
-        "salloc",
-        "--nodes=2",
-        "--time=5",
-        str(EXPERIMENTS / "train.sh"),
-        "--dry-run",
-        "out_dir=run",
-    ]
-    script = EXPERIMENTS / "several_machines.sh"
-    variables = environment(BSMETA_CONFIG="demo")
-    said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
-    assert f"srun --nodes=2 --ntasks=2 --ntasks-per-node=1 --cpu-bind=none {script}" in said
-    variables |= {"BSMETA_FORCE_LOCAL": "true"}
-    said = cluster.command(*command, cwd=tmp_path, environment=variables).stdout
-    launch_file = EXPERIMENTS / "accelerate" / "cpu.yaml"
-    assert said.startswith(f"accelerate launch --config_file {launch_file} ")
+    script = [str(EXPERIMENTS / "train.sh"), *SMALL, "max_train_steps=3", "log_documents=true"]
+    ranks = {}
+    for name, local in (("all", "false"), ("one", "true")):
+        done = cluster.command(
+            *("salloc", "--nodes=2", "--time=60", *script, f"out_dir={name}"),
+            cwd=tmp_path,
+            environment={**JOB, "BSMETA_PROCESSES": "1", "BSMETA_FORCE_LOCAL": local},
+            timeout_s=TIMEOUT_S,
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads((tmp_path / name / "status.json").read_text())["state"] == "done"
+        ranks[name] = sorted(one.name for one in (tmp_path / name).glob("documents-*"))
+    assert ranks == {
+        "all": ["documents-rank0.jsonl", "documents-rank1.jsonl"],
+        "one": ["documents-rank0.jsonl"],
+    }
