@@ -17,7 +17,13 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "experiments/benchmarks"
 def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: str) -> None:
     done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", own)
     result = json.loads(done.stdout)
-    assert set(result) == {"tokens", "cpu_s", "wall_s", "documents", "fill", "rss_mb"}
+    keys = {"tokens", "cpu_s", "wall_s", "documents", "fill", "rss_mb"}
+    rates = {"stream", "plain", "times_reference", "times_reference_scaled"}
+    assert set(result) == (keys if own == "plain=true" else keys | rates)
+    if own != "plain=true":
+        assert result["times_reference"] == pytest.approx(result["stream"] / 466_000, abs=0.01)
+        scaled = result["times_reference"] * 1_050_000 / result["plain"]
+        assert result["times_reference_scaled"] == pytest.approx(scaled, rel=0.05)
     assert result["tokens"] > result["documents"] > 0
     assert result["wall_s"] >= 0.5
     assert 0.9 < result["fill"] <= 1.0
