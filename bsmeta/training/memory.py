@@ -142,12 +142,15 @@ def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> f
 
 def held(model: nn.Module, optimizer: Any) -> State:
     """What this rank really holds: weights, gradients, and all that the optimizer keeps."""
+    kept: list[Any] = []
     while hasattr(optimizer, "optimizer"):  # Accelerate's and DeepSpeed's wrappers
+        # ZeRO-3 shows its float32 weights to torch's optimizer only while that makes a step.
+        kept += getattr(optimizer, "fp32_partitioned_groups_flat", [])
         optimizer = optimizer.optimizer
     own = list(model.parameters())
     shards = [getattr(one, "ds_tensor", one) for one in own]  # ZeRO-3: this rank's part
     weights = {one.untyped_storage().data_ptr() for one in shards}
-    kept = [one for values in optimizer.state.values() for one in values.values()]
+    kept += [one for values in optimizer.state.values() for one in values.values()]
     kept += [
         one
         for group in optimizer.param_groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -131,14 +132,33 @@ def test_sizes_and_times_as_a_person_reads_them() -> None:
     ]
 
 
+# What is printed of this launch (weights, gradients, optimizer) by ZeRO stage, with two processes.
+PRINTED = {
+    None: "* no DeepSpeed 5.1 MiB 5.1 MiB 10.1 MiB",
+    2: "* ZeRO-2 5.1 MiB 2.5 MiB 7.6 MiB",
+    3: "* ZeRO-3 2.5 MiB 2.5 MiB 7.6 MiB",
+}
+
+
 @pytest.mark.parametrize(
-    "launch_file", [pytest.param(None, marks=pytest.mark.slow), "cpu_zero2.yaml"]
+    "stage",
+    [pytest.param(None, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
 )
-def test_a_probe_measures_and_leaves_nothing(launch_file: str | None, tmp_path: Path) -> None:
+def test_a_probe_measures_and_leaves_nothing(
+    stage: int | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     command = [sys.executable]
-    if launch_file is not None:
-        file = REPOSITORY / "experiments" / "accelerate" / launch_file
+    if stage is not None:
+        file = REPOSITORY / "experiments" / "accelerate" / "cpu_zero2.yaml"
         command += ["-m", "accelerate.commands.launch", "--config_file", str(file)]
+        document = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
+        document["zero_optimization"] = {
+            "stage": stage,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        }
+        json_file = tmp_path_factory.mktemp("deepspeed") / "ds.json"
+        json_file.write_text(json.dumps(document))
+        command += ["--deepspeed_config_file", str(json_file)]
     command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "estimate=true"]
     command += ["estimate_steps=2", "data_config.per_device_train_batch_size=1", "out_dir=run"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # two processes on few cores
@@ -149,11 +169,12 @@ def test_a_probe_measures_and_leaves_nothing(launch_file: str | None, tmp_path: 
     assert list(tmp_path.iterdir()) == []
     said = " ".join(ended.stdout.split())
     assert "parameters 1,328,256, of which trainable 1,328,256, in embeddings 524,288" in said
-    stage = "* ZeRO-2 5.1 MiB 2.5 MiB 7.6 MiB" if launch_file else "* no DeepSpeed 5.1 MiB"
-    assert stage in said
+    assert PRINTED[stage] in said
     assert "probe 1 updates, after 1 to warm up" in said
-    # measured beside counted; ZeRO-2 keeps float32 weights and moments of half of the parameters
-    optimizer = "7.6 MiB" if launch_file else "10.1 MiB"
-    assert f"weights 5.1 MiB (counted 5.1 MiB), optimizer {optimizer} (counted {optimizer})" in said
+    # What this rank holds beside what was counted: ZeRO-2 keeps float32 weights and moments of half
+    # of the parameters, ZeRO-3 half of the weights, too.
+    *_, weights, _, optimizer = re.findall(r"[\d.]+ MiB", PRINTED[stage])
+    counted = f"weights {weights} (counted {weights}), optimizer {optimizer} (counted {optimizer})"
+    assert counted in said
     assert re.search(r"time to finish 600 updates x [\d.]+ s = ", said)
     assert re.search(r"tokens/s [\d,]+ on all devices", said)
