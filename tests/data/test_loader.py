@@ -1,0 +1,61 @@
+"""Sequences into blocks and micro-batches."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import torch
+
+from bsmeta.data.loader import SequenceBlocks, merged, stacked
+from bsmeta.data.packed import PackedSequence
+from bsmeta.data.plan import Position
+
+
+def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
+    """A sequence of pieces of these lengths whose ids count from `first` on."""
+    size = sum(lengths)
+    return PackedSequence(
+        ids=np.arange(first, first + size, dtype=np.int32),
+        kinds=np.ones(size, np.uint8),
+        loss_mask=np.ones(size, np.bool_),
+        lengths=np.array(lengths),
+        types=np.array(types, np.int32),
+        documents=(f"a:{first}",),
+        counts=np.array([1.0]),
+        stream=0,
+        behind=Position(sequence=first),
+    )
+
+
+def test_positions_begin_anew_in_each_piece_and_in_the_padding() -> None:
+    block = stacked([sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad=7)
+    found = {name: tensor.tolist() for name, tensor in block.tensors.items()}
+    assert found["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]
+    assert found["position_ids"] == [[0, 1, 0, 0, 1], [0, 1, 2, 0, 1]]
+    assert found["document_types"] == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
+    assert found["loss_mask"] == [[True, True, True, False, False]] * 2
+    assert block.tensors["position_ids"].dtype == torch.int32
+
+
+def test_blocks_of_several_processes_are_merged_in_turn() -> None:
+    blocks = [
+        stacked([sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad=0)
+        for first in (10, 20)
+    ]
+    for some, expected in ((blocks, [[10, 20], [11, 21]]), (blocks[:1], [[10, 11]])):
+        batches = list(merged(some, 2, ["documents"]))
+        assert [batch.tensors["input_ids"][:, 0].tolist() for batch in batches] == expected
+        assert all(batch.tensors["input_ids"].dtype == torch.int64 for batch in batches)
+        assert [batch.documents for batch in batches] == [[f"a:{n}" for n in e] for e in expected]
+        assert [batch.weight for batch in batches] == [2.0] * len(batches)
+
+
+def test_what_was_there_before_the_loader_is_not_looked_through_again() -> None:
+    gc.unfreeze()
+    blocks = SequenceBlocks(lambda _: iter([sequence(0, 1, types=[0])]), size=1, length=1, pad=0)
+    next(iter(blocks))
+    frozen = gc.get_freeze_count()
+    assert frozen > 10_000
+    next(iter(blocks))
+    assert gc.get_freeze_count() <= frozen
