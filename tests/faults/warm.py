@@ -126,7 +126,9 @@ def serve(connection: socket.socket) -> None:
     started: dict[int, Forked] = {}
     while True:
         message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, 1)
-        if not message:
+        if not message:  # whoever asked is gone, perhaps killed: so are the runs
+            for process in started.values():
+                process.send_signal(signal.SIGTERM)
             return
         asked = json.loads(message)
         if "pid" in asked:
