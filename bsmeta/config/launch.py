@@ -157,7 +157,7 @@ def _from_file(path: Path) -> Launch:
     deepspeed = content.get("deepspeed_config") or {}
     processes = _count(content, "num_processes", path)
     hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
-    json_file = deepspeed.get("deepspeed_config_file")
+    json_file, zero3 = deepspeed.get("deepspeed_config_file"), deepspeed.get("zero3_init_flag")
     kind = str(content.get("distributed_type", "NO")).upper()
     fields = [*deepspeed]
     if kind == "DEEPSPEED" and content.get("mixed_precision") is not None:
@@ -169,7 +169,7 @@ def _from_file(path: Path) -> Launch:
         distributed_type=kind,
         use_cpu=content.get("use_cpu") is True,
         deepspeed_config_file=find_file(str(json_file)) if json_file else None,
-        zero3_init=deepspeed.get("zero3_init_flag"),
+        zero3_init=None if zero3 is None else str(zero3).lower() in _TRUE,
         mixed_precision=content.get("mixed_precision"),
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
         gradient_clipping=deepspeed.get("gradient_clipping"),

@@ -126,6 +126,42 @@ def test_a_launch_file(tmp_path: Path) -> None:
     )
 
 
+def test_what_a_launch_file_says_beside_the_engine(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "distributed_type: DEEPSPEED\nnum_processes: 4\nnum_machines: 2\nmachine_rank: 1\n"
+        "main_process_ip: 10.0.0.1\nmain_process_port: 29500\nnum_proceses: 4\n"
+        "dynamo_config:\n  dynamo_backend: INDUCTOR\n"
+        "deepspeed_config:\n  zero3_init_flag: 'false'\n  gradient_clipping: '1.0'\n"
+    )
+    launch = read_launch({}, str(file))
+    meeting = (launch.machine_rank, launch.main_process_ip, launch.main_process_port)
+    assert (launch.machines, *meeting) == (2, 1, "10.0.0.1", 29500)
+    assert (launch.unknown, launch.compiler) == (("num_proceses",), "INDUCTOR")
+    assert (launch.zero3_init, launch.gradient_clipping) == (False, "1.0")
+    file.write_text("num_machines: two\n")
+    with pytest.raises(ConfigurationError, match="num_machines in .*: found 'two'"):
+        read_launch({}, str(file))
+
+
+def test_what_the_environment_says_beside_the_engine() -> None:
+    launch = read_launch(
+        {
+            "WORLD_SIZE": "2",
+            "RANK": "1",
+            "MASTER_PORT": "29500",
+            "ACCELERATE_GRADIENT_CLIPPING": "0.5",
+            "ACCELERATE_DYNAMO_BACKEND": "NO",
+        }
+    )
+    assert (launch.rank, launch.unset) == (1, ("MASTER_ADDR",))
+    assert (launch.gradient_clipping, launch.compiler) == (0.5, None)
+    assert launch.alone_in_step is None  # a launcher is there
+    assert read_launch({"SLURM_STEP_NUM_TASKS": "4"}).alone_in_step == 4
+    with pytest.raises(ConfigurationError, match="RANK in the environment: found 'first'"):
+        read_launch({"RANK": "first"})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
