@@ -84,7 +84,7 @@ def run_entry_point(
         _hide_secrets()
         codes.append(exit_code(lambda: call(composed)))  # or Hydra prints its own report first
 
-    arguments = sys.argv[1:]
+    arguments = mistakes.options_first(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
     try:
         sys.argv[1:] = [*_prepared(arguments, schema), *_quiet_hydra(arguments)]

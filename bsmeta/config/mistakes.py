@@ -29,6 +29,18 @@ _CONTEXT = ("object_type", "reference_type")
 Refusal = (HydraException, OmegaConfBaseException)
 
 
+def options_first(arguments: Sequence[str]) -> list[str]:
+    """The command line with its overrides at the end, where Hydra's parser takes more of them.
+
+    It wants all overrides to stand together; in front of the options they would part from ours.
+    """
+    options = list(arguments)
+    overrides = get_args_parser().parse_intermixed_args(options).overrides
+    for one in overrides:
+        options.remove(one)
+    return [*options, *overrides]
+
+
 def of_command_line(
     error: Exception, arguments: Sequence[str], schema: type, config_name: str
 ) -> tuple[list[Problem], DictConfig | None]:

@@ -68,7 +68,7 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
-    fine = start(tmp_path, "--config-name", "demo", "check_only=true")
+    fine = start(tmp_path, "check_only=true", "--config-name", "demo", "seed=1")
     assert (fine.returncode, fine.stderr) == (0, "")
     assert "= 4 sequences = 1,024 tokens of 256 a sequence" in " ".join(fine.stdout.split())
     wrong = start(tmp_path, "--config-name", "demo", "check_only=true", "learning_rat=1")
