@@ -7,11 +7,15 @@ that came up is not the number that was launched.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import random
+import sys
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -32,6 +36,8 @@ from bsmeta.config.schema import TrainConfig
 
 Result = TypeVar("Result")
 
+CONNECT_GRACE_S = 30  # torch's own errors come first: they name what is missing
+
 
 def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
     """The Accelerator of this process; all processes of the launch must call it.
@@ -50,7 +56,21 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
-    accelerator = Accelerator(
+    with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, "connecting the processes"):
+        accelerator = _accelerator(config, plugin)
+    launched = int(os.environ.get("WORLD_SIZE", "1"))
+    together = launched == 1 or accelerator.distributed_type != DistributedType.NO
+    if accelerator.num_processes != launched or not together:
+        raise ConfigurationError(
+            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
+            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
+            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+        )
+    return accelerator
+
+
+def _accelerator(config: TrainConfig, plugin: DeepSpeedPlugin | None) -> Accelerator:
+    return Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
         cpu=plugin is None and not torch.accelerator.is_available(),
@@ -64,15 +84,33 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
         project_config=ProjectConfiguration(project_dir=config.out_dir),
         kwargs_handlers=_process_group(config) if "WORLD_SIZE" in os.environ else [],
     )
-    launched = int(os.environ.get("WORLD_SIZE", "1"))
-    together = launched == 1 or accelerator.distributed_type != DistributedType.NO
-    if accelerator.num_processes != launched or not together:
-        raise ConfigurationError(
-            f"{launched} processes were launched (WORLD_SIZE), but Accelerate sees "
-            f"{accelerator.num_processes} ({accelerator.distributed_type}): each would train on "
-            "its own. Use a file of experiments/accelerate/, and unset ACCELERATE_USE_CPU."
+
+
+@contextmanager
+def time_limit(seconds: float, what: str) -> Iterator[None]:
+    """Ends this process with a message and all stacks if the block takes longer.
+
+    For what comes before there is a `Watchdog`: Gloo may wait for ever while two processes connect,
+    whatever limit it was given (seen once with torch 2.13 on a busy machine, on both sides).
+    """
+
+    def give_up() -> None:
+        print(
+            f"{what} took more than {seconds:g} s (distributed_timeout_s); start the run again. "
+            "The stacks of this process:",
+            file=sys.stderr,
+            flush=True,
         )
-    return accelerator
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        os._exit(1)
+
+    timer = threading.Timer(seconds, give_up)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _quiet_libraries() -> None:
