@@ -7,15 +7,19 @@ long ones among them (one record for each html tag) only when they are rendered.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import msgspec
 
 from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
+from bsmeta.metadata.columns import MARK, LongColumn, first_of
 
 LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
 """Columns with many records: kept as bytes until the document is rendered with them."""
+
+LONGEST_COLUMN = "html"
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 
@@ -103,6 +107,10 @@ def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
     try:
         return _RECORD_LIST.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        with contextlib.suppress(msgspec.DecodeError):
+            alone = first_of(memoryview(raw))
+            if alone != bytes(raw):
+                return _decode_column(column, msgspec.Raw(alone))
         raise bad_document(error, f"metadata_{column}: ") from error
 
 
@@ -157,6 +165,8 @@ class DocumentDecoder:
         self._eager = [(_field(name), COLUMN_KEYS.get(name, name)) for name in eager]
         self._lazy = [(_field(name), name) for name in columns if name in LAZY_COLUMNS]
         self._decoder = msgspec.json.Decoder(_line_type(columns))
+        self._long = LongColumn(f"metadata_{LONGEST_COLUMN}", others=b'"metadata')
+        self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
 
     def decode(self, line: bytes | memoryview) -> Document:
         """Decode one line.
@@ -166,11 +176,11 @@ class DocumentDecoder:
 
         Raises:
             BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`. Columns of `LAZY_COLUMNS` are only checked for their syntax here;
-                rendering may still refuse their records.
+                `wrong_type`. Columns of `LAZY_COLUMNS` are not looked into here (only the syntax
+                of all but the longest one is checked); rendering may still refuse their records.
         """
         try:
-            row = self._decoder.decode(line)
+            row = self._row(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise bad_document(error) from error
         if isinstance(row.text, msgspec.UnsetType):
@@ -189,6 +199,26 @@ class DocumentDecoder:
             if not _is_empty(raw):
                 undecoded[key] = raw
         return Document(row.text, row.url, records, undecoded)
+
+    def _row(self, line: bytes | memoryview) -> _Line:
+        """The columns of a line, of which the longest one is only parsed where it must be."""
+        line = bytes(line)
+        parts = self._long.cut(line)
+        if parts is not None:
+            short, column = parts
+            try:
+                row = self._decoder.decode(short)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # the whole line tells what is wrong
+            else:
+                found = self._long_field is None or bytes(getattr(row, self._long_field)) == MARK
+                if found and (row.url is not None or b'"url"' not in bytes(column)):
+                    if self._long_field is not None:
+                        setattr(row, self._long_field, column)
+                    return row
+        row = self._decoder.decode(line)
+        self._long.learn(line)
+        return row
 
 
 def _columns(config: MetadataConfig) -> list[str]:
