@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.config.metadata import phase_configs
 from bsmeta.data.bad_documents import Rejecter, reason_of
 from bsmeta.data.counts import TEST_OVERLAP, document_counts
 from bsmeta.data.encoding import DocumentEncoder
@@ -28,7 +28,7 @@ from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.shards import Shard
 from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import choose_types
+from bsmeta.metadata.sampling import TypeSampler
 
 MOST_TYPES = 31  # bits of a signed 32-bit integer
 
@@ -94,7 +94,7 @@ class WindowMaker:
         self._seed = seed
         self._held_out = held_out
         self._metadata = config.metadata_config
-        self._drawing = phase_configs(self._metadata)
+        self._samplers = [TypeSampler(phase) for phase in phase_configs(self._metadata)]
         if len(self._metadata.metadata_list) > MOST_TYPES:
             raise ConfigurationError(
                 f"data_config.metadata_config.metadata_list has {len(self._metadata.metadata_list)}"
@@ -126,7 +126,7 @@ class WindowMaker:
         """
         rejecter = Rejecter(self._config, window.shard)
         numbers, rendered = [], []
-        for number, one in self._render(window, rejecter, self._drawing[phase]):
+        for number, one in self._render(window, rejecter, self._samplers[phase]):
             if number not in leave_out:
                 numbers.append(number)
                 rendered.append(one)
@@ -166,7 +166,7 @@ class WindowMaker:
             return None
 
     def _render(
-        self, window: Window, rejecter: Rejecter, drawing: MetadataConfig
+        self, window: Window, rejecter: Rejecter, sampler: TypeSampler
     ) -> Iterator[tuple[int, Rendered]]:
         """The good documents, each with its number in the shard."""
         for number, line in enumerate(window.lines, start=window.first):
@@ -178,7 +178,7 @@ class WindowMaker:
                 if self._is_held_out(document, window, number):
                     rejecter.counts[TEST_OVERLAP] += 1
                     continue
-                types = choose_types(document, drawing, generator)
+                types = sampler.draw(document, generator)
                 rendered = self._renderer.render(document, types)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))

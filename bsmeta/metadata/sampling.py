@@ -14,38 +14,54 @@ from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Document
 
 
-def choose_types(document: Document, config: MetadataConfig, rng: random.Random) -> tuple[str, ...]:
-    """Draw the types that a document is rendered with.
-
-    With `metadata_probability` the document is given metadata at all. Then `metadata_dropout`
-    and `html_overall_sample_rate` each leave a type out by chance; of the n types that are left,
-    k (uniform in 1..n) are drawn without replacement, each draw in proportion to
-    `random_sample_metadata_weights`.
+class TypeSampler:
+    """Draws the metadata types of documents.
 
     Args:
-        document: Its types are those it has records of.
         config: The chances.
-        rng: The document's generator.
-
-    Returns:
-        Keys in the order of `metadata_list`; `()` for none.
     """
-    if rng.random() >= config.metadata_probability:
-        return ()
-    present = [key for key in config.metadata_list if _has(document, key)]
-    present = [key for key in present if rng.random() >= _dropout(key, config)]
-    if not config.random_sample_metadata:
-        return tuple(present)
-    weights = {key: _weight(key, config) for key in present}
-    drawable = [key for key in present if weights[key] > 0]
-    if not drawable:
-        return ()
-    count = rng.randint(1, len(drawable))
-    # Drawing one after the other by weight is taking the smallest of exponential variables
-    # with those rates (Efraimidis and Spirakis 2006).
-    arrival = {key: -math.log(1.0 - rng.random()) / weights[key] for key in drawable}
-    drawn = frozenset(sorted(drawable, key=arrival.__getitem__)[:count])
-    return tuple(key for key in present if key in drawn)
+
+    def __init__(self, config: MetadataConfig) -> None:
+        self._probability = config.metadata_probability
+        self._draws_some = config.random_sample_metadata
+        self._chances = [  # looked up once: drawing is a part of the stream's time
+            (key, _is_always_present(key), _dropout(key, config), _weight(key, config))
+            for key in config.metadata_list
+        ]
+
+    def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
+        """The types that a document is rendered with.
+
+        With `metadata_probability` the document is given metadata at all. Then `metadata_dropout`
+        and `html_overall_sample_rate` each leave a type out by chance; of the n types that are
+        left, k (uniform in 1..n) are drawn without replacement, each draw in proportion to
+        `random_sample_metadata_weights`.
+
+        Args:
+            document: Its types are those it has records of.
+            rng: The document's generator.
+
+        Returns:
+            Keys in the order of `metadata_list`; `()` for none.
+        """
+        if rng.random() >= self._probability:
+            return ()
+        present = [
+            (key, weight)
+            for key, always, dropout, weight in self._chances
+            if (always or document.has(key)) and rng.random() >= dropout
+        ]
+        if not self._draws_some:
+            return tuple(key for key, _ in present)
+        drawable = [(key, weight) for key, weight in present if weight > 0]
+        if not drawable:
+            return ()
+        count = rng.randint(1, len(drawable))
+        # Drawing one after the other by weight is taking the smallest of exponential variables
+        # with those rates (Efraimidis and Spirakis 2006).
+        arrival = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
+        drawn = frozenset(sorted(arrival, key=arrival.__getitem__)[:count])
+        return tuple(key for key, _ in present if key in drawn)
 
 
 def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
@@ -56,9 +72,9 @@ def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
     }
 
 
-def _has(document: Document, key: str) -> bool:
+def _is_always_present(key: str) -> bool:
     metadata_type = PROCESSORS.get(key)
-    return document.has(key) or (metadata_type is not None and metadata_type.always_present)
+    return metadata_type is not None and metadata_type.always_present
 
 
 def _dropout(key: str, config: MetadataConfig) -> float:

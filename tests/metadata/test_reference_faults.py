@@ -18,7 +18,7 @@ from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules, MetadataConfi
 from bsmeta.metadata.masks import inside_span, token_kinds
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.sampling import choose_types
+from bsmeta.metadata.sampling import TypeSampler
 from tests.metadata.helpers import config, document, html, local, pieces, render, world
 
 
@@ -32,7 +32,7 @@ def test_fault_1_html_that_was_dropped_is_not_rendered(rate: float) -> None:
     tagged = 0
     for _ in range(1000):
         read = decoder.decode(json.dumps(line).encode())
-        tagged += "<b>" in renderer.render(read, choose_types(read, settings, rng)).body
+        tagged += "<b>" in renderer.render(read, TypeSampler(settings).draw(read, rng)).body
     assert tagged / 1000 == pytest.approx(rate, abs=0.06)
 
 
@@ -95,7 +95,7 @@ def test_fault_13_choices_follow_the_generator_and_nothing_is_remembered() -> No
 
     def choices(seed: int) -> list[tuple[str, ...]]:
         rng = random.Random(seed)
-        return [choose_types(read, settings, rng) for _ in range(20)]
+        return [TypeSampler(settings).draw(read, rng) for _ in range(20)]
 
     assert choices(1) == choices(1)
     assert choices(1) != choices(2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.metadata.sampling import choose_types
+from bsmeta.metadata.sampling import TypeSampler
 from tests.metadata.helpers import config, document, html, world
 
 KEYS = ["html", "url", "title"]
@@ -21,7 +21,7 @@ def rates(keys: list[str] = KEYS, **changes: Any) -> Counter[tuple[str, ...]]:
     records = (world("title", "T"), world("url", "u"), html("b", 0, 1, 0, 0))
     read = document(settings, "Text.", *records)
     rng = random.Random(7)
-    return Counter(choose_types(read, settings, rng) for _ in range(DRAWS))
+    return Counter(TypeSampler(settings).draw(read, rng) for _ in range(DRAWS))
 
 
 def share(counts: Counter[tuple[str, ...]], key: str) -> float:
@@ -81,7 +81,7 @@ def test_a_weight_of_zero_is_never_drawn_and_columns_name_their_keys() -> None:
     records = (world("website_description", "D"), world("url", "u"), html("b", 0, 1, 0, 0))
     read = document(settings, "Text.", *records)
     rng = random.Random(1)
-    assert {choose_types(read, settings, rng) for _ in range(200)} == {("url",)}
+    assert {TypeSampler(settings).draw(read, rng) for _ in range(200)} == {("url",)}
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
@@ -100,4 +100,4 @@ def test_dropout_per_type() -> None:
 
 def test_a_document_without_metadata_is_given_none() -> None:
     settings = config(KEYS, random_sample_metadata=True)
-    assert choose_types(document(settings, "Text."), settings, random.Random(0)) == ()
+    assert TypeSampler(settings).draw(document(settings, "Text."), random.Random(0)) == ()
