@@ -115,7 +115,9 @@ def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
     return {step: (event["loss"], event["learning_rate"]) for step, event in steps.items()}
 
 
-@pytest.mark.parametrize("launch_file", ["cpu.yaml", "cpu_zero2.yaml"])
+@pytest.mark.parametrize(
+    "launch_file", [pytest.param("cpu.yaml", marks=pytest.mark.slow), "cpu_zero2.yaml"]
+)
 def test_killed_and_resumed_equals_never_stopped(
     launch_file: str, steps: Steps, documents: Documents, tmp_path: Path
 ) -> None:

@@ -78,7 +78,10 @@ def test_every_split_of_the_global_batch_gives_the_same_step(
     assert runs["whole"][1][0] == pytest.approx(by_hand([list(range(12))], model), rel=1e-6)
 
 
-@pytest.mark.parametrize(("stage", "precision"), [("", "no"), ("2", "no"), ("3", "bf16")])
+@pytest.mark.parametrize(
+    ("stage", "precision"),
+    [("", "no"), ("2", "no"), pytest.param("3", "bf16", marks=pytest.mark.slow)],
+)
 def test_a_resumed_run_repeats_the_undisturbed_one(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str, precision: str
 ) -> None:
