@@ -15,6 +15,9 @@ import msgspec
 MARK = b"-1"
 """What stands in the place of a column that was taken out: no list of records."""
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises where a line or column is no JSON of the wanted types."""
+
 _MOST_MISSES = 64  # one after the other
 _LIST_BEGINS = re.compile(rb"\s*:\s*(?=\[)")
 _LIST_ENDS = re.compile(rb"\]\s*,\s*\Z")
@@ -71,12 +74,14 @@ class LongColumn:
         if self._misses == _MOST_MISSES:
             self._next = None
             return
+        if self._key not in line:
+            return
+        self._misses += 1
         try:
             names = list(_KEYS.decode(line))
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return
         if self._name in names:
-            self._misses += 1
             behind = names[names.index(self._name) + 1 :]
             self._next = f'"{behind[0]}"'.encode() if behind else b""
 
@@ -85,6 +90,6 @@ def first_of(column: memoryview) -> bytes:
     """The list of a column that was taken out with others behind it.
 
     Raises:
-        msgspec.DecodeError: If this is no column.
+        UNREADABLE: If this is no column.
     """
     return bytes(_KEYS.decode(b'{"":' + column + b"}")[""])

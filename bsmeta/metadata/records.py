@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
-from bsmeta.metadata.columns import MARK, LongColumn, first_of
+from bsmeta.metadata.columns import MARK, UNREADABLE, LongColumn, first_of
 
 LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
 """Columns with many records: kept as bytes until the document is rendered with them."""
@@ -106,8 +106,8 @@ class Document:
 def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
     try:
         return _RECORD_LIST.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        with contextlib.suppress(msgspec.DecodeError):
+    except UNREADABLE as error:
+        with contextlib.suppress(*UNREADABLE):
             alone = first_of(memoryview(raw))
             if alone != bytes(raw):
                 return _decode_column(column, msgspec.Raw(alone))
@@ -181,7 +181,7 @@ class DocumentDecoder:
         """
         try:
             row = self._row(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise bad_document(error) from error
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
@@ -208,7 +208,7 @@ class DocumentDecoder:
             short, column = parts
             try:
                 row = self._decoder.decode(short)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 pass  # the whole line tells what is wrong
             else:
                 found = self._long_field is None or bytes(getattr(row, self._long_field)) == MARK

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata import columns
 from bsmeta.metadata.columns import LongColumn
 from bsmeta.metadata.records import BadDocument, DocumentDecoder
 
@@ -75,6 +76,22 @@ def test_it_gives_up_on_lines_that_never_fit() -> None:
         column.learn(line(ROW))
         column.learn(line(other))
     assert column.cut(line(ROW)) is None
+
+
+def test_lines_without_it_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "_KEYS", None)  # would fail if it was used
+    decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
+    for _ in range(2):
+        assert decoder.decode(line({"text": "a", "metadata": [TAG]})).has("html")
+
+
+def test_a_column_that_is_nested_too_deep() -> None:
+    decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
+    found(decoder, line(ROW))
+    deep = b'{"text": "a", "metadata_html": ' + b"[" * 9999 + b"]" * 9999 + b', "html_title": []}'
+    document = decoder.decode(deep)
+    with pytest.raises(BadDocument, match="metadata_html"):
+        document.records("html")
 
 
 def test_what_stands_between_in_some_lines_only() -> None:
