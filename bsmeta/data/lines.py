@@ -14,6 +14,9 @@ from bsmeta.data.remote import open_file
 Line = bytes | memoryview
 """A line, or a view of it in the block that it was read in: copying costs as much as unpacking."""
 
+LONGEST_LINE = 1 << 28
+"""Bytes. A shard that unpacks to an endless line would otherwise fill the memory."""
+
 
 class LineReader:
     """The lines of one shard, without their ends.
@@ -26,7 +29,8 @@ class LineReader:
         path: The shard.
         line: Number of the line that comes next.
         ended: Whether the last `read` came to the end of what can be read.
-        damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
+        damage: Why no line can be read beyond it, in a file that is cut or damaged or has a line of
+            more than `LONGEST_LINE` bytes; else empty.
     """
 
     def __init__(self, path: str, indexes: IndexCache | None = None) -> None:
@@ -87,7 +91,10 @@ class LineReader:
         end = block.find(b"\n")
         if end < 0:
             self._rest.append(block)
-            return True
+            if sum(map(len, self._rest)) <= LONGEST_LINE:
+                return True
+            self.damage, self._rest = f"a line of more than {LONGEST_LINE:,} bytes", []
+            return False
         lines: list[Line] = [b"".join([*self._rest, block[:end]])]
         view = memoryview(block)
         begin = end + 1
