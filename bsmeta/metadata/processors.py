@@ -144,10 +144,13 @@ class EntityParagraph(MetadataType):
 
 
 class HtmlAttributes(msgspec.Struct, gc=False):
-    """The attributes of an html tag: names and, at the same places, values."""
+    """The attributes of an html tag: names and, at the same places, values.
+
+    A value may be a number, as that of a record may; one without a value is null.
+    """
 
     attrs: list[str]
-    values: list[str | None]
+    values: list[str | int | float | None]
 
 
 _ATTRIBUTES = msgspec.json.Decoder(HtmlAttributes | None)
@@ -220,7 +223,7 @@ class Html(MetadataType):
             problem = f"<{tag}> has {len(found.attrs)} attributes, {len(found.values)} values"
             raise BadDocument("html_attributes_mismatch", problem)
         text = "".join(
-            f" {name}:{value or ''}"
+            f" {name}:{'' if value is None else value}"
             for name, value in zip(found.attrs, found.values, strict=True)
             if self._attributes is None or name in self._attributes
         )

@@ -14,12 +14,13 @@ from typing import Any, Literal, cast
 import msgspec
 
 from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
-from bsmeta.metadata.columns import MARK, UNREADABLE, LongColumn, first_of
+from bsmeta.metadata.columns import MARK, UNREADABLE, cut_column, first_of
 
 LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
 """Columns with many records: kept as bytes until the document is rendered with them."""
 
 LONGEST_COLUMN = "html"
+LONGEST_KEY = b'"metadata_html"'
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 
@@ -165,7 +166,6 @@ class DocumentDecoder:
         self._eager = [(_field(name), COLUMN_KEYS.get(name, name)) for name in eager]
         self._lazy = [(_field(name), name) for name in columns if name in LAZY_COLUMNS]
         self._decoder = msgspec.json.Decoder(_line_type(columns))
-        self._long = LongColumn(f"metadata_{LONGEST_COLUMN}", others=b'"metadata')
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
 
     def decode(self, line: bytes | memoryview) -> Document:
@@ -203,22 +203,24 @@ class DocumentDecoder:
     def _row(self, line: bytes | memoryview) -> _Line:
         """The columns of a line, of which the longest one is only parsed where it must be."""
         line = bytes(line)
-        parts = self._long.cut(line)
+        parts = cut_column(line, LONGEST_KEY, others=b'"metadata')
         if parts is not None:
             short, column = parts
-            try:
+            with contextlib.suppress(*UNREADABLE):  # the whole line shows what is wrong
                 row = self._decoder.decode(short)
-            except UNREADABLE:
-                pass  # the whole line tells what is wrong
-            else:
-                found = self._long_field is None or bytes(getattr(row, self._long_field)) == MARK
-                if found and (row.url is not None or b'"url"' not in bytes(column)):
+                if self._is_whole(row, column):
                     if self._long_field is not None:
                         setattr(row, self._long_field, column)
                     return row
-        row = self._decoder.decode(line)
-        self._long.learn(line)
-        return row
+        return self._decoder.decode(line)
+
+    def _is_whole(self, row: _Line, column: memoryview) -> bool:
+        """Whether a row without the longest column lacks nothing else of its line."""
+        if self._long_field is not None and bytes(getattr(row, self._long_field)) != MARK:
+            return False
+        if row.text is msgspec.UNSET:
+            return False
+        return row.url is not None or b'"url"' not in bytes(column)
 
 
 def _columns(config: MetadataConfig) -> list[str]:

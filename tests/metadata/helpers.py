@@ -25,7 +25,7 @@ def local(key: str, value: Any, start: int, end: int, *relative: int, **more: An
     return record | more
 
 
-def html(tag: str, start: int, end: int, *relative: int, **attributes: str) -> dict:
+def html(tag: str, start: int, end: int, *relative: int, **attributes: Any) -> dict:
     """An html record."""
     names = {"attrs": list(attributes), "values": list(attributes.values())}
     return local("html", tag, start, end, *relative, html_attrs=names)

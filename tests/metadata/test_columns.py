@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata import columns
-from bsmeta.metadata.columns import LongColumn
+from bsmeta.metadata.columns import cut_column
 from bsmeta.metadata.records import BadDocument, DocumentDecoder
 
 TAG = {"key": "html", "type": "local", "value": "b", "char_start_idx": 0, "char_end_idx": 1}
@@ -23,81 +22,110 @@ def line(row: object, **kwargs: Any) -> bytes:
     return json.dumps(row, **kwargs).encode()
 
 
-def cut_after(first: bytes, then: bytes) -> tuple[bytes, bytes] | None:
-    column = LongColumn("metadata_html", others=b'"metadata')
-    assert column.cut(first) is None
-    column.learn(first)
-    parts = column.cut(then)
+def cut(text: bytes) -> tuple[bytes, bytes] | None:
+    parts = cut_column(text, b'"metadata_html"', others=b'"metadata')
     return parts and (parts[0], bytes(parts[1]))
 
 
-@pytest.mark.parametrize("indent", [None, 1])
-def test_it_is_cut_where_it_stands(indent: int | None) -> None:
-    tags = json.dumps([TAG] * 3, indent=indent).encode()
-    then = b'{"text": "x", "metadata_html" : ' + tags + b' ,\n "html_title":"]"}'
-    cut = cut_after(line(ROW), then)
-    assert cut == (b'{"text": "x", "metadata_html" : -1 ,\n "html_title":"]"}', tags)
+@pytest.mark.parametrize("separators", [(",", ":"), (", ", ": ")])
+def test_it_is_cut_where_it_stands(separators: tuple[str, str]) -> None:
+    tags = json.dumps([TAG] * 3, separators=separators).encode()
+    text = b'{"text": "x", "metadata_html" : ' + tags + b' , "html_title":"]"}'
+    assert cut(text) == (b'{"text": "x", "metadata_html" : -1 , "html_title":"]"}', tags)
 
 
 def test_the_last_column_ends_with_its_object() -> None:
     row = {"text": "a", "metadata_html": [TAG]}
-    cut = cut_after(line(row), line(row, separators=(",", ":")) + b"\r")
-    assert cut == (b'{"text":"a","metadata_html":-1}\r', line([TAG], separators=(",", ":")))
+    tags = line([TAG], separators=(",", ":"))
+    found = cut(line(row, separators=(",", ":")) + b"\r")
+    assert found == (b'{"text":"a","metadata_html":-1}\r', tags)
 
 
-def test_long_parts_before_and_behind() -> None:
+def test_long_parts_before_and_after() -> None:
     row = {**ROW, "text": "y" * 50_000, "metadata_entity": [TAG] * 500}
-    cut = cut_after(line(ROW), line(row))
-    assert cut is not None
-    assert cut[1] == line([TAG])
-    assert json.loads(cut[0]) == {**row, "metadata_html": -1}
+    found = cut(line(row))
+    assert found is not None
+    assert found[1] == line([TAG])
+    assert json.loads(found[0]) == {**row, "metadata_html": -1}
 
 
 @pytest.mark.parametrize(
-    "then",
+    "text",
     [
-        line({"text": '"metadata_html": ['}),
+        line({"text": '"metadata_html": [{}], "'}),
         line({"text": "a", "metadata_html": None, "html_title": []}),
-        line({"text": "a", "metadata_html": [TAG], "other": []}),
-        line({"text": "a", "html_title": [], "metadata_html": [TAG]}),
-        line({"metadata_html": [TAG], "metadata_title": [], "html_title": []}),
+        line({"text": "a", "metadata_html": [], "metadata_entity": [TAG]}),
+        line({"text": "a", "metadata_html": [TAG, 1]}),
         b"",
         b'{"metadata_html"',
+        b'{"metadata_html": [{}]',
     ],
 )
-def test_what_it_does_not_know_is_left_alone(then: bytes) -> None:
-    assert cut_after(line(ROW), then) is None
+def test_a_line_without_a_list_of_records_is_left_alone(text: bytes) -> None:
+    assert cut(text) is None
 
 
-def test_it_gives_up_on_lines_that_never_fit() -> None:
-    column = LongColumn("metadata_html", others=b'"metadata')
-    other = {"text": "a", "html_title": [], "metadata_html": [TAG]}
-    for _ in range(40):
-        column.learn(line(ROW))
-        column.learn(line(other))
-    assert column.cut(line(ROW)) is None
+TITLE = {"key": "title", "value": "t"}
 
 
-def test_lines_without_it_are_not_parsed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "_KEYS", None)  # would fail if it was used
+@pytest.mark.parametrize(
+    "after",
+    [
+        {"text": "a"},
+        {"text": "a", "url": "u"},
+        {"text": 'ends like a list of records }], "', "z": 1},
+        {"x": [TAG], "text": "a", "y": [TAG], "url": "u"},
+        {"x": [TAG], "text": "a", "y": [TAG], "metadata_title": [TITLE]},
+        {"x": [TAG], "text": "a", "y": [TAG], "metadata": [TITLE]},
+        {"text": "a", "metadata_html": None},
+        {"text": "a", "metadata_entity": [TAG], "metadata_title": [TITLE]},
+    ],
+)
+@pytest.mark.parametrize("keys", [KEYS, ["title"]])
+def test_no_order_of_keys_loses_a_column(after: dict[str, Any], keys: list[str]) -> None:
+    """With the html column first and with it last; the line is the first of its shard."""
+    first = {"metadata_html": [TAG]} | after
+    last = after | ({} if "metadata_html" in after else {"metadata_html": [TAG]})
+    decoders = [DocumentDecoder(MetadataConfig(metadata_list=keys)) for _ in range(2)]
+    documents = [decoders[0].decode(line(first)), decoders[1].decode(line(last))]
+    for document in documents:
+        assert (document.text, document.url) == (after["text"], after.get("url"))
+    read = [[document.records(key) for key in keys] for document in documents]
+    assert read[0] == read[1]
+    titles = [record.value for record in documents[0].records("title")]
+    assert titles == ["t"] * (("metadata_title" in after) + ("metadata" in after))
+
+
+@pytest.mark.parametrize("broken", [b'[{"value": }]', b"[{]}]", b'[{"a" "b"}]', b'[{"\xff"}]'])
+@pytest.mark.parametrize("keys", [KEYS, ["title"]])
+@pytest.mark.parametrize(
+    "before",
+    [ROW, {"html_title": ["t"], "metadata_html": [TAG], "text": "a"}, {"text": "no metadata"}],
+)
+def test_a_malformed_column_reads_the_same_after_any_lines(
+    before: dict[str, Any], keys: list[str], broken: bytes
+) -> None:
+    malformed = b'{"text": "a", "metadata_html": ' + broken + b', "html_title": []}'
+    other_order = b'{"html_title": [], "metadata_html": ' + broken + b', "text": "a"}'
+    config = MetadataConfig(metadata_list=keys)
+    decoder = DocumentDecoder(config)
+    for _ in range(3):
+        found(decoder, line(before))
+    for text in (malformed, other_order):
+        assert found(decoder, text) == found(DocumentDecoder(config), text)
+
+
+@pytest.mark.parametrize("value", [b"%s", b'[{"x": %s}]'])
+def test_a_column_that_is_nested_too_deep(value: bytes) -> None:
     decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
-    for _ in range(2):
-        assert decoder.decode(line({"text": "a", "metadata": [TAG]})).has("html")
-
-
-def test_a_column_that_is_nested_too_deep() -> None:
-    decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
-    found(decoder, line(ROW))
-    deep = b'{"text": "a", "metadata_html": ' + b"[" * 9999 + b"]" * 9999 + b', "html_title": []}'
-    document = decoder.decode(deep)
-    with pytest.raises(BadDocument, match="metadata_html"):
-        document.records("html")
+    deep = value % (b"[" * 9999 + b"]" * 9999)
+    with pytest.raises(BadDocument, match="recursion depth exceeded"):
+        decoder.decode(b'{"text": "a", "metadata_html": ' + deep + b"}").records("html")
 
 
 def test_what_stands_between_in_some_lines_only() -> None:
     decoder = DocumentDecoder(MetadataConfig(metadata_list=KEYS))
-    found(decoder, line(ROW))
-    between = line({"text": "a", "metadata_html": [TAG], "url": "u", "x": [1], "html_title": []})
+    between = line({"text": "a", "metadata_html": [TAG], "url": "u", "x": [TAG], "html_title": []})
     document = decoder.decode(between)
     assert (document.url, [record.value for record in document.records("html")]) == ("u", ["b"])
 

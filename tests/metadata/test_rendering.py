@@ -197,6 +197,16 @@ def test_html_attributes_to_keep() -> None:
     assert render(settings, "t", record).body == "<a>t</a>"
 
 
+def test_an_html_attribute_may_be_a_number_or_have_no_value() -> None:
+    settings = config(["html"])
+    settings.html_parser_config.all_tags_rules.attributes_to_keep = None
+    tag = html("td", 0, 1, colspan=2, tabindex=0, width=1.5, hidden=None, title="")
+    assert (
+        render(settings, "a", tag).body
+        == "<td colspan:2 tabindex:0 width:1.5 hidden: title:>a</td>"
+    )
+
+
 def test_html_attributes_are_remembered_in_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bsmeta.metadata.processors._REMEMBERED_TAGS", 3)
     records = [html("a", 0, 1, row, -row, id=str(row % 5)) for row in range(10)]
