@@ -23,6 +23,7 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
             f"tokenizer_name: {name} cannot be loaded: {error}. Expected a folder, or a name on "
             "the Hub"
         ) from error
+    check_vocabulary(tokenizer, f"tokenizer_name: {name}")
     if tokenizer.eos_token_id is None:
         raise ConfigurationError(
             f"tokenizer_name: {name} has no end-of-text token; every document ends with it. Name "
@@ -31,3 +32,23 @@ def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
     special = Renderer(config.data_config.metadata_config).special_tokens()
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     return tokenizer
+
+
+def check_vocabulary(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Refuses the tokenizer that transformers makes up for a folder without a tokenizer's files.
+
+    It has the special tokens of the model's class and no others, and reads every text as empty.
+
+    Args:
+        tokenizer: The tokenizer.
+        where: The key that names it, and its value.
+
+    Raises:
+        ConfigurationError: It has no tokens but special ones.
+    """
+    if len(tokenizer) <= len(tokenizer.all_special_ids):
+        raise ConfigurationError(
+            f"{where}: there is no tokenizer (it would have {len(tokenizer)} tokens, all special "
+            "ones). Expected its files (tokenizer.json, tokenizer_config.json) beside the model: "
+            "copy them there"
+        )

@@ -16,6 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data.tokenizer import check_vocabulary
+from bsmeta.models.pretrained import check_files, load_weights
 
 HUB = "hf://"
 RECIPE = "metadata.yaml"
@@ -151,19 +153,25 @@ def load_model(
         DataError: The model or the tokenizer cannot be loaded.
     """
     dtype = _dtype(precision, train.mixed_precision, device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(location.model)
-        if location.untrained:
-            model = _first_model(location, train, len(tokenizer), dtype)
-        else:
-            model = AutoModelForCausalLM.from_pretrained(location.model, dtype=dtype)
-    except (OSError, ValueError) as error:
-        start = f", which started from {train.model_name}," if location.untrained else ""
-        raise DataError(
-            f"checkpoint={location.name}: {location.model}{start} cannot be loaded: {error}"
-        ) from error
+    where = f"checkpoint={location.name}"
+    if location.untrained:  # only its tokenizer is used
+        check_files(location.model, where)
+        tokenizer = _load_tokenizer(location.model, where)
+        model = _first_model(location, train, len(tokenizer), dtype)
+    else:
+        model = load_weights(location.model, where, dtype=dtype)
+        tokenizer = _load_tokenizer(location.model, where)
     _check_fit(model, tokenizer, train.data_config.metadata_config.max_seq_len)
     return model.to(device).eval(), tokenizer
+
+
+def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: the tokenizer of {source} cannot be loaded: {error}") from error
+    check_vocabulary(tokenizer, where)
+    return tokenizer
 
 
 def _first_model(
@@ -175,7 +183,8 @@ def _first_model(
         with torch.random.fork_rng():
             torch.manual_seed(train.seed)
             return AutoModelForCausalLM.from_config(shape, dtype=dtype)
-    model = AutoModelForCausalLM.from_pretrained(train.model_name, dtype=dtype)
+    where = f"{location.name}: model_name={train.model_name}"
+    model = load_weights(train.model_name, where, dtype=dtype)
     if vocabulary > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model

@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Sequence
 
+from bsmeta.config.checks.problems import number_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
@@ -79,12 +80,7 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
 
 def check_numbers(config: ExplainConfig) -> None:
     """Refuses numbers that are too small."""
-    least = {"limit": 1, "epoch": 0, "step": 1, "sequences": 0}
-    problems = [
-        f"{name}={getattr(config, name)}: expected {number} or more"
-        for name, number in least.items()
-        if getattr(config, name) < number
-    ]
+    problems = number_problems(config, {"limit": 1, "epoch": 0, "step": 1, "sequences": 0})
     if problems:
         raise ConfigurationError("; ".join(problems))
 

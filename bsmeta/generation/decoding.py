@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bsmeta.config.errors import DataError
+
 
 @dataclass(frozen=True, slots=True)
 class Draw:
@@ -76,7 +78,11 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, draws: Sequence[Draw]) -> list[Continuation]:
-        """The continuation of each; their contexts must be shorter than `max_length`."""
+        """The continuation of each; their contexts must be shorter than `max_length`.
+
+        Raises:
+            DataError: The model's probabilities are not numbers.
+        """
         batch = _Batch(draws, self._device)
         longest = [max(map(len, _rows_of(draw))) for draw in draws]
         room = [
@@ -183,6 +189,12 @@ class _Batch:
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
         """The next token of each text (int64 [texts]) by the logits [rows, vocabulary]."""
         scores = torch.log_softmax(logits, dim=-1)
+        if scores.isnan().any():
+            raise DataError(
+                "checkpoint: the model's probabilities of the next token are not numbers (NaN); "
+                "its weights, or what it computes in this precision, are not finite. Expected "
+                "another checkpoint, or precision=float32"
+            )
         main, null = scores[self._main], scores[self._null]
         guided = torch.where(self._is_guided, null + self._guidance * (main - null), main)
         numbers = [torch.rand(1, generator=one, dtype=torch.float64) for one in self._generators]

@@ -15,6 +15,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.evaluation.plan import plan_batches
 from bsmeta.evaluation.scoring import Window, max_batch_tokens, scoring
@@ -69,6 +70,9 @@ class Likelihoods:
         Returns:
             float64 [texts, candidates]; int64 [texts], the tokens that count (all but the first
             of a piece, on which training takes no loss).
+
+        Raises:
+            DataError: A log-probability is not finite.
         """
         lead = self._heads[0].lead
         encoded = self._encoder.encode([Rendered(text, lead=lead, body=text) for text in texts])
@@ -86,6 +90,13 @@ class Likelihoods:
             scores = scorer.score([[windows[i] for i in batch] for batch in batches])
         for batch, values in zip(batches, scores, strict=True):
             for index, value in zip(batch, values, strict=True):
+                if not np.isfinite(value).all():
+                    raise DataError(
+                        "checkpoint: the model's log-probabilities are not finite under "
+                        f"{self.prefixes[owners[index][1]]!r}, for a text that begins with "
+                        f"{texts[owners[index][0]][:40]!r}; expected a checkpoint with finite "
+                        "weights, or precision=float32"
+                    )
                 sums[owners[index]] += value.sum()
                 tokens[owners[index][0]] += len(value) if owners[index][1] == 0 else 0
         return sums, tokens

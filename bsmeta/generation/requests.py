@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,9 +53,13 @@ def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
     """
     merged = {**defaults, **values}
     try:
-        return msgspec.convert(merged, Request)
+        request = msgspec.convert(merged, Request)
     except msgspec.ValidationError as error:
         raise ConfigurationError(_explained(error, merged)) from error
+    for name in ("guidance", "temperature", "top_p"):
+        if not math.isfinite(getattr(request, name)):
+            raise ConfigurationError(f"{name}={merged[name]}: expected a finite number")
+    return request
 
 
 def _explained(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str:

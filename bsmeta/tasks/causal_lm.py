@@ -28,6 +28,7 @@ from bsmeta.metadata.sampling import chances
 from bsmeta.models import attention as attention_of
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
+from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.base import EvaluationContext, Loss, MicroBatch, Stream
 
 
@@ -68,7 +69,7 @@ class CausalLanguageModel:
         if random_weights:
             model = AutoModelForCausalLM.from_config(shape, **how)
         else:
-            model = _load(AutoModelForCausalLM, key, source, **how)
+            model = load_weights(source, f"{key}={source}", **how)
         if len(self.tokenizer) > model.get_input_embeddings().weight.shape[0]:
             model.resize_token_embeddings(len(self.tokenizer))
         self._attention = str(model.config._attn_implementation)

@@ -24,19 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.models.manifest import FORMAT, MANIFEST, describe_file, mismatch, read_manifest
 from bsmeta.training.distributed import Processes
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "manifest.json"
 STATE = "trainer_state.json"
 DATA = "data_state.json"
-FORMAT = 1
 _NAME = re.compile(r"checkpoint-(\d+)step")
-_BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -101,19 +97,15 @@ class Writer:
 def problems(folder: Path, processes: Processes) -> list[str]:
     """What is wrong with a checkpoint, one line a file; empty: it is whole. Every rank calls it."""
     try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        expected, manifest_format = manifest["files"], manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return [f"{folder / MANIFEST}: cannot be read ({error})"]
-    if manifest_format != FORMAT:
-        return [f"{folder / MANIFEST}: format {manifest_format}, but this code reads {FORMAT}"]
+        expected = read_manifest(folder)
+    except ValueError as error:
+        return [str(error)]
     missing = [f"{folder / file}: is missing" for file in expected if not (folder / file).is_file()]
     if missing:
         return missing
     actual = _describe(folder, sorted(expected), processes, sync=False)
     return [
-        f"{folder / file}: {actual[file]['bytes']} bytes, xxh3 {actual[file]['xxh3']}; the "
-        f"manifest says {entry['bytes']} bytes, xxh3 {entry['xxh3']}"
+        mismatch(folder / file, actual[file], entry)
         for file, entry in expected.items()
         if entry != actual[file]
     ]
@@ -183,21 +175,13 @@ def _describe(
     """Size and checksum of each file; the ranks share the reading, and all get the result."""
     mine = {}
     for file in processes.broadcast(files)[processes.rank :: processes.size]:
-        mine[file] = {"bytes": (folder / file).stat().st_size, "xxh3": _checksum(folder / file)}
+        mine[file] = describe_file(folder / file)
         if sync:
             _sync(folder / file)
     merged: dict[str, dict[str, Any]] = {}
     for part in processes.gather(mine):
         merged.update(part)
     return dict(sorted(merged.items()))
-
-
-def _checksum(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

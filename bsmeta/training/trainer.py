@@ -19,6 +19,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.config.schema import TrainConfig
+from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import EvaluationContext, Task
 from bsmeta.training import random_state
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
@@ -317,6 +318,7 @@ class Trainer:
         self.saver.export(temporary)
 
         def replace() -> None:
+            write_model_manifest(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)
 

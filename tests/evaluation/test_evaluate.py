@@ -16,6 +16,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluate import main
+from bsmeta.models.manifest import write_model_manifest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -108,6 +109,7 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
 ) -> None:
     (run_folder / "checkpoint-20step").mkdir()
     (run_folder / "model").rename(run_folder / "checkpoint-20step" / "model")
+    write_model_manifest(run_folder / "checkpoint-20step")
     (run_folder / "checkpoint-100step").mkdir()  # not a whole checkpoint: no model in it
     arguments = ("comparisons=[all]", "max_documents=1", "bootstrap_resamples=50")
     assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
@@ -116,6 +118,31 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     checkpoint = run_folder / "checkpoint-20step"
     assert call(monkeypatch, f"checkpoint={checkpoint}", *arguments) == 0
     assert report_in(run_folder / "evaluation-checkpoint-20step")["model"] == model
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = run_folder / "checkpoint-20step"
+    checkpoint.mkdir()
+    (run_folder / "model").rename(checkpoint / "model")
+    write_model_manifest(checkpoint)
+    weights = checkpoint / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-10] ^= 4
+    weights.write_bytes(content)
+    assert call(monkeypatch, f"checkpoint={run_folder}") == 2
+    assert f"{weights}: {len(content)} bytes, xxh3" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_tokenizer_is_refused(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (run_folder / "model").glob("tokenizer*"):
+        file.unlink()
+    assert call(monkeypatch, f"checkpoint={run_folder}") == 2
+    message = capsys.readouterr().err
+    assert f"checkpoint={run_folder}: there is no tokenizer (it would have 1 tokens" in message
 
 
 def test_everything_at_once_makes_one_page(

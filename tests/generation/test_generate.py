@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from bsmeta.models.manifest import write_model_manifest
 
 Generate = Callable[..., int]
 
@@ -131,7 +136,12 @@ def test_a_dialogue_through_a_pipe(
         (["temperature=-1"], "temperature=-1.0: Expected `float` >= 0.0"),
         (["top_p=0"], "top_p=0.0: Expected `float` > 0.0"),
         (["max_new_tokens=0"], "max_new_tokens=0: Expected `int` >= 1"),
-        (["batch_size=0"], "batch_size=0: expected at least 1"),
+        (["batch_size=0"], "batch_size=0: expected 1 or more"),
+        (["max_documents=0", "mode=attribute"], "max_documents=0: expected 1 or more"),
+        (["bootstrap_resamples=0"], "bootstrap_resamples=0: expected 1 or more"),
+        (["guidance=nan"], "guidance=nan: expected a finite number"),
+        (["guidance=inf"], "guidance=inf: expected a finite number"),
+        (["temperature=inf"], "temperature=inf: expected a finite number"),
         (["compare=[{title: A}]", "interactive=true"], "compare and interactive: expected at most"),
         (["input=none.jsonl"], "input=none.jsonl cannot be read"),
         (["output=no/such/folder.jsonl", "max_new_tokens=1"], "cannot be written"),
@@ -144,6 +154,58 @@ def test_what_is_missing_or_wrong_is_named(
 ) -> None:
     assert generate(*arguments) == 2
     assert message in capsys.readouterr().err
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    file = folder / "model" / "model.safetensors"
+    weights = load_file(file)
+    change(weights)
+    save_file(weights, file, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("mode", ["text", "attribute"])
+def test_a_model_that_computes_no_numbers_is_refused(
+    mode: str, run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change_weights(run_folder, lambda weights: weights["model.norm.weight"].fill_(math.nan))
+    assert generate(f"mode={mode}") == 2
+    message = capsys.readouterr().err
+    assert "checkpoint: the model's " in message
+    assert "probabilities" in message
+    assert "precision=float32" in message
+
+
+def test_a_weight_that_is_missing_is_refused_by_name(
+    run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    change_weights(run_folder, lambda weights: weights.pop(name))
+    assert generate() == 2
+    assert f"missing (they would be random): {name}" in capsys.readouterr().err
+
+
+def test_a_file_that_ends_early_or_differs_from_the_manifest_is_refused(
+    run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = run_folder / "model" / "model.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:1000])
+    assert generate() == 2
+    assert f"{run_folder / 'model'} cannot be loaded" in capsys.readouterr().err
+    file.write_bytes(content)
+    write_model_manifest(run_folder / "model")
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert generate() == 2
+    assert f"{file}: {len(content)} bytes, xxh3" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_tokenizer_is_refused(
+    run_folder: Path, generate: Generate, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (run_folder / "model").glob("tokenizer*"):
+        file.unlink()
+    assert generate("prompt=A") == 2
+    assert f"the tokenizer of {run_folder / 'model'} cannot be loaded" in capsys.readouterr().err
 
 
 def test_all_bad_lines_of_a_file_are_named(

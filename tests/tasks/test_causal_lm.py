@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.tasks.base import EvaluationContext
@@ -192,6 +193,31 @@ def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
     config = compose(TrainConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"])
     with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
         CausalLanguageModel(config).build_model()
+
+
+def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
+    config: TrainConfig, model: nn.Module, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(one for one in weights if "mlp" in one)
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    started = replace(
+        config,
+        model_config_file=None,
+        model_name=str(tmp_path),
+        tokenizer_name=config.tokenizer_name or config.model_name,
+    )
+    with pytest.raises(DataError, match=rf"model_name={tmp_path}: .*missing .*: {name}"):
+        CausalLanguageModel(started).build_model()
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+    GPT2Config().save_pretrained(tmp_path)  # transformers makes up a tokenizer of one token
+    started = replace(config, model_name=str(tmp_path), tokenizer_name=None)
+    with pytest.raises(ConfigurationError, match=rf"tokenizer_name: {tmp_path}: there is no token"):
+        _ = CausalLanguageModel(started).tokenizer
 
 
 def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bsmeta.config.errors import ConfigurationError
@@ -40,6 +40,21 @@ def refuse(problems: Sequence[Problem | str]) -> None:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
         raise ConfigurationError(f"{count} in the configuration\n{listed}")
+
+
+def number_problems(config: object, least: Mapping[str, int]) -> list[str]:
+    """What is wrong with numbers of a configuration, one line each; null is a choice of its own.
+
+    Args:
+        config: The configuration.
+        least: The smallest number that each of the keys may have.
+    """
+    values = {key: getattr(config, key) for key in least}
+    return [
+        f"{key}={value}: expected {least[key]} or more"
+        for key, value in values.items()
+        if value is not None and not value >= least[key]
+    ]
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

@@ -1,0 +1,97 @@
+"""Weights that are not exactly the model's are refused by name, wherever a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bsmeta.config.errors import DataError
+from bsmeta.models.manifest import model_damage, write_model_manifest
+from bsmeta.models.pretrained import load_weights
+
+Weights = dict[str, torch.Tensor]
+PROJECTION = "transformer.h.0.mlp.c_proj.weight"
+
+
+def save_model(folder: Path, *, tied: bool = True) -> Path:
+    config = GPT2Config(
+        vocab_size=50, n_positions=16, n_embd=8, n_layer=1, n_head=2, tie_word_embeddings=tied
+    )
+    GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+def without_projection(weights: Weights) -> Weights:
+    return {name: value for name, value in weights.items() if name != PROJECTION}
+
+
+def with_another_layer(weights: Weights) -> Weights:
+    return {**weights, "transformer.h.9.ln_1.weight": torch.zeros(8)}
+
+
+def with_another_shape(weights: Weights) -> Weights:
+    return {**weights, PROJECTION: torch.zeros(3, 3)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_projection, rf"missing \(they would be random\): {PROJECTION}"),
+        (with_another_layer, r"unexpected \(they would be ignored\): transformer.h.9.ln_1.weight"),
+        (with_another_shape, rf"of another shape: {PROJECTION} \(\[3, 3\] instead of \[32, 8\]\)"),
+    ],
+)
+def test_other_weights_than_the_models_are_refused_by_name(
+    change: Callable[[Weights], Weights], message: str, tmp_path: Path
+) -> None:
+    file = save_model(tmp_path / "model") / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=f"(?s)^model_name=x: .*{message}"):
+        load_weights(str(tmp_path / "model"), "model_name=x")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_weights_need_not_be_in_the_file(tied: bool, tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", tied=tied)
+    assert ("lm_head.weight" in load_file(folder / "model.safetensors")) is not tied
+    assert load_weights(str(folder), "model_name=x").lm_head.weight.shape == (50, 8)
+
+
+def test_a_cut_file_is_a_message(tmp_path: Path) -> None:
+    file = save_model(tmp_path / "model") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"model_name=x: .* cannot be loaded: .*not fully covered"):
+        load_weights(str(tmp_path / "model"), "model_name=x")
+
+
+def test_a_flipped_byte_is_found_by_the_manifest(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    (folder / "README.md").write_text("# A model")
+    write_model_manifest(folder)
+    (folder / "README.md").write_text("# My model")  # people edit it
+    assert model_damage(folder) == []
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=r"is damaged; .*\n .*model.safetensors: \d+ bytes, xxh3"):
+        load_weights(str(folder), "model_name=x")
+    (folder / "config.json").unlink()
+    assert len(model_damage(folder)) == 2
+
+
+def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "checkpoint-3step" / "model")
+    (problem,) = model_damage(folder)
+    assert "manifest.json: cannot be read" in problem
+    write_model_manifest(folder.parent)
+    assert model_damage(folder) == []
+    (folder / "config.json").write_text("{}")
+    (folder.parent / "state").mkdir()  # of no concern to the model
+    (problem,) = model_damage(folder)
+    assert "config.json: 2 bytes" in problem
