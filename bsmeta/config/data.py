@@ -83,7 +83,8 @@ class DataConfig:
 
     on_test_overlap: str = key(
         "error",
-        "a training document with the text or URL of one of validation_file: error | drop (and "
+        "a training document with the text of one of validation_file, or a URL of it (column url "
+        "or metadata_url; scheme, fragment, closing slash and the like aside): error | drop (and "
         "count)",
     )
     bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")

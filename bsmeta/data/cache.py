@@ -23,7 +23,7 @@ from bsmeta.data.hub_paths import HubPath
 log = logging.getLogger(__name__)
 
 HEAD = 1 << 16
-VERSION = 1
+VERSION = 2
 
 Arrays = dict[str, np.ndarray]
 

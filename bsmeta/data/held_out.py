@@ -2,18 +2,27 @@
 
 `shards` leaves the validation file out by its name. Here the texts and URLs of its documents are
 known as 64-bit hashes (xxh3), kept in the cache folder, and every training document is looked up.
+URLs are compared as `normalized_url` writes them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import re
+from collections.abc import Iterable
+from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import xxhash
 
+from bsmeta.config.errors import DataError
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.cache import Arrays, Cache
-from bsmeta.data.lines import LineReader
+from bsmeta.data.lines import Line, LineReader
+from bsmeta.metadata.columns import UNREADABLE
+from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
 
 log = logging.getLogger(__name__)
 
@@ -25,11 +34,11 @@ class HeldOutDocuments:
     """The texts and URLs that must not be trained on.
 
     Args:
-        prints: Hashes of texts and URLs.
+        fingerprints: Hashes of texts and URLs.
     """
 
-    def __init__(self, prints: np.ndarray) -> None:
-        self._prints = frozenset(prints.tolist())
+    def __init__(self, fingerprints: np.ndarray) -> None:
+        self._fingerprints = frozenset(fingerprints.tolist())
 
     @classmethod
     def of(cls, path: str, cache: Cache) -> HeldOutDocuments:
@@ -37,55 +46,93 @@ class HeldOutDocuments:
 
         Raises:
             OSError: If the file cannot be read.
+            DataError: If the file is damaged or holds no document.
         """
         kept = cache.load(path, KIND)
         if kept is None:
-            found: Arrays = {"prints": fingerprints(path)}
+            found: Arrays = {"fingerprints": fingerprints(path)}
             try:
                 cache.make(path, KIND, lambda: found)
             except OSError as error:  # a home folder may be read-only: it only takes longer then
                 log.warning("the hashes of held-out documents are not kept: %s", error)
             kept = found
-        return cls(kept["prints"])
+        return cls(kept["fingerprints"])
 
-    def overlap(self, text: str, url: str | None) -> str:
+    def overlap(self, document: Document) -> str:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""
-        if text_print(text) in self._prints:
+        if text_fingerprint(document.text) in self._fingerprints:
             return "text"
-        if url is not None and url_print(url) in self._prints:
-            return "url"
-        return ""
+        shared = not self._fingerprints.isdisjoint(url_fingerprints(document.addresses()))
+        return "url" if shared else ""
 
 
-def text_print(text: str) -> int:
+def text_fingerprint(text: str) -> int:
     """The hash by which a text is known."""
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def url_print(url: str) -> int:
-    """The hash by which a URL is known; another than that of the same text."""
-    return xxhash.xxh3_64_intdigest(url.encode(), seed=1)
+def url_fingerprints(urls: Iterable[str]) -> set[int]:
+    """The hashes by which URLs are known; others than those of the same texts."""
+    normalized = {normalized_url(url) for url in urls} - {""}
+    return {xxhash.xxh3_64_intdigest(url.encode(), seed=1) for url in normalized}
 
 
-class _Line(msgspec.Struct):
-    text: str | None = None
-    url: str | None = None
+_URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
+_PORT = re.compile(r":(?:80|443)?$")
+
+
+def normalized_url(url: str) -> str:
+    """A URL without what seldom tells pages apart.
+
+    That is: http or https, the port of either, upper case in the host, slashes that end the path,
+    an empty query, the fragment, %-escapes, and spaces around it all.
+    """
+    host, path, query = _URL.match(url).groups("")  # type: ignore[union-attr]  # matches any string
+    kept = _PORT.sub("", host.lower()) + path.rstrip("/ ") + query
+    return unquote(kept).strip()
+
+
+class _Text(msgspec.Struct):
+    text: str
 
 
 def fingerprints(path: str) -> np.ndarray:
-    """Hashes of the texts and URLs of a file (uint64); bad documents have none."""
-    decoder = msgspec.json.Decoder(_Line)
-    prints: set[int] = set()
-    reader = LineReader(path)
-    while lines := reader.read(reader.line, BATCH):
-        for line in lines:
-            try:
-                document = decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                continue
-            if document.text:
-                prints.add(text_print(document.text))
-            if document.url:
-                prints.add(url_print(document.url))
-    reader.close()
-    return np.array(sorted(prints), np.uint64)
+    """Hashes of the texts and URLs of a file (uint64).
+
+    Of a line that is no good document, the text alone is known, if it can be read.
+
+    Raises:
+        OSError: If the file cannot be read.
+        DataError: If the file is damaged, or has no text.
+    """
+    decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
+    texts, urls, unreadable = set[int](), set[int](), 0
+    with contextlib.closing(LineReader(path)) as reader:
+        while lines := reader.read(reader.line, BATCH):
+            for line in lines:
+                text, addresses = _read(decoder, line)
+                unreadable += text is None
+                if text:
+                    texts.add(text_fingerprint(text))
+                urls |= url_fingerprints(addresses)
+    if reader.damage or not texts:
+        found = f"line {reader.line + 1}: {reader.damage}" if reader.damage else "no text in it"
+        raise DataError(
+            f"data_config.validation_file: {path} cannot be kept out of training: {found}; "
+            "expected a whole file of documents; replace it, or set validation_file=null to train "
+            "without a held-out file"
+        )
+    if unreadable:
+        log.warning("%s: %d lines have no text to keep out of training", path, unreadable)
+    return np.array(sorted(texts | urls), np.uint64)
+
+
+def _read(decoder: DocumentDecoder, line: Line) -> tuple[str | None, set[str]]:
+    """The text and the URLs of a line."""
+    try:
+        document = decoder.decode(line)
+    except BadDocument:
+        with contextlib.suppress(*UNREADABLE):
+            return msgspec.json.decode(line, type=_Text).text, set()
+        return None, set()
+    return document.text, document.addresses()

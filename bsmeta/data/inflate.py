@@ -20,6 +20,7 @@ GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a ch
 BARE_DEFLATE = -15  # ... and: a deflate stream alone
 TRAILER = 8  # bytes of checksum and size behind the deflate stream of a gzip member
 CUT = "the file ends in the middle of its data"
+EMPTY = "the file is empty, and not even compressed: it was not written to its end"
 
 
 def fastest(name: str, standard: ModuleType) -> Any:
@@ -64,7 +65,7 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
         point: Where to begin; None begins at the beginning.
 
     Raises:
-        DamagedFileError: When everything before the damage was given out.
+        DamagedFileError: When everything before the damage was yielded.
     """
     if path.endswith(".gz"):
         return inflate(file) if point is None else inflate_from(file, point)
@@ -74,8 +75,25 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
     return iter(lambda: file.read(BLOCK), b"")
 
 
-def inflate(file: BinaryIO, data: bytes = b"") -> Iterator[bytes]:
-    """The content of a gzip file of any number of members; `data` was read from it before."""
+def first_block(file: BinaryIO) -> bytes:
+    """The beginning of a compressed file; compressed data of no bytes has a header, too.
+
+    Raises:
+        DamagedFileError: If the file has no byte.
+    """
+    data = file.read(COMPRESSED_BLOCK)
+    if not data:
+        raise DamagedFileError(EMPTY)
+    return data
+
+
+def inflate(file: BinaryIO) -> Iterator[bytes]:
+    """The content of a gzip file of any number of members."""
+    yield from inflate_members(file, first_block(file))
+
+
+def inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
+    """The content of the members that follow in a gzip file; `data` was read from it before."""
     data = data or file.read(COMPRESSED_BLOCK)
     while data:
         data = yield from inflate_member(file, data, ZLIB.decompressobj(wbits=GZIP_MEMBER))
@@ -94,7 +112,7 @@ def inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
     member = ZLIB.decompressobj(wbits=BARE_DEFLATE, zdict=point.window)
     data = yield from inflate_member(file, data, member)
     data += file.read(max(TRAILER - len(data), 0))
-    yield from inflate(file, data[TRAILER:])
+    yield from inflate_members(file, data[TRAILER:])
 
 
 def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
@@ -118,7 +136,7 @@ def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
     """The content of a Zstandard file of any number of frames."""
     import zstandard
 
-    data = file.read(COMPRESSED_BLOCK)
+    data = first_block(file)
     while data:
         frame = zstandard.ZstdDecompressor().decompressobj()
         while not frame.eof:

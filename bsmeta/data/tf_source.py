@@ -239,7 +239,7 @@ class ShareReader:
         TensorFlow takes a cut file for a short one. A gzip file ends in the size of its last member
         (RFC 1952, section 2.3.1), which mostly is its only one; the last line may have no end.
         """
-        if not self._is_whole:
+        if not self._is_whole or not self._share.shard.size:
             return False
         with tensorflow().io.gfile.GFile(self._share.shard.path, "rb") as file:
             file.seek(max(file.size() - 4, 0))

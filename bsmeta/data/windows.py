@@ -188,7 +188,7 @@ class WindowMaker:
     def _is_held_out(self, document: Document, window: Window, number: int) -> bool:
         if self._held_out is None:
             return False
-        shared = self._held_out.overlap(document.text, document.url)
+        shared = self._held_out.overlap(document)
         if shared and self._config.on_test_overlap == "error":
             raise DataError(
                 f"{window.shard.path}, line {number + 1}: the document has the {shared} of one in "

@@ -22,6 +22,11 @@ LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
 LONGEST_COLUMN = "html"
 LONGEST_KEY = b'"metadata_html"'
 
+ADDRESS_FIELD = "address_column"
+"""The column of `url` where it is not one of the wanted ones; see `Document.addresses`."""
+
+NO_COLUMN = msgspec.Raw()
+
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 
 
@@ -73,7 +78,7 @@ class Document:
         url: The `url` column (not the metadata record), if there is one.
     """
 
-    __slots__ = ("_records", "_undecoded", "text", "url")
+    __slots__ = ("_address_column", "_records", "_undecoded", "text", "url")
 
     def __init__(
         self,
@@ -81,11 +86,13 @@ class Document:
         url: str | None,
         records: dict[str, list[Record]],
         undecoded: dict[str, msgspec.Raw] | None = None,
+        address_column: msgspec.Raw = NO_COLUMN,
     ) -> None:
         self.text = text
         self.url = url
         self._records = records
         self._undecoded = undecoded or {}
+        self._address_column = address_column
 
     def has(self, key: str) -> bool:
         """Whether the document has a record of this metadata key."""
@@ -102,6 +109,21 @@ class Document:
             _group(self._records, key, _decode_column(key, raw))
             del self._undecoded[key]
         return self._records.get(key, ())
+
+    def addresses(self) -> set[str]:
+        """What the `url` column and the metadata records of `url` hold.
+
+        The records are read whether `metadata_list` has `url` or not; a column of them that nobody
+        asked for, and that holds none, is no reason to refuse the document.
+        """
+        found = {str(record.value) for record in self._records.get("url", ())}
+        if self.url is not None:
+            found.add(self.url)
+        if not _is_empty(self._address_column):
+            with contextlib.suppress(BadDocument):
+                records = _decode_column("url", self._address_column) or []
+                found.update(str(record.value) for record in records)
+        return found
 
 
 def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
@@ -187,18 +209,19 @@ class DocumentDecoder:
             raise BadDocument("missing_text", "the object has no `text`")
         records: dict[str, list[Record]] = {}
         undecoded: dict[str, msgspec.Raw] = {}
+        address_column = getattr(row, ADDRESS_FIELD, NO_COLUMN)
         if row.metadata is not None:
             if not all(record.key for record in row.metadata):
                 raise BadDocument("wrong_type", "a record of the list `metadata` has no `key`")
             _group(records, "", row.metadata)
-            return Document(row.text, row.url, records)
+            return Document(row.text, row.url, records, address_column=address_column)
         for field, key in self._eager:
             _group(records, key, getattr(row, field))
         for field, key in self._lazy:
             raw = getattr(row, field)
             if not _is_empty(raw):
                 undecoded[key] = raw
-        return Document(row.text, row.url, records, undecoded)
+        return Document(row.text, row.url, records, undecoded, address_column)
 
     def _row(self, line: bytes | memoryview) -> _Line:
         """The columns of a line, of which the longest one is only parsed where it must be."""
@@ -253,9 +276,12 @@ def _line_type(columns: list[str]) -> type[_Line]:
     fields: list[tuple[str, Any, Any]] = []
     for name in columns:
         if name in LAZY_COLUMNS:
-            fields.append((_field(name), msgspec.Raw, msgspec.Raw()))
+            fields.append((_field(name), msgspec.Raw, NO_COLUMN))
         else:
             fields.append((_field(name), list[Record] | None, None))
+    if "url" not in columns:
+        fields.append((ADDRESS_FIELD, msgspec.Raw, NO_COLUMN))
     names = {_field(name): f"metadata_{name}" for name in columns}
+    names[ADDRESS_FIELD] = "metadata_url"
     line = msgspec.defstruct("Line", fields, bases=(_Line,), rename=names, gc=False)
     return cast("type[_Line]", line)

@@ -114,6 +114,16 @@ def test_a_cut_gzip(tmp_path: Path) -> None:
     assert sum(one.counts["bad_documents/damaged_file"] for one in first + second) == 2
 
 
+def test_a_shard_of_no_bytes(tmp_path: Path) -> None:
+    """What a cut download or a full disk leaves is not taken for a shard without documents."""
+    write_shard(tmp_path / "a.jsonl.gz", pages(30))
+    (tmp_path / "b.jsonl.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"b\.jsonl\.gz, line 1: damaged_file: the file is empty"):
+        batches(one_stream(tmp_path), 100)
+    taken = batches(one_stream(tmp_path, bad_documents="skip"), 20)
+    assert sum(one.counts["bad_documents/damaged_file"] for one in taken) >= 1
+
+
 def test_shards_without_a_usable_document(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     path.write_bytes(b"\n\n")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import ANY
 
@@ -11,10 +14,12 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.cache import Cache
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
+from bsmeta.metadata.records import Document, DocumentDecoder
 from tests.data.helpers import page, pages, run, small_config, small_tokenizer, write_shard
 
 
@@ -23,6 +28,11 @@ def batches(config: DataConfig, count: int) -> list[MicroBatch]:
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
     return list(itertools.islice(iter(stream), count))
+
+
+def document(text: str, **columns: object) -> Document:
+    line = json.dumps({"text": text, **columns}).encode()
+    return DocumentDecoder(MetadataConfig(metadata_list=["title"])).decode(line)
 
 
 @pytest.fixture
@@ -72,11 +82,12 @@ def test_another_text_of_the_same_url(folder: Path) -> None:
 def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
     path, cache = folder / "test.jsonl.gz", Cache(f"{folder}/cache")
     first = HeldOutDocuments.of(str(path), cache)
-    assert first.overlap(page(200, 1)["text"], None) == "text"
-    assert first.overlap("new", "https://example.org/200") == "url"
-    assert first.overlap("https://example.org/200", None) == ""
+    assert first.overlap(document(page(200, 1)["text"])) == "text"
+    assert first.overlap(document("new", url="https://example.org/200")) == "url"
+    assert first.overlap(document("https://example.org/200")) == ""
     write_shard(path, pages(3, first=700))
-    assert HeldOutDocuments.of(str(path), cache).overlap("", "https://example.org/200") == ""
+    now = HeldOutDocuments.of(str(path), cache)
+    assert now.overlap(document("new", url="https://example.org/200")) == ""
 
 
 def test_a_cache_folder_that_cannot_be_written(
@@ -84,7 +95,7 @@ def test_a_cache_folder_that_cannot_be_written(
 ) -> None:
     (folder / "cache").write_text("a file in its place")
     documents = HeldOutDocuments.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
-    assert documents.overlap(page(200, 1)["text"], None) == "text"
+    assert documents.overlap(document(page(200, 1)["text"])) == "text"
     assert "are not kept" in caplog.text
 
 
@@ -93,15 +104,106 @@ def test_damaged_hashes_are_made_again(folder: Path) -> None:
     HeldOutDocuments.of(path, cache)
     (kept,) = (folder / "cache").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert HeldOutDocuments.of(path, cache).overlap(page(200, 1)["text"], None) == "text"
+    assert HeldOutDocuments.of(path, cache).overlap(document(page(200, 1)["text"])) == "text"
     assert cache.load(path, "held-out")
 
 
-def test_bad_documents_of_the_held_out_file_are_passed_over(folder: Path) -> None:
+def test_bad_documents_of_the_held_out_file_are_passed_over(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = folder / "test.jsonl"
-    path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n')
+    path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n{"text": "no records", "url": 1}\n')
     documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
-    assert documents.overlap("good", None) == "text"
+    assert documents.overlap(document("no records")) == "text"
+    assert "3 lines have no text to keep out of training" in caplog.text
+    assert documents.overlap(document("good")) == "text"
+
+
+WHOLE = b"".join(b'{"text": "document %d"}\n' % number for number in range(3000))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "found"),
+    [
+        ("test.jsonl.gz", gzip.compress(WHOLE)[:5000], r"line \d+: the file ends in the middle"),
+        ("test.jsonl.gz", WHOLE, "line 1: the data cannot be decompressed"),
+        ("test.jsonl.gz", b"", "line 1: the file is empty"),
+        ("test.jsonl.gz", gzip.compress(b""), "no text in it"),
+        ("test.jsonl", b"", "no text in it"),
+        ("test.jsonl", b'{"text": ""}\n{"url": "https://a.b"}\nnot JSON\n', "no text in it"),
+    ],
+)
+@pytest.mark.parametrize("bad_documents", ["strict", "skip"])
+def test_a_held_out_file_that_cannot_be_read_to_its_end_is_refused(
+    folder: Path, name: str, content: bytes, found: str, bad_documents: str
+) -> None:
+    """Again and again: nothing of it is kept in the cache folder."""
+    (folder / name).write_bytes(content)
+    settings = config(folder, validation_file=f"{folder}/{name}", bad_documents=bad_documents)
+    for _ in range(2):
+        with pytest.raises(DataError, match=f"validation_file: \\S+ cannot be kept out .*{found}"):
+            batches(settings, 1)
+    assert not list((folder / "cache").glob("*.npz"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://example.org/a/b?q=1",
+        "http://example.org/a/b?q=1",
+        "//example.org/a/b?q=1",
+        "example.org/a/b?q=1",
+        "HTTPS://Example.ORG:443/a/b?q=1",
+        "http://example.org:80/a/b/?q=1#part",
+        " https://example.org/a/%62?q=1# ",
+    ],
+)
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda url: {"url": url},
+        lambda url: {"metadata_url": [{"key": "url", "type": "global", "value": url}]},
+        lambda url: {"url": "https://other.org", "metadata_url": [{"value": url}]},
+        lambda url: {"metadata": [{"key": "url", "type": "global", "value": url}]},
+    ],
+)
+def test_one_url_in_many_forms(
+    folder: Path, url: str, form: Callable[[str], dict[str, object]]
+) -> None:
+    path = folder / "test.jsonl"
+    path.write_text(json.dumps({"text": "held out", **form("https://example.org/a/b/?q=1")}))
+    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    assert documents.overlap(document("a", **form(url))) == "url"
+    assert documents.overlap(document("a", url=url)) == "url"
+    line = json.dumps({"text": "a", **form(url)}).encode()
+    asked_for = DocumentDecoder(MetadataConfig(metadata_list=["url"])).decode(line)
+    assert documents.overlap(asked_for) == "url"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "https://",
+        "https://example.org/a/B?q=1",
+        "https://example.org/a/b?q=2",
+        "https://example.org/a/b",
+        "https://example.org:8080/a/b?q=1",
+        "ftp://example.org/a/b?q=1",
+    ],
+)
+def test_urls_of_other_pages(folder: Path, url: str) -> None:
+    path = folder / "test.jsonl"
+    lines = [{"text": "x", "url": "https://example.org/a/b?q=1"}, {"text": "y", "url": ""}]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    assert documents.overlap(document("a", url=url)) == ""
+
+
+@pytest.mark.parametrize("column", ["https://example.org", {"value": 1}, [1], None])
+def test_a_url_column_that_nobody_asked_for_may_hold_anything(folder: Path, column: object) -> None:
+    documents = HeldOutDocuments.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
+    assert documents.overlap(document("a", metadata_url=column)) == ""
 
 
 def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:

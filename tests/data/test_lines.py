@@ -101,10 +101,24 @@ def test_zeros_behind_the_last_member(tmp_path: Path) -> None:
     assert reader.damage == ""
 
 
-def test_an_empty_file(tmp_path: Path) -> None:
-    path = tmp_path / "shard.jsonl.gz"
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_compressed_file_of_no_bytes_is_damaged(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"shard.jsonl.{suffix}"
     path.write_bytes(b"")
-    assert LineReader(str(path)).read(0, 9) == []
+    reader = LineReader(str(path))
+    assert reader.read(0, 9) == []
+    assert reader.damage.startswith("the file is empty")
+
+
+def test_a_shard_without_lines(tmp_path: Path) -> None:
+    compressor = zstandard.ZstdCompressor()
+    contents = {"jsonl": b"", "jsonl.gz": gzip.compress(b""), "jsonl.zst": compressor.compress(b"")}
+    for suffix, content in contents.items():
+        path = tmp_path / f"shard.{suffix}"
+        path.write_bytes(content)
+        reader = LineReader(str(path))
+        assert reader.read(0, 9) == []
+        assert reader.damage == ""
 
 
 def test_content_that_is_held_back_when_the_file_is_read(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_same_windows_from_anywhere(tmp_path: Path, place: int, number: int)
     assert not other.has_line(shards[2], 30)
 
 
-@pytest.mark.parametrize("left", [0.5, 0.9, 0.999])
+@pytest.mark.parametrize("left", [0, 0.5, 0.9, 0.999])
 def test_a_cut_shard_is_noticed_and_named(tmp_path: Path, left: float) -> None:
     write_shards(tmp_path, [12, 60, 12])
     cut = tmp_path / "part-01.jsonl.gz"
