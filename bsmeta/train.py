@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
-from bsmeta.config.compose import rank, run_entry_point
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
 from bsmeta.tasks import TASKS
@@ -22,23 +24,16 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         mistakes: What was wrong with the command line; told with all the rest, and refused.
     """
     is_main = rank() == 0
-    try:
+    with _refusal_in_status(config):
         checked = check_run(config, os.environ, list(TASKS), mistakes)
-    except ConfigurationError as error:
-        is_folder_known = "out_dir" not in {one.key for one in mistakes}
-        is_run = not config.check_only and not config.estimate
-        if is_main and is_folder_known and is_run:
-            from bsmeta.training.run_folder import write_refusal
-
-            write_refusal(Path(config.out_dir), str(error))
-        raise
     if is_main:
         print_summary(config, checked.launch)
     if config.check_only:
         return 0
 
     # Accelerate takes seconds to import: not for a configuration that is wrong.
-    task = TASKS[config.task](config)
+    with _refusal_in_status(config):
+        task = TASKS[config.task](config)
     if config.estimate:
         from bsmeta.training.estimate import estimate
 
@@ -48,6 +43,21 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
     from bsmeta.training.run import run
 
     return run(config, task, checked.deepspeed_config)
+
+
+@contextmanager
+def _refusal_in_status(config: TrainConfig) -> Iterator[None]:
+    """Writes an error of the user's into the status of the run, where there is to be one."""
+    try:
+        yield
+    except UserError as error:
+        keys = error.keys if isinstance(error, ConfigurationError) else ()
+        is_run = not config.check_only and not config.estimate
+        if rank() == 0 and is_run and "out_dir" not in keys:
+            from bsmeta.training.run_folder import write_refusal
+
+            write_refusal(Path(config.out_dir), str(error))
+        raise
 
 
 if __name__ == "__main__":

@@ -139,16 +139,23 @@ pass_on() { # NAME
 
 status_mark() { stat -c '%i %y' "$OUT_DIR/status.json" 2>/dev/null || true; }
 
-# Sets STATE and CODE from what the run has left in status.json: the launchers turn every code of
-# a process into 1. A status that was there before, $1, says nothing about this run.
+# Sets STATE and CODE from what the run has left in status.json, because the launchers turn every code
+# of a process into 1. A status that was there before, $1, is not that of this run: a start that was
+# refused may leave the status of a finished run as it is, and only its exit code.
 read_outcome() {
   local mark
   STATE=unknown
   CODE=0
-  [[ $LAUNCHER_CODE -eq 0 ]] || CODE=$EXIT_FAILURE
+  if [[ $LAUNCHER_CODE -ne 0 ]]; then
+    CODE=$EXIT_FAILURE
+    [[ $LAUNCHER_CODE -ne $EXIT_USER_ERROR ]] || CODE=$EXIT_USER_ERROR
+    [[ ! -s ${BSMETA_EXIT_CODE_FILE:-} ]] || CODE=$(<"$BSMETA_EXIT_CODE_FILE")
+  fi
   mark=$(status_mark)
   [[ -n $mark && $mark != "$1" ]] || return 0
   STATE=$(sed -n 's/^{"state": "\([a-z]*\)".*/\1/p' "$OUT_DIR/status.json")
+  # A signal that comes after the end still makes the launcher fail.
+  [[ $STATE != "done" ]] || CODE=0
   [[ $CODE -eq 0 ]] || CODE=$(sed -n 's/.*"exit_code": \([1-9][0-9]*\).*/\1/p' "$OUT_DIR/status.json")
   [[ -n $CODE ]] || CODE=$EXIT_FAILURE
 }
@@ -177,9 +184,12 @@ start_run() {
   fi
   [[ $MACHINES -eq 1 ]] || meet "$port" "$start_timeout"
   before=$(status_mark)
+  BSMETA_EXIT_CODE_FILE=$(mktemp)
+  export BSMETA_EXIT_CODE_FILE
   PET_SIGNALS_TO_HANDLE=SIGUSR2 PET_SHUTDOWN_TIMEOUT=$stop_timeout \
     run_with_signals USR2 "${command[@]}"
   read_outcome "$before"
+  rm -f "$BSMETA_EXIT_CODE_FILE"
   [[ $STATE != unknown || $CODE -eq 0 || -n $SIGNALLED || $MACHINES -eq 1 ]] ||
     say "the run has not begun: $MACHINES machines must meet at $MASTER_ADDR:$port within" \
       "$start_timeout s (BSMETA_START_TIMEOUT); is each started, with the same address, port and" \

@@ -31,6 +31,7 @@ from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.interpolation import resolve
+from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
 from bsmeta.config.secrets import redact, redact_values
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -109,6 +110,7 @@ def _leave(code: int) -> NoReturn:
     abort the process (measured with torch 2.13: 3 of 10 runs that had done all their work; see
     pytorch pull request 179291). Everything is on disk by now.
     """
+    note_exit_code(code)
     if "WORLD_SIZE" in os.environ:  # started by a launcher, so that there is a process group
         logging.shutdown()
         sys.stdout.flush()
@@ -261,20 +263,16 @@ def report(error: BaseException) -> int:
     if isinstance(error, yaml.YAMLError):  # also tags that would make Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
-        if rank() == 0:  # every rank has found the same
-            print(f"configuration error: {redact(str(error))}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
-    if isinstance(error, UserError):
-        print(f"[rank {rank()}] error: {redact(str(error))}", file=sys.stderr, flush=True)
-        return EXIT_USER_ERROR
-    print(redact("".join(traceback.format_exception(error))), file=sys.stderr, flush=True)
-    return EXIT_FAILURE
-
-
-def rank() -> int:
-    """The number of this process among those that the launcher has started."""
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0  # what is no number is refused with the launch
+        if not is_reporter():  # every process of this machine has found the same
+            wait_for_reporter()
+        message = f"configuration error: {error}"
+    elif isinstance(error, UserError):
+        message = f"[rank {rank()}] error: {error}"
+    else:
+        message = "".join(traceback.format_exception(error))
+    print(redact(message), file=sys.stderr, flush=True)
+    announce(error)
+    return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
 def _in_repository(path: str) -> str:

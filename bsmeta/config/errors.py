@@ -6,13 +6,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class UserError(ValueError):
     """Base of the errors that a user can mend: the message says what, where and how."""
 
 
 class ConfigurationError(UserError):
-    """A key, a file or the launch says something that cannot be right, or two of them disagree."""
+    """A key, a file or the launch says something that cannot be right, or two of them disagree.
+
+    Args:
+        message: All that is wrong.
+        keys: The keys that it is about, as far as they are known.
+    """
+
+    def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.keys = frozenset(keys)
 
 
 class DataError(UserError):

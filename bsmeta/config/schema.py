@@ -73,7 +73,7 @@ class TrainConfig:
 
     seed: int = key(42, "seed of the weights, the dropout and every choice about the data")
     out_dir: str = key("runs/default", "run folder (relative to the working folder)")
-    overwrite_out_dir: bool = key(False, "delete an earlier run's folder first")
+    overwrite_out_dir: bool = key(False, "first delete all that an earlier run's folder holds")
     resume_from_checkpoint_dir: str | None = key(
         None, "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"
     )

@@ -22,11 +22,13 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.models.manifest import FORMAT, MANIFEST, describe_file, mismatch, read_manifest
-from bsmeta.training.distributed import Processes
+
+if TYPE_CHECKING:  # it loads accelerate, for which a refused run should not wait
+    from bsmeta.training.distributed import Processes
 
 logger = logging.getLogger(__name__)
 

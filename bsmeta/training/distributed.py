@@ -32,6 +32,7 @@ from accelerate.utils import (
 )
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.reporting import meet
 from bsmeta.config.schema import TrainConfig
 
 Result = TypeVar("Result")
@@ -48,7 +49,8 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
             (distributed data parallel) training.
 
     Raises:
-        ConfigurationError: If fewer processes came up than were launched.
+        ConfigurationError: If fewer processes came up than were launched, or another machine of
+            the launch has refused to start.
     """
     _quiet_libraries()
     if torch.cuda.is_available():
@@ -56,6 +58,7 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
+    meet(config.distributed_timeout_s)
     with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, "connecting the processes"):
         accelerator = _accelerator(config, plugin)
     launched = int(os.environ.get("WORLD_SIZE", "1"))

@@ -8,13 +8,14 @@ from typing import Any
 
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
+from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
 from bsmeta.training import hub
 from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
-from bsmeta.training.run_folder import RunFolder, write_status
+from bsmeta.training.run_folder import RunFolder, write_refusal, write_status
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -29,7 +30,12 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
         CheckpointError: If there is no whole checkpoint to resume from, but a damaged one.
         TrainingError: If the run diverged, or a process of it is gone.
     """
-    accelerator = start(config, deepspeed_config)
+    try:
+        accelerator = start(config, deepspeed_config)
+    except UserError as error:
+        if rank() == 0:
+            write_refusal(Path(config.out_dir), str(error))
+        raise
     processes = Processes.of(accelerator)
     seed_everything(config.seed)
     folder = RunFolder(Path(config.out_dir).resolve())

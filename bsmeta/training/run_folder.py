@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -15,7 +16,13 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
 
+logger = logging.getLogger(__name__)
+
 METRICS = "metrics.jsonl"
+STATUS = "status.json"
+MARK = ".bsmeta-run"  # in every folder that a run has made; only such a folder is ever emptied
+_LOCK = ".lock"
+_OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 
 def write_status(
@@ -34,21 +41,26 @@ def write_status(
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
     temporary = out_dir / f".status-{os.getpid()}.json"
     temporary.write_text(json.dumps(value) + "\n")
-    os.replace(temporary, out_dir / "status.json")
+    os.replace(temporary, out_dir / STATUS)
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
-    """Says in `status.json` that a run was refused before it began (exit code 2).
+    """Writes into `status.json` that a run was refused before it began (exit code 2).
 
-    A status of an earlier run would otherwise stand there and be acted on; that of a run which is
-    going on in the folder is left alone.
+    Otherwise the status of an earlier run would be read as that of this one. What must not change
+    is left alone: a finished run, a run that is in progress in the folder, and a folder that no run
+    has made.
     """
-    out_dir.mkdir(parents=True, exist_ok=True)
     try:
-        with FileLock(out_dir / ".lock", timeout=0):
+        if _foreign(out_dir) or _state(out_dir) == "done":
+            return
+        out_dir.mkdir(parents=True, exist_ok=True)
+        with FileLock(out_dir / _LOCK, timeout=0):
             write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message)
     except Timeout:
         return
+    except OSError as error:  # the message itself is more important
+        logger.warning("%s: status.json could not be written: %s", out_dir, error)
 
 
 class RunFolder:
@@ -56,25 +68,48 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(path / ".lock")
+        self._lock = FileLock(path / _LOCK)
 
     def open(self, config: Any, *, resume: bool, overwrite: bool) -> None:
         """Takes the folder for this run.
 
         Raises:
-            ConfigurationError: If another run holds it, or an earlier run lies in it and this one
-                neither resumes nor may overwrite it.
+            ConfigurationError: If another run holds it, if it holds files that are of no run, if an
+                earlier run lies in it and this one neither resumes nor may overwrite it, or if it
+                cannot be written.
         """
+        try:
+            self._take(resume=resume, overwrite=overwrite)
+            checkpoint.clean(self.path)
+            (self.path / "config.yaml").write_text(to_yaml(config))
+        except OSError as error:
+            raise ConfigurationError(
+                f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
+                "folder that can be written, or a new name"
+            ) from error
+
+    def _take(self, *, resume: bool, overwrite: bool) -> None:
+        checkpoints = checkpoint.found(self.path)
+        foreign = _foreign(self.path)
+        if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
+            raise ConfigurationError(
+                f"out_dir: {self.path} holds {_listed(foreign)}, and no {MARK} of an earlier run; "
+                "expected a new or empty folder, or that of a run, because overwrite_out_dir=true "
+                "deletes all of it. Choose another out_dir, or move these files"
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise ConfigurationError(
-                f"out_dir: {self.path} is held by another run that is going on; give this one a "
-                "folder of its own"
+                f"out_dir: {self.path} is held by another run that is in progress; choose another "
+                "folder for this one"
             ) from None
-        used = checkpoint.found(self.path) or (self.path / METRICS).exists()
-        if used and not resume:
+        if not foreign and not (self.path / MARK).exists():
+            (self.path / MARK).write_text(
+                "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
+            )
+        if (checkpoints or (self.path / METRICS).exists()) and not resume:
             if not overwrite:
                 raise ConfigurationError(
                     f"out_dir: {self.path} holds an earlier run; expected an empty folder. Resume "
@@ -82,8 +117,6 @@ class RunFolder:
                     "or choose another out_dir"
                 )
             self._empty()
-        checkpoint.clean(self.path)
-        (self.path / "config.yaml").write_text(to_yaml(config))
 
     def cut_logs(self, step: int) -> None:
         """Drops what was logged after `step`: those updates are made again."""
@@ -95,13 +128,43 @@ class RunFolder:
                 os.replace(temporary, file)
 
     def _empty(self) -> None:
+        others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]
+        if others:
+            raise ConfigurationError(
+                f"overwrite_out_dir: {self.path} also holds {_listed([*map(str, others)])}, which "
+                "belong to other runs; expected one run. Delete or move them, or choose another "
+                "out_dir"
+            )
         for entry in self.path.iterdir():
-            if entry.name == ".lock":
+            if entry.name in (_LOCK, MARK):
                 continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
+
+
+def _foreign(out_dir: Path) -> list[str]:
+    """What a folder holds that no run has made; nothing for a run's, an empty or an absent one.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    names = {entry.name for entry in out_dir.iterdir()} if out_dir.exists() else set()
+    return [] if MARK in names else sorted(names - _OF_REFUSED_STARTS)
+
+
+def _state(out_dir: Path) -> str | None:
+    """The state in `status.json`; None where there is none that can be read."""
+    try:
+        return json.loads((out_dir / STATUS).read_text())["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _listed(names: list[str], limit: int = 3) -> str:
+    more = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
 class LineLog:

@@ -39,7 +39,8 @@ def refuse(problems: Sequence[Problem | str]) -> None:
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
-        raise ConfigurationError(f"{count} in the configuration\n{listed}")
+        keys = [problem.key for problem in problems if isinstance(problem, Problem)]
+        raise ConfigurationError(f"{count} in the configuration\n{listed}", keys)
 
 
 def number_problems(config: object, least: Mapping[str, int]) -> list[str]:

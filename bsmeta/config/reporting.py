@@ -1,0 +1,148 @@
+"""Which process of a launch reports an error, and how the other machines learn of it.
+
+All processes of a launch run the same checks and find the same errors; a launcher ends the others
+as soon as one of them exits. So the first process of each machine reports, and the others of that
+machine wait until the launcher ends them. A machine that refuses to start leaves its reason in the
+launcher's store, where the other machines, which would wait for it in vain, find it (`meet`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.errors import ConfigurationError, TrainingError, UserError
+
+# How long the others wait for the report of a machine's first process: imports on a busy machine
+# take different times, but once the processes are connected, all see an error at the same time.
+WAIT_S = 60.0
+WAIT_CONNECTED_S = 10.0
+CONNECT_S = 5.0
+READ_S = 10.0
+_POLL_S = 0.2
+_CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "refused", "read"))
+
+
+def rank() -> int:
+    """The number of this process among those that the launcher has started."""
+    text = os.environ.get("RANK", "0")
+    return int(text) if text.isdecimal() else 0  # what is no number is refused with the launch
+
+
+def is_reporter() -> bool:
+    """Whether this process reports errors that all processes of its machine find.
+
+    Only torchrun and `accelerate launch` end the other processes of a machine; elsewhere every
+    process reports.
+    """
+    launched = "TORCHELASTIC_RUN_ID" in os.environ
+    return not launched or os.environ.get("LOCAL_RANK", "0") == "0"
+
+
+def wait_for_reporter() -> None:
+    """Waits to be ended by the launcher; returns only if the reporter has not exited in time."""
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):  # no longer a request to save and stop
+            signal.signal(number, signal.SIG_DFL)
+    time.sleep(WAIT_CONNECTED_S if _is_connected() else WAIT_S)
+
+
+def note_exit_code(code: int) -> None:
+    """Writes the code of a failure for the launch scripts; the launchers turn each into 1."""
+    file = os.environ.get("BSMETA_EXIT_CODE_FILE")
+    if file is not None and code != 0:
+        Path(file).write_text(f"{code}\n")
+
+
+def announce(error: BaseException) -> None:
+    """Leaves an error from before the start for the other machines, which wait in `meet`."""
+    if not _has_several_machines() or _is_connected() or isinstance(error, RefusedElsewhere):
+        return
+    refusal = {"user": isinstance(error, UserError), "message": f"{socket.gethostname()}: {error}"}
+    try:
+        store = _connect(CONNECT_S)
+        store.add(_READ, 1)
+        store.set(_REFUSED, json.dumps(refusal))
+        # The store ends with the launcher of the first machine.
+        deadline = time.monotonic() + READ_S
+        while store.add(_READ, 0) < _count("GROUP_WORLD_SIZE") and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    except RuntimeError as unreachable:
+        print(f"the other machines were not reached: {unreachable}", file=sys.stderr, flush=True)
+
+
+class RefusedElsewhere(ConfigurationError):
+    """Another machine of the launch has refused to start, and has reported why."""
+
+
+def meet(timeout_s: float) -> None:
+    """Returns once the processes of all machines have passed their checks; all call it.
+
+    Raises:
+        RefusedElsewhere: If a machine has refused the configuration.
+        TrainingError: If a machine has failed otherwise, or does not come.
+    """
+    if not _has_several_machines():
+        return
+    expected, deadline = _count("WORLD_SIZE"), time.monotonic() + timeout_s
+    try:
+        store = _connect(timeout_s)
+        store.add(_CHECKED, 1)
+        while (checked := store.add(_CHECKED, 0)) < expected:
+            if store.check([_REFUSED]):
+                if is_reporter():
+                    store.add(_READ, 1)
+                refusal = json.loads(store.get(_REFUSED))
+                kind = RefusedElsewhere if refusal["user"] else TrainingError
+                raise kind(f"another machine did not start: {refusal['message']}")
+            if time.monotonic() > deadline:
+                raise TrainingError(
+                    f"{checked} of {expected} processes were ready within {timeout_s:g} s "
+                    "(distributed_timeout_s); the output of the other machines says more"
+                )
+            time.sleep(_POLL_S)
+    except RuntimeError as error:
+        if isinstance(error, TrainingError):
+            raise
+        raise TrainingError(
+            f"the first machine ({os.environ['MASTER_ADDR']}) ended before the run began; its "
+            f"output says why ({error})"
+        ) from error
+
+
+def _has_several_machines() -> bool:
+    """Whether a launcher (torchrun's agent, which keeps a store) connects several machines."""
+    agent_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return agent_store and _count("GROUP_WORLD_SIZE") > 1
+
+
+def _count(name: str) -> int:
+    text = os.environ.get(name, "1")
+    return int(text) if text.isdecimal() else 1
+
+
+def _is_connected() -> bool:
+    """Whether the process group is there, under which the watchdog passes errors on."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and distributed.is_initialized()
+
+
+def _connect(timeout_s: float) -> Any:
+    """A connection to the store of the launcher on the first machine."""
+    from torch.distributed import TCPStore
+
+    return TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+    )

@@ -1,0 +1,81 @@
+"""The scripts exit with the run's own code, although the launchers turn each one into 1."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from bsmeta.training.run_folder import MARK
+from tests.conftest import TIMEOUT_S
+from tests.launching.helpers import SMALL, end, run, start
+
+DEMO = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "1"}
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> dict[str, str]:
+    """The folder `run` of a finished run, file by file."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    files = {
+        MARK: "",
+        "metrics.jsonl": '{"event": "step", "step": 8}\n',
+        "status.json": '{"state": "done", "step": 8, "exit_code": 0, "message": ""}\n',
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return files
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("seed=1", "holds an earlier run; expected an empty folder"),
+        ("learning_rate=-1", "learning_rate in Hydra configuration: found -1.0"),
+    ],
+)
+def test_a_start_in_the_folder_of_a_finished_run(
+    override: str, message: str, finished: dict[str, str], tmp_path: Path
+) -> None:
+    code, output = run(tmp_path, "train.sh", *SMALL, override, "out_dir=run", **DEMO)
+    assert (code, message in output) == (2, True), output
+    kept = {name: (tmp_path / "run" / name).read_text() for name in finished}
+    assert kept == finished
+
+
+@pytest.mark.parametrize("override", ["seed=1", "learning_rate=-1", "overwrite_out_dir=true"])
+def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.tex").write_text("mine")
+    code, output = run(tmp_path, "train.sh", *SMALL, override, "out_dir=run", **DEMO)
+    assert code == 2, output
+    assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("out_dir", [".", "'${oc.env:HOME}'"])
+def test_the_working_folder_and_home_get_no_files(out_dir: str, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    code, output = run(home, "train.sh", *SMALL, f"out_dir={out_dir}", HOME=str(home), **DEMO)
+    assert (code, "a folder of its own for the run" in output) == (2, True), output
+    assert [entry for entry in home.iterdir() if entry.name != ".cache"] == []
+
+
+@pytest.mark.slow
+def test_a_signal_after_the_end(tmp_path: Path) -> None:
+    """The run is done, and its launcher not yet gone, when the signal comes."""
+    steps = ["max_train_steps=2", "num_warmup_steps=1"]
+    script = start(tmp_path, "train.sh", *SMALL, *steps, "out_dir=run", **DEMO)
+    deadline = time.monotonic() + TIMEOUT_S
+    status = tmp_path / "run" / "status.json"
+    while not status.exists() or json.loads(status.read_text())["state"] != "done":
+        assert script.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    script.send_signal(signal.SIGTERM)
+    code, output = end(script)
+    assert code == 0, output
