@@ -7,6 +7,7 @@ time goes first.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
@@ -98,13 +99,13 @@ def kept(path: Path, size: int) -> bytes | None:
     """A block that is on the disk; None if it is not, or is damaged."""
     try:
         data = path.read_bytes()
-        os.utime(path)  # read just now: it goes last
     except OSError:
         return None
+    with contextlib.suppress(OSError):  # it may be another user's
+        os.utime(path)  # read just now: it goes last
     block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
     if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
         log.warning("%s is damaged and is downloaded again", path)
-        path.unlink(missing_ok=True)
         return None
     return block
 
@@ -127,5 +128,6 @@ def evict(folder: Path, limit: int) -> None:
     for _, size, entry in sorted(files):
         if total <= limit * KEPT:
             return
-        entry.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # another process removed it, or it is another user's
+            entry.unlink()
         total -= size

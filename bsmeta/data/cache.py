@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-import zipfile
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +23,7 @@ log = logging.getLogger(__name__)
 
 HEAD = 1 << 16
 VERSION = 2
+LONGEST_NAME = 128  # bytes of a file's name that are part of that of its facts
 
 Arrays = dict[str, np.ndarray]
 
@@ -45,18 +45,17 @@ class Cache:
     def load(self, path: str, kind: str) -> Arrays | None:
         """The facts of a kind about a file as it is now; None if they are not there."""
         kept = self._file(path, kind)
-        if not kept.exists():
-            return None
         try:
             with np.load(kept) as saved:
                 return dict(saved)
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            log.warning("%s is damaged and is made again: %s", kept, error)
-            kept.unlink(missing_ok=True)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # numpy and zipfile raise many kinds for damaged content
+            log.warning("%s cannot be read and is rebuilt: %s", kept, error or type(error).__name__)
             return None
 
     def make(self, path: str, kind: str, facts: Callable[[], Arrays]) -> None:
-        """Keeps the facts that `facts` finds, unless they are there.
+        """Keeps the facts that `facts` finds, unless they are there and can be read.
 
         Raises:
             OSError: If the folder cannot be written, or `facts` cannot read the file.
@@ -64,12 +63,8 @@ class Cache:
         kept = self._file(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{kept}.lock"):
-            if kept.exists():
-                return
-            found = facts()
-            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                np.savez(file, **found)  # type: ignore[arg-type]
-            os.replace(file.name, kept)
+            if self.load(path, kind) is None:
+                write_arrays(kept, facts())
 
     def _file(self, path: str, kind: str) -> Path:
         if isinstance(path, HubPath):  # its hash is known without reading it
@@ -79,4 +74,25 @@ class Cache:
             with open(path, "rb") as file:
                 key = xxhash.xxh3_64(file.read(HEAD))
             key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        return self.folder / f"{os.path.basename(path)}-{key.hexdigest()}.{kind}.npz"
+        # A name is for people, and may be as long as the file system allows: not all of it fits.
+        name = os.fsencode(os.path.basename(path))[:LONGEST_NAME].decode(errors="ignore")
+        return self.folder / f"{name}-{key.hexdigest()}.{kind}.npz"
+
+
+def write_arrays(path: Path, arrays: Arrays) -> None:
+    """Writes arrays to a file: all of them or nothing, whatever happens to the machine.
+
+    The file is as readable as the user's umask lets files be: others may share the folder.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    written = path.with_name(f"{uuid.uuid4().hex}.tmp")
+    try:
+        with open(written, "xb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        written.replace(path)
+    finally:
+        written.unlink(missing_ok=True)

@@ -131,3 +131,31 @@ def test_many_processes(hub: Hub, tmp_path: Path) -> None:
 def _read_thrice(path: str) -> None:
     for _ in range(3):
         assert read(path) == CONTENT  # type: ignore[arg-type]
+
+
+def test_a_block_whose_time_cannot_be_set_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of another user, with whom the folder is shared."""
+    cache = BlockCache(str(tmp_path), 1000)
+    put(cache, "a")
+
+    def refuses(*arguments: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "utime", refuses)
+    assert cache.get("a", 100, lambda: b"made again", NEVER) == b"a" * 100
+
+
+def test_blocks_that_cannot_be_removed_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = BlockCache(str(tmp_path), 1000)
+    put(cache, "a")
+
+    def refuses(*arguments: object, **options: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", refuses)
+    evict(tmp_path / "blocks", 0)
+    assert len(blocks(tmp_path)) == 1
