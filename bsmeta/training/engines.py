@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from accelerate import Accelerator
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.config.errors import CheckpointError, TrainingError
 
@@ -76,6 +77,8 @@ class PlainEngine:
         self._model = model
         self._optimizer = optimizer
         self.scaled = accelerator.scaler is not None
+        if isinstance(model, DistributedDataParallel):
+            fix_buckets(model)
 
     def clip(self, limit: float) -> torch.Tensor:
         return self._accelerator.clip_grad_norm_(self._model.parameters(), limit)
@@ -112,6 +115,24 @@ class PlainEngine:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._accelerator.scaler is not None and state["scaler"] is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
+
+
+def fix_buckets(model: DistributedDataParallel) -> None:
+    """Has DDP arrange its all-reduce buckets now, in the reverse order of the parameters.
+
+    By itself it does so after the first backward pass of the *process*. The first step after a
+    resume would then run with other buckets than the same step of an undisturbed run; its gradients
+    would be added up in another order, and differ by rounding as soon as there are three ranks. The
+    backward pass here is that of a loss that is 0 whatever the parameters, and its gradients become
+    ready in the order in which those of a network usually do: those of the last layer first.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    zero = torch.stack([parameter.sum() for parameter in parameters]).sum() * 0.0
+    model.reducer.prepare_for_backward([])
+    zero.backward()
+    model.reducer._rebuild_buckets()
+    for parameter in parameters:
+        parameter.grad = None
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:

@@ -70,6 +70,25 @@ def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, st
     assert same_run(resumed, whole)
 
 
+@pytest.mark.parametrize(
+    ("stage", "processes"),
+    [("", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("", 3), ("2", 4)))],
+    ids=["ddp-4", "ddp-3", "zero2-4"],
+)
+def test_row_6_the_first_step_after_a_resume_with_several_processes(
+    complete: Start, tmp_path: Path, stage: str, processes: int
+) -> None:
+    """The gradients of more than two ranks are added up in the same order as without a resume."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    keys = ("max_train_steps=4", "save_steps=2", "eval_steps=0")
+    named = {"stage": stage, "processes": processes, "TOY_WIDTH": "4096"}
+    complete(whole, *keys, **named)
+    shutil.copytree(whole, resumed)
+    shutil.rmtree(resumed / "checkpoint-4step")
+    complete(resumed, *keys, RESUME, **named)
+    assert same_run(resumed, whole)
+
+
 @ALL_STAGES
 def test_row_7_two_then_one_then_four_processes(
     complete: Start, tmp_path: Path, stage: str
