@@ -29,7 +29,7 @@ from bsmeta.data.cache import Arrays, Cache
 from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.inflate import BLOCK, AccessPoint
 from bsmeta.data.remote import open_file, size_of
-from bsmeta.data.shards import expand
+from bsmeta.data.shards import check_are_files, expand
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,9 @@ def main() -> None:
     config = DataConfig(cache_dir=arguments.cache)
     indexes = IndexCache(Cache(config.cache_dir))
     try:
-        for path in sorted({path for entry in arguments.shards for path in expand(entry, config)}):
+        paths = sorted({path for entry in arguments.shards for path in expand(entry, config)})
+        check_are_files(paths)
+        for path in paths:
             indexes.build(path)
             print(path)
     except (UserError, OSError) as error:

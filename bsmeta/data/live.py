@@ -22,7 +22,7 @@ from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.lines import first_lines
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Phases, Position, shares_of, unevenness
-from bsmeta.data.shards import Shard, shards_fingerprint, validation_path
+from bsmeta.data.shards import Shard, validation_path, what_it_is
 from bsmeta.data.sources import Source, source_of
 from bsmeta.data.streams import LogicalStream
 from bsmeta.data.windows import WindowMaker
@@ -72,7 +72,7 @@ class LiveStreams:
             ],
         )
         self.fingerprint = fingerprint(
-            config, tokenizer, seed, phases, shards_fingerprint(self.shards)
+            config, tokenizer, seed, phases, self._source.fingerprint(self.shards)
         )
 
     def sequences(
@@ -146,6 +146,11 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
             "data_config.validation_file: %s is not there: it is left out by name only", path
         )
         return None
+    if not isinstance(path, HubPath) and not os.path.isfile(path):  # a pipe would block the run
+        raise DataError(
+            f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
+            "documents"
+        )
     try:
         return HeldOutDocuments.of(path, cache)
     except OSError as error:

@@ -23,7 +23,6 @@ from bsmeta.data.fingerprint import NOT_THERE, file_hash, fingerprint
 from bsmeta.data.live import LiveStreams
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Phases, Position
-from bsmeta.data.shards import shards_fingerprint
 from bsmeta.data.sources import source_of
 
 log = logging.getLogger(__name__)
@@ -122,7 +121,8 @@ class PreparedStreams:
         self._live: LiveStreams | None = None
         saved = self._manifest["fingerprint"]
         try:
-            shards: dict[str, Any] = shards_fingerprint(source_of(config).shards())
+            source = source_of(config)
+            shards: dict[str, Any] = source.fingerprint(source.shards())
         except UserError as error:
             log.info("only the prepared epochs can be trained on: %s", error)
             shards = saved["shards"]

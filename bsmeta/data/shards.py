@@ -9,18 +9,25 @@ from __future__ import annotations
 import glob
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, BinaryIO
+
+import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.hub import hub_files, hub_settings
 from bsmeta.data.hub_paths import EVERYWHERE, SCHEME, HubPath, HubPattern, in_dataset
-from bsmeta.data.remote import size_of
+from bsmeta.data.remote import open_file, size_of
 
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
+
+SAMPLES, SAMPLE_BYTES = 4, 1 << 14
+READERS = 8  # threads: a shard on a network costs a few milliseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
     Raises:
         ConfigurationError: If `train_file` is not set, or two shards would have one name.
-        DataError: If a path is missing, a pattern matches nothing, or no shard is left.
+        DataError: If a path is missing or no file, a pattern matches nothing, or no shard is left.
     """
     found = sorted(path for entry in entries_of(config) for path in expand(entry, config))
     found = list({real_path(path): path for path in found}.values())  # each file once
@@ -55,6 +62,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
             f"all of its {len(found)} files are the validation file "
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
+    check_are_files(kept)
     names = shard_names(kept)
     if len(set(names)) < len(names):
         raise ConfigurationError(
@@ -99,20 +107,49 @@ def expand(entry: str, config: DataConfig) -> list[str]:
 
 
 def expand_local(entry: str) -> list[str]:
-    """The files on the local disk that an entry names."""
+    """What an entry names on the local disk: files, and what is called like a shard but is none."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
         files = [path for path in paths if path.endswith(SUFFIXES)]
         if not files:
             raise DataError(f"data_config.train_file: no file in {entry} ends in one of {SUFFIXES}")
         return files
-    if os.path.exists(entry):
+    if os.path.lexists(entry):
         return [entry]
-    files = [path for path in glob.glob(entry, recursive=True) if os.path.isfile(path)]
+    paths = glob.glob(entry, recursive=True)
+    files = [path for path in paths if path.endswith(SUFFIXES) or os.path.isfile(path)]
     if not files:
         what = "matches no file" if glob.has_magic(entry) else "does not exist"
         raise DataError(f"data_config.train_file: {entry} {what} (from {os.getcwd()})")
     return files
+
+
+def check_are_files(paths: Sequence[str]) -> None:
+    """Refuses folders, links that lead nowhere, pipes: leaving them out could lose data unnoticed.
+
+    Raises:
+        DataError: Naming the first few.
+    """
+    problems = [
+        f"{path} is {what_it_is(path)}"
+        for path in paths
+        if not isinstance(path, HubPath) and not os.path.isfile(path)
+    ]
+    if problems:
+        more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise DataError(
+            f"data_config.train_file: {'; '.join(problems[:3])}{more}; expected files; remove what "
+            "is none, or name it in data_config.exclude"
+        )
+
+
+def what_it_is(path: str) -> str:
+    """What a path that is no file leads to, in words."""
+    if os.path.isdir(path):
+        return "a folder"
+    if os.path.islink(path) and not os.path.exists(path):
+        return f"a link to {os.readlink(path)}, which leads to no file"
+    return "no regular file"
 
 
 def validation_path(config: DataConfig) -> str | None:
@@ -165,8 +202,48 @@ def real_path(path: str) -> str:
     return path if isinstance(path, HubPath) else os.path.realpath(path)
 
 
-def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, int | str]:
-    """What a resumed run must find again: the size of each shard, the commit of each data set."""
-    of_hub = [shard.path for shard in shards if isinstance(shard.path, HubPath)]
-    commits = {path.dataset: path.commit for path in of_hub}
-    return {**commits, **{shard.name: shard.size for shard in shards}}
+def shards_fingerprint(
+    shards: Sequence[Shard], opened: Callable[[str], BinaryIO] = open_file
+) -> dict[str, Any]:
+    """What a resumed run must find again; JSON-able.
+
+    Of a shard on the Hub its size, and the commit of its data set. Of another its size, and a hash
+    of some of its content: a copy of the file has the same, wherever it lies and whenever it was
+    made, and other content of the same size almost surely has not (the end of a gzip file is a
+    checksum of all of it).
+
+    Args:
+        shards: The shards.
+        opened: Opens a shard that is not on the Hub.
+
+    Raises:
+        DataError: If a shard cannot be read.
+    """
+    of_hub = [shard for shard in shards if isinstance(shard.path, HubPath)]
+    others = [shard for shard in shards if not isinstance(shard.path, HubPath)]
+    commits = {shard.path.dataset: shard.path.commit for shard in of_hub}  # type: ignore[attr-defined]
+    with ThreadPoolExecutor(READERS) as pool:
+        hashes = pool.map(lambda shard: sampled_hash(shard, opened), others)
+        samples = {
+            shard.name: {"bytes": shard.size, "sampled_xxh3": found}
+            for shard, found in zip(others, hashes, strict=True)
+        }
+    return {**commits, **{shard.name: shard.size for shard in of_hub}, **samples}
+
+
+def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
+    """The xxh3 (hexadecimal) of the beginning, the end and a few places between of a shard.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    found = xxhash.xxh3_64()
+    last = max(shard.size - SAMPLE_BYTES, 0)
+    try:
+        with opened(shard.path) as file:
+            for place in range(SAMPLES):
+                file.seek(last * place // (SAMPLES - 1))
+                found.update(file.read(SAMPLE_BYTES))
+    except OSError as error:
+        raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
+    return found.hexdigest()

@@ -7,14 +7,15 @@ native one reads with `lines` and its access points; `tf_source` with TensorFlow
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
 from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader, first_lines, has_line
 from bsmeta.data.plan import Share
-from bsmeta.data.shards import Shard, list_shards
+from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.windows import Window
 
 PlacedWindow = tuple[int, int, Window]
@@ -26,6 +27,9 @@ class Source(Protocol):
 
     def shards(self) -> list[Shard]:
         """The training shards, sorted by name; see `list_shards`."""
+
+    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
+        """What a resumed run must find again; see `shards_fingerprint`."""
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         """The first lines of a shard."""
@@ -45,6 +49,9 @@ class Source(Protocol):
             order: The shares in the order of the epoch.
             place: The share to begin with.
             number: The window of that share to begin with.
+
+        Raises:
+            DataError: If a shard cannot be read for another reason than damaged data.
         """
 
 
@@ -62,6 +69,9 @@ class NativeSource:
     def shards(self) -> list[Shard]:
         return list_shards(self._config)
 
+    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
+        return shards_fingerprint(shards)
+
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         return first_lines(shard.path, count)
 
@@ -73,13 +83,19 @@ class NativeSource:
     ) -> Iterator[PlacedWindow]:
         for at in range(place, len(order)):
             share = order[at]
-            self._indexes.request(share.shard.path)
-            reader = LineReader(share.shard.path, self._indexes)
+            reader = self._reader(share.shard)
             window = number if at == place else 0
             while not reader.ended:
                 yield at, window, self._window(epoch, share, window, reader)
                 window += 1
             reader.close()
+
+    def _reader(self, shard: Shard) -> LineReader:
+        try:
+            self._indexes.request(shard.path)
+            return LineReader(shard.path, self._indexes)
+        except OSError as error:
+            raise DataError(f"{shard.path} cannot be read: {error}") from error
 
     def _window(self, epoch: int, share: Share, number: int, reader: LineReader) -> Window:
         count = self._config.window_documents

@@ -24,7 +24,15 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.inflate import DamagedFileError, content
 from bsmeta.data.plan import Share
-from bsmeta.data.shards import SUFFIXES, Shard, entries_of, is_excluded, list_shards, shard_names
+from bsmeta.data.shards import (
+    SUFFIXES,
+    Shard,
+    entries_of,
+    is_excluded,
+    list_shards,
+    shard_names,
+    shards_fingerprint,
+)
 from bsmeta.data.sources import PlacedWindow
 from bsmeta.data.windows import Window
 
@@ -87,6 +95,9 @@ class TensorFlowSource:
                     f"data_config.reader=tf cannot read {shard.path} (Zstandard); use reader=native"
                 )
         return shards
+
+    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
+        return shards_fingerprint(shards, lambda path: self._tf.io.gfile.GFile(path, "rb"))
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         return list(itertools.islice(self._lines(shard), count))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -117,6 +118,14 @@ def test_bad_documents_of_the_held_out_file_are_passed_over(
     assert documents.overlap(document("no records")) == "text"
     assert "3 lines have no text to keep out of training" in caplog.text
     assert documents.overlap(document("good")) == "text"
+
+
+@pytest.mark.parametrize("what", ["a folder", "no regular file"])
+def test_a_held_out_file_that_is_no_file(folder: Path, what: str) -> None:
+    path = folder / "other"
+    path.mkdir() if what == "a folder" else os.mkfifo(path)
+    with pytest.raises(DataError, match=f"validation_file: {path} is {what}; expected a file"):
+        batches(config(folder, validation_file=str(path)), 1)
 
 
 WHOLE = b"".join(b'{"text": "document %d"}\n' % number for number in range(3000))

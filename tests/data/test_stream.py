@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -198,6 +199,18 @@ def test_a_state_of_other_data_is_refused_with_the_differences(folder: Path, who
         "  seed: 1 in the checkpoint, 7 now",
         "  window_documents: 8 in the checkpoint, 4 now",
     ]
+
+
+def test_a_shard_that_was_replaced_by_one_of_its_size_is_refused(tmp_path: Path) -> None:
+    documents = [{"text": f"page number {number}"} for number in range(10, 60)]
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents))
+    config = small_config(tmp_path, num_streams=1)
+    state = run(config, 1, batch=2).state
+    os.utime(tmp_path / "a.jsonl", (1, 1))  # a copy is the same shard
+    run(config, 1, batch=2, state=state)
+    (tmp_path / "a.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in documents[::-1]))
+    with pytest.raises(ConfigurationError, match=r"shards\.a\.jsonl\.sampled_xxh3: \w+ in the"):
+        run(config, 1, batch=2, state=state)
 
 
 def test_a_state_of_other_data_may_be_used_when_told_so(
