@@ -51,6 +51,11 @@ class DataConfig:
     packing: str = key(
         "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
     )
+    cross_document_attention: bool = key(
+        False,
+        "documents packed into a sequence see those before them, and positions run through the "
+        "sequence; false: attention and positions restart with each document",
+    )
     tokenizer_backend: str = key(
         "auto",
         "what runs the tokenizer in training: hf | tiktoken | gigatoken | auto (the fastest that "

@@ -157,12 +157,27 @@ class MetadataConfig:
     prefix_on: str = key(
         "every_piece", "pieces of a long document that carry the prefix: every_piece | first_piece"
     )
+    long_documents: str = key(
+        "split",
+        "training documents longer than a sequence: split (into pieces, all trained on) | truncate "
+        "(only the first piece is)",
+    )
+    bos_token: bool = key(
+        False,
+        "put the tokenizer's BOS token, if it has one, before each document, and before each piece "
+        "that carries the prefix; without metadata, too",
+    )
     prefix_max_tokens: int | None = key(
         None, "longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2"
     )
     loss_on_metadata: bool = key(False, "take loss on metadata tokens, too")
     loss_on_metadata_types: list[str] | None = key(
         None, "with loss_on_metadata: only on tokens of these types (keys)"
+    )
+    loss_on_first_text: bool = key(
+        True,
+        "take loss on the first token of text after a prefix (or BOS); false: on no first token, "
+        "as in a piece without a prefix, where nothing predicts it",
     )
 
 

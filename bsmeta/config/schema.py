@@ -60,6 +60,11 @@ class TrainConfig:
     lr_scheduler_type: str = key(
         "linear", "after the warm-up: linear | cosine | constant", deepspeed="scheduler.type"
     )
+    min_learning_rate_ratio: float = key(
+        0.0,
+        "linear and cosine fall to this share of learning_rate (0.1: a tenth of the peak)",
+        deepspeed="scheduler.params.cos_min_ratio",
+    )
     num_warmup_steps: int = key(
         1000, "updates from 0 to the peak", deepspeed="scheduler.params.warmup_num_steps"
     )

@@ -89,7 +89,10 @@ def _schedule(config: TrainConfig) -> str:
     peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} updates"
     if config.num_warmup_steps >= config.max_train_steps:
         return f"rising towards {peak} all along: the warm-up of {warm_up} outlasts the run"
-    return f"{peak} after {warm_up}, then {config.lr_scheduler_type}"
+    end = ""
+    if config.lr_scheduler_type != "constant":
+        end = f" to {config.learning_rate * config.min_learning_rate_ratio:g}"
+    return f"{peak} after {warm_up}, then {config.lr_scheduler_type}{end}"
 
 
 def _every(steps: int) -> str:

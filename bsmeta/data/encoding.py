@@ -27,8 +27,9 @@ class EncodedDocument:
     """A document of p prefix tokens and n further ones: body, suffix, EOS.
 
     Attributes:
-        prefix_ids: int32[p], no longer than allowed; p = 0 without a prefix.
-        prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`.
+        prefix_ids: int32[p], BOS (where `bos_token` asks for it) and the prefix, which is no longer
+            than allowed; p = 0 without both.
+        prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`; 0 for BOS.
         prefix_targets: bool[p], whether the token's type is trained on.
         ids: int32[n]: the body (with what joins it to the prefix), the suffix, EOS.
         kinds: uint8[n], 0 for text and EOS, otherwise as in `prefix_kinds`.
@@ -99,11 +100,14 @@ class DocumentEncoder:
         self._tokenizer = TextTokenizer(tokenizer, backend, texts)
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
         metadata = config.metadata_config
+        self._bos = NO_IDS
+        if metadata.bos_token and tokenizer.bos_token_id is not None:
+            self._bos = np.array([tokenizer.bos_token_id], np.int32)
         self._outside_targets, self._body_targets = loss_tables(metadata)
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
         self._most = metadata.prefix_max_tokens or metadata.max_seq_len // 2
-        if not len(self._separator) < self._most <= metadata.max_seq_len - 2:
+        if not len(self._separator) < self._most <= metadata.max_seq_len - 2 - len(self._bos):
             raise ConfigurationError(
                 f"data_config.metadata_config: a prefix of up to {self._most} tokens "
                 "(prefix_max_tokens, or half of max_seq_len) must hold more than "
@@ -127,7 +131,11 @@ class DocumentEncoder:
 
     def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         """Ids and kinds of the prefix; one that is too long keeps the separator that closes it."""
-        kinds = covered_kinds(tokens, rendered.prefix_spans, rendered.prefix_kinds)
+        # A separator belongs to the record before it: a token that begins in one (" | ") and ends
+        # in the next record is of that next record.
+        _, ends = tokens.characters()
+        places = np.maximum(ends - 1, 0)
+        kinds = covered_kinds(places, rendered.prefix_spans, rendered.prefix_kinds)
         if len(kinds) <= self._most:
             return tokens.ids, kinds
         kept = self._most - len(self._separator)
@@ -135,7 +143,9 @@ class DocumentEncoder:
         return ids, np.append(kinds[:kept], np.repeat(kinds[kept - 1], len(self._separator)))
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-        kinds = covered_kinds(tokens, rendered.suffix_spans, rendered.suffix_kinds)
+        # Here a separator belongs to the record after it.
+        places, _ = tokens.characters()
+        kinds = covered_kinds(places, rendered.suffix_spans, rendered.suffix_kinds)
         return tokens.ids[: self._most], kinds[: self._most]
 
     def _document(
@@ -146,6 +156,11 @@ class DocumentEncoder:
         suffix: tuple[np.ndarray, np.ndarray] | None,
     ) -> EncodedDocument:
         prefix_ids, prefix_kinds = prefix or NOTHING
+        prefix_targets = self._outside_targets[prefix_kinds]
+        if len(self._bos):  # nothing predicts it, and it is no metadata
+            prefix_ids = np.concatenate((self._bos, prefix_ids))
+            prefix_kinds = np.insert(prefix_kinds, 0, 0)
+            prefix_targets = np.insert(prefix_targets, 0, False)
         suffix_ids, suffix_kinds = suffix or NOTHING
         parts = [body.ids, suffix_ids, self._eos] if suffix else [body.ids, self._eos]
         ids = np.concatenate(parts)
@@ -165,7 +180,7 @@ class DocumentEncoder:
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_kinds=prefix_kinds,
-            prefix_targets=self._outside_targets[prefix_kinds],
+            prefix_targets=prefix_targets,
             ids=ids,
             kinds=kinds,
             targets=targets,
@@ -190,7 +205,8 @@ def _all_text(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return arrays
 
 
-NOTHING = (np.zeros(0, np.int32), np.zeros(0, np.uint8))
+NO_IDS = np.zeros(0, np.int32)
+NOTHING = (NO_IDS, np.zeros(0, np.uint8))
 
 
 def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
@@ -207,10 +223,9 @@ def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, n
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
-def covered_kinds(tokens: Tokens, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """The kind of each token of a text that its spans cover wholly (uint8)."""
-    starts, _ = tokens.characters()
-    return kinds[np.searchsorted(spans[:, 1], starts, side="right")]
+def covered_kinds(places: np.ndarray, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """The kind (uint8) of each of some characters of a text that the spans cover wholly."""
+    return kinds[np.searchsorted(spans[:, 1], places, side="right")]
 
 
 def mark_spans(

@@ -87,6 +87,8 @@ class SequenceBlocks(IterableDataset):
         size: Sequences in a block.
         length: Tokens of a sequence that is filled up.
         pad: Token to fill it up with.
+        joined: Whether positions run through a sequence (`cross_document_attention`), or restart
+            with each piece.
     """
 
     def __init__(
@@ -96,8 +98,10 @@ class SequenceBlocks(IterableDataset):
         size: int,
         length: int,
         pad: int,
+        joined: bool = False,
     ) -> None:
         self._sequences = sequences
+        self._joined = joined
         self._size = size
         self._length = length
         self._pad = pad
@@ -116,11 +120,17 @@ class SequenceBlocks(IterableDataset):
             except UserError as error:
                 yield error  # raised in the trainer's process, where no stack trace buries it
                 return
-            yield stacked(block, self._length, self._pad)
+            yield stacked(block, self._length, self._pad, joined=self._joined)
 
 
-def stacked(sequences: list[PackedSequence], length: int, pad: int) -> Block:
-    """A block of sequences, filled up to one length; the padding is a piece of its own."""
+def stacked(
+    sequences: list[PackedSequence], length: int, pad: int, *, joined: bool = False
+) -> Block:
+    """A block of sequences, filled up to one length; the padding is a piece of its own.
+
+    Attention follows the positions: it restarts where they do (`models.attention`). They restart
+    with each piece, or if `joined` only with each sequence.
+    """
     shape = (len(sequences), length)
     ids, kinds = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
     loss_mask = np.zeros(shape, np.bool_)
@@ -134,8 +144,9 @@ def stacked(sequences: list[PackedSequence], length: int, pad: int) -> Block:
         lengths += [one.lengths, np.array([length - tokens])]
         types += [one.types, NO_TYPES]
     piece_lengths = np.concatenate(lengths)
-    begins = np.cumsum(piece_lengths, dtype=np.int32) - piece_lengths.astype(np.int32)
-    positions = np.arange(ids.size, dtype=np.int32) - np.repeat(begins, piece_lengths)
+    alike = np.full(len(sequences), length) if joined else piece_lengths
+    begins = np.cumsum(alike, dtype=np.int32) - alike.astype(np.int32)
+    positions = np.arange(ids.size, dtype=np.int32) - np.repeat(begins, alike)
     arrays = {
         "input_ids": ids,
         "position_ids": positions.reshape(shape),

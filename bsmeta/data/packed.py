@@ -109,9 +109,9 @@ class PackedWindow:
         self._first_piece: list[int] = first_piece.tolist()
         counts = table.counts[order]
         self._counts = np.add.reduceat(counts, first_piece[:-1]) if sequences else counts
-        first_text = np.array([piece.first_text for piece in chosen], np.int64)
+        masked_text = np.array([piece.masked_text for piece in chosen], np.int64)
         self._loss_mask[first_token[:-1]] = False
-        self._loss_mask[first_token[:-1] + first_text] = False
+        self._loss_mask[first_token[:-1] + masked_text] = False
 
     def __len__(self) -> int:
         """Number of sequences."""

@@ -17,15 +17,23 @@ from bsmeta.data.encoding import EncodedDocument
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Tokens `start` to `stop` of a document (prefix not counted), behind its prefix if `prefixed`.
+    """Tokens `start` to `stop` of a document (prefix not counted), after its prefix if `prefixed`.
 
     Arrays are made when asked for; all have the length `len(piece)`.
+
+    Attributes:
+        document: The document.
+        start: Its first token in this piece.
+        stop: The token after its last one.
+        prefixed: Whether the prefix (or BOS alone) comes first.
+        first_text_is_target: Whether loss is taken on the first token of text after the prefix.
     """
 
     document: EncodedDocument
     start: int
     stop: int
     prefixed: bool
+    first_text_is_target: bool = True
 
     def __len__(self) -> int:
         return self.prefix_length + self.stop - self.start
@@ -57,21 +65,22 @@ class Piece:
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """Which tokens are targets (bool): all that the configuration trains on, but two.
+        """Which tokens are targets (bool): all that the configuration trains on, except two.
 
-        Not a piece's first token, which nothing predicts; nor its `first_text`.
+        Neither the first token of the piece, which nothing predicts, nor `masked_text`.
         """
         mask = self._behind(self.document.prefix_targets, self.document.targets).copy()
-        mask[[0, self.first_text]] = False
+        mask[[0, self.masked_text]] = False
         return mask
 
     @property
-    def first_text(self) -> int:
-        """The first token of text behind the prefix; 0 without a prefix or without text.
+    def masked_text(self) -> int:
+        """The first token of text after the prefix, where no loss is taken on it; otherwise 0.
 
-        Without metadata that token comes first and is no target, so neither is it with metadata.
+        Without a prefix that token comes first and is no target. `loss_on_first_text=false` treats
+        it alike with a prefix.
         """
-        if not self.prefixed:
+        if not self.prefixed or self.first_text_is_target:
             return 0
         kinds = self.document.kinds
         first = max(self.start, self.document.lead)
@@ -101,7 +110,7 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Piece]:
         stop = end if end - start <= room else boundary(encoded.run, start, start + room)
         if stop == end - 1:
             stop = boundary(encoded.run, start, stop - 1)
-        pieces.append(Piece(encoded, start, stop, prefixed))
+        pieces.append(Piece(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
     return pieces
 
@@ -132,7 +141,7 @@ def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece]) -> list[Piece]:
     stops = [*np.searchsorted(plain.text_starts, ends), len(plain.ids)]
     starts = [0, *stops[:-1]]
     return [
-        Piece(plain, int(start), int(stop), False)
-        for start, stop in zip(starts, stops, strict=True)
+        Piece(plain, int(start), int(stop), piece.prefixed and len(plain.prefix_ids) > 0)
+        for piece, start, stop in zip(pieces, starts, stops, strict=True)
         if stop > start and start < len(plain.ids) - 1
     ]

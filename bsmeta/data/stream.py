@@ -82,7 +82,11 @@ class TrainStream:
             if rank == 0:
                 self._streams.warn_of_unevenness()
                 self._streams.warn_of_slow_resumes()
-        self.fingerprint = self._streams.fingerprint
+        # Prepared sequences serve both kinds of attention; a run keeps to one.
+        self.fingerprint = {
+            **self._streams.fingerprint,
+            "cross_document_attention": config.cross_document_attention,
+        }
         self._pad = tokenizer.pad_token_id
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
@@ -104,7 +108,11 @@ class TrainStream:
         config, metadata = self._config, self._config.metadata_config
         size = config.per_device_train_batch_size
         blocks = SequenceBlocks(
-            self._sequences, size=size, length=metadata.max_seq_len, pad=self._pad
+            self._sequences,
+            size=size,
+            length=metadata.max_seq_len,
+            pad=self._pad,
+            joined=config.cross_document_attention,
         )
         names = count_names(metadata.metadata_list)
         return micro_batches(blocks, size, config.num_workers, names)

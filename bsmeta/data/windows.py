@@ -203,9 +203,11 @@ class WindowMaker:
         return sum(self._bits[key] for key in rendered.types)
 
     def _cut(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
-        """The pieces of each document."""
+        """The pieces of each document that are trained on."""
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
-        if not self._metadata.without_metadata_same_context:
-            return cuts
-        plain = self._encoder.encode([one.without_metadata() for one in rendered])
-        return [cut_alike(*pair) for pair in zip(plain, cuts, strict=True)]
+        if self._metadata.without_metadata_same_context:
+            plain = self._encoder.encode([one.without_metadata() for one in rendered])
+            cuts = [cut_alike(*pair) for pair in zip(plain, cuts, strict=True)]
+        if self._metadata.long_documents == "truncate":
+            return [pieces[:1] for pieces in cuts]
+        return cuts

@@ -72,7 +72,7 @@ class MetadataType:
 
 
 class Timestamp(MetadataType):
-    """`Year: 2018 | Month: December`."""
+    """`Year: 2018 | Month: December`, whatever `metadata_key_value_sep` is: as published."""
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -83,9 +83,9 @@ class Timestamp(MetadataType):
         if self._template is not None:
             fields = {"key": self.key, "value": record.value, "year": year, "month": month or ""}
             return self._template.format_map(fields)
-        parts = [f"Year{self._separator}{year}"]
+        parts = [f"Year: {year}"]
         if month is not None:
-            parts.append(f"Month{self._separator}{month}")
+            parts.append(f"Month: {month}")
         return self._record_separator.join(parts)
 
 

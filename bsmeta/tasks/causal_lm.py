@@ -35,7 +35,8 @@ from bsmeta.tasks.base import EvaluationContext, Loss, MicroBatch, Stream
 class CausalLanguageModel:
     """Predicts the next token of text that has metadata before, in and behind it.
 
-    Documents that are packed into one sequence do not see each other; see `models.attention`.
+    Documents that are packed into one sequence do not see each other (`models.attention`), unless
+    `data_config.cross_document_attention` lets them.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -46,7 +47,7 @@ class CausalLanguageModel:
         self._attention = ""
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
-        self._checked = False
+        self._must_check = not config.data_config.cross_document_attention
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -119,8 +120,8 @@ class CausalLanguageModel:
         Raises:
             ConfigurationError: If this model lets packed documents see each other (looked at once).
         """
-        if not self._checked:
-            self._checked = True
+        if self._must_check:
+            self._must_check = False
             self._check_isolation(model, batch["input_ids"])
         total, losses = self.batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]

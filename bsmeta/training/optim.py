@@ -46,8 +46,8 @@ def learning_rate(config: TrainConfig, update: int) -> float:
     """The learning rate of an update.
 
     A linear warm-up reaches the peak with update `num_warmup_steps`; then the rate stays
-    (`constant`), falls on a line (`linear`) or along half a cosine (`cosine`) and would be 0 one
-    update after the last.
+    (`constant`), falls on a line (`linear`) or along half a cosine (`cosine`) and would be at
+    `min_learning_rate_ratio` of the peak one update after the last.
 
     Args:
         config: The run.
@@ -58,10 +58,12 @@ def learning_rate(config: TrainConfig, update: int) -> float:
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
     falling = config.max_train_steps - config.num_warmup_steps
-    progress = (update - 1 - config.num_warmup_steps) / max(1, falling)
+    progress = min(1.0, (update - 1 - config.num_warmup_steps) / max(1, falling))
+    left = 1.0 - progress
     if config.lr_scheduler_type == "cosine":
-        return config.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
-    return config.learning_rate * max(0.0, 1.0 - progress)
+        left = 0.5 * (1 + math.cos(math.pi * progress))
+    lowest = config.min_learning_rate_ratio
+    return config.learning_rate * (lowest + (1.0 - lowest) * left)
 
 
 def set_learning_rate(groups: Iterable[dict[str, object]], rate: float) -> None:

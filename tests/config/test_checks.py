@@ -276,6 +276,34 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"scheduler.params.cos_min_ratio": 'write "auto"'},
     ),
+    "a cosine that ends elsewhere": (
+        {"lr_scheduler_type": "cosine", "min_learning_rate_ratio": 0.1},
+        {
+            "scheduler": {
+                "type": "WarmupCosineLR",
+                "params": {
+                    "total_num_steps": 1000,
+                    "warmup_num_steps": 100,
+                    "warmup_type": "linear",
+                    "cos_min_ratio": 0.2,
+                },
+            }
+        },
+        {},
+        {"scheduler.params.cos_min_ratio": "or pass min_learning_rate_ratio=0.2"},
+    ),
+    "a line that ends above 0": (
+        {"min_learning_rate_ratio": 0.1},
+        {},
+        {},
+        {"scheduler.type": "delete the scheduler block"},
+    ),
+    "a last learning rate above the peak": (
+        {"min_learning_rate_ratio": 1.5},
+        {"scheduler": DROP},
+        {},
+        {"min_learning_rate_ratio": "min_learning_rate_ratio=1, for example"},
+    ),
     "no zero_optimization": (
         {},
         {"zero_optimization": DROP},

@@ -36,6 +36,21 @@ def small_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
+def word_tokenizer(words: list[str]) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with a token for each of the words, and for each after a blank."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([form for one in words for form in (one, f" {one}")] * 9, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
 def page(number: int, words: int) -> dict[str, Any]:
     """A document whose text begins with its number, with a url, a title and html tags."""
     text = f"{number} " + " ".join(WORDS[(number + i) % len(WORDS)] for i in range(words))

@@ -11,11 +11,13 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument, mark_spans
+from bsmeta.data.pieces import cut
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
-from tests.data.helpers import small_tokenizer
+from tests.data.helpers import small_tokenizer, word_tokenizer
 
 TOKENIZER = small_tokenizer()
+WORDS = word_tokenizer(["Title", "url", "abc", "Fox", "x", "|||", "|", ":"])
 URL = '"metadata_url": [{"key": "url", "type": "global", "value": "abc"}]'
 BOLD = (
     '"metadata_html": [{"key": "html", "type": "local", "value": "b", "char_start_idx": 1, '
@@ -103,6 +105,61 @@ def test_a_long_prefix_is_cut_and_keeps_its_separator() -> None:
     assert len(document.prefix_ids) == len(document.prefix_kinds) == 32
     assert TOKENIZER.decode(document.prefix_ids).endswith("abcabc |||")
     assert len(encoded('"text": "xyz", ' + long, prefix_max_tokens=20).prefix_ids) == 20
+
+
+TITLE = '"metadata_title": [{"key": "title", "type": "global", "value": "Fox"}]'
+
+
+def named_kinds(position: str, *types: str) -> list[tuple[str, int]]:
+    """The tokens of prefix or suffix with the number of their type in metadata_list."""
+    config = MetadataConfig(
+        metadata_list=["title", "url"],
+        metadata_position=position,
+        loss_on_metadata=True,
+        loss_on_metadata_types=["url"],
+    )
+    line = "{" + f'"text": "x", {URL}, {TITLE}' + "}"
+    document = DocumentDecoder(config).decode(line.encode())
+    encoder = DocumentEncoder(WORDS, DataConfig(metadata_config=config))
+    (one,) = encoder.encode([Renderer(config).render(document, types)])
+    inside = slice(1, -1)  # without the text and EOS
+    ids, kinds, targets = (
+        (one.prefix_ids, one.prefix_kinds, one.prefix_targets)
+        if position == "prepend"
+        else (one.ids[inside], one.kinds[inside], one.targets[inside])
+    )
+    assert targets.tolist() == [kind == 2 for kind in kinds]
+    return [(WORDS.decode([i]), kind) for i, kind in zip(ids, kinds.tolist(), strict=True)]
+
+
+def test_a_record_begins_with_the_token_that_begins_in_the_separator_before_it() -> None:
+    """` url` is a token whose blank belongs to the separator ` | ` after the title."""
+    assert named_kinds("prepend", "title", "url") == [
+        ("Title", 1), (":", 1), (" Fox", 1), (" |", 1),
+        (" url", 2), (":", 2), (" abc", 2), (" |||", 2),
+    ]  # fmt: skip
+    assert named_kinds("append", "title", "url") == [
+        (" |||", 1), (" Title", 1), (":", 1), (" Fox", 1),
+        (" |", 2), (" url", 2), (":", 2), (" abc", 2),
+    ]  # fmt: skip
+
+
+def test_bos_comes_before_the_prefix_and_before_text_alone() -> None:
+    tokenizer = small_tokenizer()
+    tokenizer.bos_token = "<eos>"
+    for fields, prefix in (('"text": "xyz"', ""), ('"text": "xyz", ' + URL, "url: abc |||")):
+        config = MetadataConfig(metadata_list=["html", "url"], bos_token=True, max_seq_len=64)
+        data = DataConfig(metadata_config=config)
+        (document,) = DocumentEncoder(tokenizer, data).encode([rendered(fields)])
+        assert document.prefix_ids[0] == tokenizer.bos_token_id
+        assert tokenizer.decode(document.prefix_ids[1:]) == prefix
+        assert document.prefix_kinds.tolist() == [0, *[2] * (len(document.prefix_ids) - 1)]
+        assert not document.prefix_targets.any()
+        (piece,) = cut(document, data)
+        text = piece.loss_mask[-4:]  # x, y, z, EOS: BOS predicts the first
+        assert text.tolist() == [True] * 4
+    (document,) = DocumentEncoder(TOKENIZER, data).encode([rendered('"text": "xyz"')])
+    assert len(document.prefix_ids) == 0  # a tokenizer that has none
 
 
 def test_a_batch_keeps_its_order() -> None:

@@ -1,4 +1,4 @@
-"""The first text behind a prefix is no target, so that it is treated alike without a prefix."""
+"""The first text after a prefix is a target, unless it is to be treated alike without a prefix."""
 
 from __future__ import annotations
 
@@ -32,11 +32,14 @@ LINE = {
 
 @pytest.mark.parametrize("types", [(), ("title",), ("html",), ("title", "html")])
 @pytest.mark.parametrize("text", ["8 quick dogs", "\n8 dogs", "quick dogs", "😀 dogs"])
-def test_the_first_character_of_the_text_is_never_a_target(
-    types: tuple[str, ...], text: str
+@pytest.mark.parametrize("is_target", [True, False])
+def test_the_first_character_of_the_text(
+    types: tuple[str, ...], text: str, is_target: bool
 ) -> None:
     metadata = MetadataConfig(
-        metadata_list=["title", "html"], treat_local_metadata_as_regular_text=False
+        metadata_list=["title", "html"],
+        treat_local_metadata_as_regular_text=False,
+        loss_on_first_text=is_target,
     )
     config = DataConfig(metadata_config=metadata)
     document = DocumentDecoder(metadata).decode(json.dumps({**LINE, "text": text}).encode())
@@ -45,8 +48,7 @@ def test_the_first_character_of_the_text_is_never_a_target(
     (piece,) = cut(encoded, config)
     spans = list(zip(piece.text_starts, piece.text_ends, piece.loss_mask, strict=True))
     first = [target for start, end, target in spans if start == 0 and end > 0]
-    assert first[0] is not True
-    assert not any(first[:1])
+    assert bool(first[0]) == (is_target and bool(types))
     behind = [target for start, end, target in spans if start > 0 and end > start]
     assert all(behind)
     # Nothing else of the body is a target: not what joins it to the prefix, and no tag.

@@ -38,6 +38,13 @@ def test_positions_begin_anew_in_each_piece_and_in_the_padding() -> None:
     assert block.tensors["position_ids"].dtype == torch.int32
 
 
+def test_positions_run_through_a_sequence_whose_documents_see_each_other() -> None:
+    sequences = [sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])]
+    block = stacked(sequences, 5, pad=7, joined=True)
+    assert block.tensors["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2
+    assert block.tensors["document_types"].tolist() == [[1, 1, 2, 0, 0], [4, 4, 4, 0, 0]]
+
+
 def test_blocks_of_several_processes_are_merged_in_turn() -> None:
     blocks = [
         stacked([sequence(first, 1, types=[0]), sequence(first + 1, 1, types=[0])], 1, pad=0)

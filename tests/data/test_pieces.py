@@ -88,8 +88,11 @@ def test_what_is_a_target() -> None:
     without = cut(document([3]), config())[0]
     assert without.loss_mask.tolist() == [False, True, True, True]
     behind_a_prefix = cut(document([3], prefix=2), config())[0]
+    assert behind_a_prefix.loss_mask.tolist() == [False] * 2 + [True] * 4
+    alike = config(loss_on_first_text=False)
+    behind_a_prefix = cut(document([3], prefix=2), alike)[0]
     assert behind_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
-    tag_first = cut(document([-2, 3], prefix=2), config())[0]
+    tag_first = cut(document([-2, 3], prefix=2), alike)[0]
     assert tag_first.loss_mask.tolist() == [False] * 4 + [False, True, True, True]
     assert tag_first.kinds.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]
     assert tag_first.ids.tolist() == [500, 501, 0, 1, 2, 3, 4, 5]

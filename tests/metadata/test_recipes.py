@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.compose import compose
@@ -12,6 +13,7 @@ from bsmeta.config.metadata import Phase
 from bsmeta.config.schema import TrainConfig
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
+from tests.data.helpers import page, run, small_config, small_tokenizer, write_shard
 
 RECIPES = sorted(
     path.stem
@@ -63,3 +65,49 @@ def test_meco_cools_down_in_the_same_run() -> None:
         Phase(share=0.9),
         Phase(share=0.1, metadata_probability=0.0),
     ]
+
+
+def test_meco_is_what_the_paper_did() -> None:
+    """Its appendix A: optimizer and schedule; every sequence of its code begins with the URL."""
+    config = compose(TrainConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
+    metadata = config.data_config.metadata_config
+    assert (config.learning_rate, config.weight_decay) == (3e-3, 0.033)
+    assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.95)
+    assert (config.lr_scheduler_type, config.min_learning_rate_ratio) == ("cosine", 0.1)
+    assert config.num_warmup_steps == 100
+    assert (metadata.prefix_on, metadata.long_documents) == ("every_piece", "truncate")
+    assert metadata.bos_token
+    assert metadata.loss_on_first_text
+    assert not config.data_config.cross_document_attention
+
+
+def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Path) -> None:
+    """Documents several sequences long, packed: each piece of each sequence begins with a URL."""
+    write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(40)])
+    metadata = compose(TrainConfig, "demo", ["+recipes=meco"]).data_config.metadata_config
+    settings = {**vars(metadata), "schedule": [], "max_seq_len": 64}
+    data = small_config(tmp_path, num_streams=1, window_documents=40, **settings)
+    url = small_tokenizer().encode("URL: example.org\n\n")
+    pieces = 0
+    for step in run(data, 5).steps:
+        for ids, positions, mask in zip(
+            step["input_ids"], step["position_ids"], step["loss_mask"], strict=True
+        ):
+            for start in torch.nonzero(positions == 0).flatten().tolist():
+                if mask[start:].any():
+                    assert ids[start : start + len(url)].tolist() == url
+                    pieces += 1
+    assert pieces == 40
+
+
+def test_what_a_truncated_document_loses(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(8)])
+    settings = {"num_streams": 1, "per_device_train_batch_size": 1, "metadata_probability": 0.0}
+    whole, cut = (
+        run(small_config(tmp_path, **settings, packing="pad", long_documents=kind), 8, batch=1)
+        for kind in ("split", "truncate")
+    )
+    assert sorted({name for names in cut.documents for name in names}) == [
+        f"a.jsonl.gz:{number}" for number in range(8)
+    ]
+    assert len({name for names in whole.documents for name in names}) < 8

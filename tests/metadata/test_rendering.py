@@ -247,6 +247,13 @@ def test_html_tags_are_dropped_by_length_and_name() -> None:
     assert rendered.body == "a<i><td>b</td>c</i>def"
 
 
+def test_a_timestamp_reads_alike_whatever_stands_between_key_and_value() -> None:
+    settings = config(["timestamp", "title"], metadata_key_value_sep="=", metadata_sep="; ")
+    records = [world("timestamp", "2019-04-01"), world("title", "News")]
+    rendered = render(settings, "Text.", *records)
+    assert rendered.prefix == "Year: 2019; Month: April; Title=News |||"
+
+
 TEMPLATE = {"url": "URL: {value}\n\n", "timestamp": "{month} {year}: {key}"}
 
 

@@ -18,6 +18,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.checkpoints import locate, run_config
+from bsmeta.models import attention
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
@@ -54,6 +55,27 @@ def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> No
         ).logits
         alone = [model(input_ids=one, use_cache=False).logits for one in (first, second)]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_documents_see_each_other_with_cross_document_attention(
+    config: TrainConfig, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of the stream's batches are those of one document as long as the sequence."""
+    data = replace(config.data_config, cross_document_attention=True)
+    joined = CausalLanguageModel(replace(config, data_config=data))
+    joined.build_model()
+    batch = next(iter(joined.train_stream(0, 1, None))).tensors
+    assert batch["position_ids"].tolist() == [list(range(64))] * 2
+    looked: list[bool] = []
+    monkeypatch.setattr(attention, "check_isolation", lambda *_: looked.append(True))
+    with torch.no_grad():
+        loss = joined.loss(model, batch)
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
+    each = functional.cross_entropy(
+        logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten(), reduction="none"
+    ).view(2, 63)
+    torch.testing.assert_close(loss.sum, each[batch["loss_mask"][:, 1:]].sum())
+    assert not looked  # whether documents are kept apart
 
 
 def test_loss_is_the_sum_over_the_targets_and_over_the_documents_of_each_type(

@@ -37,3 +37,25 @@ def test_only_matrices_are_decayed() -> None:
         for group in optimizer.param_groups
     }
     assert shapes == {0.1: [(4, 3)], 0.0: [(4,), (4,), (4,)]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("linear", [0.5, 1.0, 1.0, 0.775, 0.55, 0.325]),
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("cosine", [0.5, 1.0, 1.0, 0.8681980515339464, 0.55, 0.2318019484660536]),
+    ],
+)
+def test_the_rate_falls_to_a_share_of_the_peak(kind: str, expected: list[float]) -> None:
+    config = TrainConfig(
+        learning_rate=2.0,
+        lr_scheduler_type=kind,
+        min_learning_rate_ratio=0.1,
+        num_warmup_steps=2,
+        max_train_steps=6,
+    )
+    found = [learning_rate(config, update) / 2 for update in range(1, 7)]
+    assert found == pytest.approx(expected)
+    if kind != "constant":
+        assert learning_rate(config, 7) == pytest.approx(0.2)

@@ -21,6 +21,7 @@ _CHOICES = {
     "url_granularity": ("full", "host", "registered_domain", "suffix", "path", "hash"),
     "entity_setting": ("beg", "end"),
     "prefix_on": ("every_piece", "first_piece"),
+    "long_documents": ("split", "truncate"),
 }
 _TEMPLATE_FIELDS = {"timestamp": {"key", "value", "year", "month"}}
 _HERE = "data_config.metadata_config"

@@ -16,7 +16,7 @@ from bsmeta.config.schema import TrainConfig
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
 OPTIMIZERS = ("AdamW", "Adam")
-SCHEDULE = "the trainer's schedule, which begins and ends at 0 and warms up on a line"
+SCHEDULE = "the trainer's schedule, which begins at 0 and warms up on a line"
 
 
 def optimizer_problems(
@@ -44,6 +44,11 @@ def _scheduler_problems(
         return
     if kind == wanted:
         yield from _parameters(document, "scheduler", _scheduler(config, wanted), file)
+        if kind == "WarmupDecayLR" and config.min_learning_rate_ratio:
+            lowest = show(config.min_learning_rate_ratio)
+            expected = f"no scheduler that falls to 0 (min_learning_rate_ratio={lowest} of Hydra)"
+            fix = "delete the scheduler block, or pass min_learning_rate_ratio=0"
+            yield Problem("scheduler.type", file, show(kind), expected, fix)
         return
     expected = f"{wanted} (lr_scheduler_type={config.lr_scheduler_type} of Hydra)"
     fix = f'write "type": "{wanted}", or delete the scheduler block'
@@ -115,7 +120,12 @@ def _scheduler(config: TrainConfig, kind: str) -> list[Shared]:
     if kind == "WarmupCosineLR":
         known += [
             Shared(key="scheduler.params.warmup_min_ratio", owner=SCHEDULE, value=0.0),
-            shared("cos_min_ratio", SCHEDULE, 0.0, "0.0001", override=False),
+            shared(
+                "cos_min_ratio",
+                "min_learning_rate_ratio",
+                float(config.min_learning_rate_ratio),
+                "0.0001",
+            ),
         ]
     else:
         known += [

@@ -25,6 +25,7 @@ AT_LEAST = {
     "adam_beta1": 0,
     "adam_beta2": 0,
     "gradient_clipping": 0,
+    "min_learning_rate_ratio": 0,
     "num_warmup_steps": 0,
     "max_train_steps": 1,
     "gradient_accumulation_steps": 1,
@@ -45,7 +46,10 @@ AT_LEAST = {
     "estimate_steps": 0,
 }
 
-AT_MOST = {"seed": 2**32 - 1}  # numpy's largest
+AT_MOST = {
+    "min_learning_rate_ratio": 1,
+    "seed": 2**32 - 1,  # numpy's largest
+}
 
 FINITE = ("weight_decay", "gradient_clipping", "loss_spike_deviations")
 
@@ -70,7 +74,7 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
             yield _refused(config, key, f"{least} or more", f"{key}={max(least, 1)}, for example")
     for key, most in AT_MOST.items():
         if value_of(config, key) > most:
-            yield _refused(config, key, f"{most} or less", f"{key}=42, for example")
+            yield _refused(config, key, f"{most} or less", f"{key}={min(most, 42)}, for example")
     for key in FINITE:
         if value_of(config, key) == math.inf:
             yield _refused(config, key, "a number (0 switches it off)", f"{key}=0")
