@@ -153,6 +153,12 @@ class MetadataConfig:
     )
     html_parser_config: HtmlParserConfig = key(HtmlParserConfig, "which html is rendered")
 
+    special_tokens_in_text: bool = key(
+        False,
+        "a special token that is written out in a text or a record's value is that token, as in "
+        "the published code; false: only those that rendering inserts are",
+    )
+
     max_seq_len: int = key(1024, "length of a sequence in tokens")
     prefix_on: str = key(
         "every_piece", "pieces of a long document that carry the prefix: every_piece | first_piece"

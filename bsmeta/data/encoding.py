@@ -104,6 +104,7 @@ class DocumentEncoder:
         if metadata.bos_token and tokenizer.bos_token_id is not None:
             self._bos = np.array([tokenizer.bos_token_id], np.int32)
         self._outside_targets, self._body_targets = loss_tables(metadata)
+        self._takes_written_tokens = metadata.special_tokens_in_text
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
         self._most = metadata.prefix_max_tokens or metadata.max_seq_len // 2
@@ -120,7 +121,15 @@ class DocumentEncoder:
         texts = [one.lead + one.body for one in rendered]
         texts += [one.prefix for one in rendered if one.prefix]
         texts += [one.suffix for one in rendered if one.suffix]
-        tokens = iter(self._tokenizer.encode(texts))
+
+        def own(number: int) -> np.ndarray:
+            """The parts of a text that come from the configuration; seldom asked for."""
+            parts = [own_parts(one) for one in rendered]
+            parts += [one.prefix_own for one in rendered if one.prefix]
+            parts += [one.suffix_own for one in rendered if one.suffix]
+            return parts[number]
+
+        tokens = iter(self._tokenizer.encode(texts, None if self._takes_written_tokens else own))
         bodies = [next(tokens) for _ in rendered]
         prefixes = [self._prefix(one, next(tokens)) if one.prefix else None for one in rendered]
         suffixes = [self._suffix(one, next(tokens)) if one.suffix else None for one in rendered]
@@ -188,6 +197,12 @@ class DocumentEncoder:
             lead=lead,
             locate=partial(locate, rendered, body, len(ids) - len(body.ids)),
         )
+
+
+def own_parts(rendered: Rendered) -> np.ndarray:
+    """The parts of lead and body that come from the configuration (int[m, 2])."""
+    lead = len(rendered.lead)
+    return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
 
 
 def all_text(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

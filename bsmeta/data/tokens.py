@@ -8,7 +8,8 @@ keep track of them, which costs as much as the encoding. Others report their own
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -16,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.backends import choose_backend
+
+OwnParts = Callable[[int], np.ndarray]
 
 PROBE = "One  two\n\t3 naïve 😀 x<y"
 
@@ -68,6 +71,72 @@ class Tokens:
         return int(np.searchsorted(ends, size, side="right"))
 
 
+class SpecialTokens:
+    """The special tokens of a tokenizer: where they are in tokens, and texts encoded without them.
+
+    Args:
+        tokenizer: The tokenizer; it is copied.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._plain = Tokenizer.from_str(tokenizer.to_str())
+        self._plain.encode_special_tokens = True  # as text
+        added = tokenizer.get_added_tokens_decoder().items()
+        self._numbers = {token.content: number for number, token in added if token.special}
+        largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+        self._is_special = np.zeros(largest + 1, np.bool_)
+        self._is_special[list(self._numbers.values())] = True
+        self._smallest = min(self._numbers.values(), default=largest + 1)
+        longest_first = sorted(self._numbers, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+
+    def found(self, tokens: Tokens) -> bool:
+        """Whether some of the tokens are special."""
+        ids = tokens.ids
+        if not len(ids) or ids.max() < self._smallest:  # mostly: they have the last numbers
+            return False
+        return bool(self._is_special[ids].any())
+
+    def all_inside(self, tokens: Tokens, parts: np.ndarray) -> bool:
+        """Whether all special tokens lie in these parts of the text (int[m, 2], sorted)."""
+        starts, ends = tokens.characters()
+        special = self._is_special[tokens.ids]
+        starts, ends = starts[special], ends[special]
+        rows = np.searchsorted(parts[:, 0], starts, side="right") - 1
+        limits = np.append(parts[:, 1], -1)  # row -1: before the first part
+        return bool((ends <= limits[rows]).all())
+
+    def encode(self, text: str, parts: np.ndarray, lengths: np.ndarray | None) -> Tokens:
+        """The tokens of a text in which special tokens are meant in these parts only.
+
+        Args:
+            text: The text.
+            parts: int[m, 2], sorted.
+            lengths: See `byte_lengths`.
+        """
+        meant = [
+            found
+            for start, end in parts.tolist()
+            for found in self._pattern.finditer(text, start, end)
+        ]
+        begins = [0, *(found.end() for found in meant)]
+        ends = [*(found.start() for found in meant), len(text)]
+        between = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        encodings = self._plain.encode_batch(between, add_special_tokens=False)
+        for begin, encoding, found in zip(begins, encodings, [*meant, None], strict=True):
+            ids += encoding.ids
+            offsets += [(begin + start, begin + end) for start, end in encoding.offsets]
+            if found is not None:
+                ids.append(self._numbers[found.group()])
+                offsets.append(found.span())
+        numbers = np.array(ids, np.int32)
+        if lengths is not None:
+            return Tokens(numbers, text, lengths=lengths)
+        return Tokens(numbers, text, offsets=np.array(offsets, np.int32).reshape(-1, 2))
+
+
 class TextTokenizer:
     """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.
 
@@ -92,6 +161,7 @@ class TextTokenizer:
         self._oracle = Tokenizer.from_str(fast.to_str())  # ours: its settings are changed
         self._oracle.no_truncation()
         self._oracle.no_padding()
+        self._special = SpecialTokens(self._oracle)
         self._lengths = byte_lengths(self._oracle)
         if self._lengths is not None:
             self._backend = choose_backend(backend, self._oracle, [*sample, PROBE])
@@ -101,21 +171,36 @@ class TextTokenizer:
                 f"{tokenizer.name_or_path} is not; use auto or hf"
             )
 
-    def encode(self, texts: Sequence[str]) -> list[Tokens]:
-        """The tokens of each text."""
+    def encode(self, texts: Sequence[str], own: OwnParts | None = None) -> list[Tokens]:
+        """The tokens of each text.
+
+        Args:
+            texts: The texts.
+            own: For the number of a text the parts of it (int[m, 2], sorted) in which a special
+                token that is written out is meant; elsewhere it is text. None: it is meant
+                everywhere.
+        """
         if self._lengths is not None:
-            lengths = self._lengths
             pairs = zip(self._backend(texts), texts, strict=True)
-            return [Tokens(ids, text, lengths=lengths) for ids, text in pairs]
-        encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
-        return [
-            Tokens(
-                np.array(encoding.ids, np.int32),
-                text,
-                offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
-            )
-            for encoding, text in zip(encodings, texts, strict=True)
-        ]
+            tokens = [Tokens(ids, text, lengths=self._lengths) for ids, text in pairs]
+        else:
+            encodings = self._oracle.encode_batch(list(texts), add_special_tokens=False)
+            tokens = [
+                Tokens(
+                    np.array(encoding.ids, np.int32),
+                    text,
+                    offsets=np.array(encoding.offsets, np.int32).reshape(-1, 2),
+                )
+                for encoding, text in zip(encodings, texts, strict=True)
+            ]
+        if own is None:
+            return tokens
+        # Hardly any text has one written out: all are encoded as if they were meant, at full
+        # speed, and those in which one was found where none is meant a second time.
+        for number, one in enumerate(tokens):
+            if self._special.found(one) and not self._special.all_inside(one, own(number)):
+                tokens[number] = self._special.encode(texts[number], own(number), self._lengths)
+        return tokens
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:

@@ -10,6 +10,7 @@ hardly does.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -87,6 +88,8 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
 
 
 def _from_piece(piece: Piece) -> Window:
+    # Without metadata nothing predicts it: it counts in no arm, whatever was trained on.
+    piece = replace(piece, first_text_is_target=False)
     starts, ends = piece.text_starts, piece.text_ends
     scored = piece.loss_mask & (piece.kinds == 0) & (ends > starts)
     return Window(piece.ids, starts, ends, scored, piece.prefix_length)

@@ -74,6 +74,7 @@ class Contexts:
             prefix=head.prefix,
             prefix_spans=head.prefix_spans,
             prefix_kinds=head.prefix_kinds,
+            prefix_own=head.prefix_own,
             lead=head.lead,
             body=prompt,
         )

@@ -61,11 +61,13 @@ class Insertions:
         positions: int64 [m], characters of the text before each string; never falling.
         kinds: uint8 [m], the type of each.
         strings: object [m], none of them empty.
+        is_wrapper: bool [m], whether a string is the configuration's, not a record's; None: none.
     """
 
     positions: Int64
     kinds: NDArray[np.uint8]
     strings: Strings
+    is_wrapper: NDArray[np.bool_] | None = None
 
 
 def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64:
@@ -219,9 +221,12 @@ def wrap_runs(
     copies = 1 + first + last  # a string is repeated where its wrappers will stand
     strings = np.repeat(insertions.strings, copies)
     next_group = np.cumsum(copies)
-    strings[(next_group - copies)[first]] = [before[kind] for kind in kinds[first].tolist()]
-    strings[next_group[last] - 1] = [after[kind] for kind in kinds[last].tolist()]
-    return Insertions(np.repeat(positions, copies), np.repeat(kinds, copies), strings)
+    starts, ends = (next_group - copies)[first], next_group[last] - 1
+    strings[starts] = [before[kind] for kind in kinds[first].tolist()]
+    strings[ends] = [after[kind] for kind in kinds[last].tolist()]
+    is_wrapper = np.zeros(len(strings), np.bool_)
+    is_wrapper[starts] = is_wrapper[ends] = True
+    return Insertions(np.repeat(positions, copies), np.repeat(kinds, copies), strings, is_wrapper)
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:

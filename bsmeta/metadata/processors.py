@@ -8,6 +8,7 @@ default, `key: value` and `[key: value]…[/key: value]`. The strings are those 
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
 import msgspec
@@ -37,6 +38,24 @@ class MetadataType:
         self._separator = config.metadata_key_value_sep
         self._template = config.metadata_templates.get(key)
         self._bucketing = Bucketing(key, config)
+        self.literals = self._literals()
+
+    def own_ends(self, text: str) -> tuple[int, int]:
+        """How many characters at the start and the end of a global string are the configuration's.
+
+        Only there may a special token be meant: what lies between comes from the record.
+        """
+        first, last = self.literals
+        begins, ends = text.startswith(first), text.endswith(last)
+        return len(first) if begins else 0, len(last) if ends else 0
+
+    def _literals(self) -> tuple[str, str]:
+        """What stands before and after the value of a global record."""
+        if self._template is None:
+            return f"{self.label or self.key}{self._separator}", ""
+        parts = list(string.Formatter().parse(self._template))
+        last, field, _, _ = parts[-1]
+        return parts[0][0], last if field is None and len(parts) > 1 else ""
 
     def global_text(self, record: Record) -> str | None:
         """How a global record reads; None leaves it out.
@@ -249,6 +268,7 @@ class MetaTokens(MetadataType):
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
         self.tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
+        self.literals = "".join(self.tokens), ""
 
     def global_text(self, record: Record) -> str | None:
         return "".join(self.tokens)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,22 @@ from bsmeta.metadata.records import Document, Record
 
 Spans = NDArray[np.int32]
 Kinds = NDArray[np.uint8]
+
+
+class RecordText(NamedTuple):
+    """A string of the prefix or suffix.
+
+    Attributes:
+        kind: 1 + the index of its type in `metadata_list`.
+        text: The string.
+        start: Characters at its start that come from the configuration, not from the record.
+        end: Characters at its end that do.
+    """
+
+    kind: int
+    text: str
+    start: int
+    end: int
 
 
 NO_SPANS: Spans = np.zeros((0, 2), np.int32)
@@ -57,6 +74,10 @@ class Rendered:
         suffix_spans: Its records, each with the separator before it: they cover all of it.
         suffix_kinds: Their kinds.
         types: The keys that were rendered, in the order of `metadata_list`.
+        prefix_own: Rows as in spans: the parts of `prefix` that come from the configuration, not
+            from the document. Only there is a special token meant that is written out.
+        own: The parts of `body` that do.
+        suffix_own: The parts of `suffix` that do.
     """
 
     text: str
@@ -71,6 +92,9 @@ class Rendered:
     suffix_spans: Spans = field(default_factory=lambda: NO_SPANS)
     suffix_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
     types: tuple[str, ...] = ()
+    prefix_own: Spans = field(default_factory=lambda: NO_SPANS)
+    own: Spans = field(default_factory=lambda: NO_SPANS)
+    suffix_own: Spans = field(default_factory=lambda: NO_SPANS)
 
     def without_metadata(self) -> Rendered:
         """The same text with nothing of the metadata left.
@@ -121,8 +145,8 @@ class Renderer:
         """
         if not types:
             return Rendered(document.text, body=document.text)
-        before: list[tuple[int, str]] = []
-        behind: list[tuple[int, str]] = []
+        before: list[RecordText] = []
+        behind: list[RecordText] = []
         tags: list[LocalTags] = []
         for key, kind in self._kinds.items():
             if key not in types:
@@ -130,15 +154,16 @@ class Renderer:
             records = document.records(key)
             local = [record for record in records if record.is_local()]
             for text in self._global_texts(key, records if len(local) < len(records) else ()):
+                one = RecordText(kind, text, *self._types[key].own_ends(text))
                 if self._prepends or self._types[key].prefix_only:
-                    before.append((kind, text))
+                    before.append(one)
                 if self._appends and not self._types[key].prefix_only:
-                    behind.append((kind, text))
+                    behind.append(one)
             if local:
                 tags.append(self._local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)
                 if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
-                    before.append((kind, announcement))
+                    before.append(RecordText(kind, announcement, len(announcement), 0))
         return self._assemble(document.text, before, behind, tags)
 
     def special_tokens(self) -> list[str]:
@@ -185,19 +210,21 @@ class Renderer:
     def _assemble(
         self,
         text: str,
-        before: list[tuple[int, str]],
-        behind: list[tuple[int, str]],
+        before: list[RecordText],
+        behind: list[RecordText],
         tags: list[LocalTags],
     ) -> Rendered:
         config = self._config
-        prefix, prefix_spans, prefix_kinds = self._prefix(before)
-        suffix, suffix_spans, suffix_kinds = self._suffix(behind)
-        body, spans, span_kinds = text, NO_SPANS, NO_KINDS
+        prefix, prefix_spans, prefix_kinds, prefix_own = self._prefix(before)
+        suffix, suffix_spans, suffix_kinds, suffix_own = self._suffix(behind)
+        body, spans, span_kinds, own = text, NO_SPANS, NO_KINDS, NO_SPANS
         if tags:
             insertions = wrap_runs(arrange(tags), self._before, self._after)
             body, spans = insert(text, insertions)
             span_kinds = insertions.kinds
-        used = set(span_kinds.tolist()).union(kind for kind, _ in (*before, *behind))
+            if insertions.is_wrapper is not None:
+                own = spans[insertions.is_wrapper]
+        used = set(span_kinds.tolist()).union(one.kind for one in (*before, *behind))
         return Rendered(
             text=text,
             prefix=prefix,
@@ -211,28 +238,44 @@ class Renderer:
             suffix_spans=suffix_spans,
             suffix_kinds=suffix_kinds,
             types=tuple(key for key, kind in self._kinds.items() if kind in used),
+            prefix_own=prefix_own,
+            own=own,
+            suffix_own=suffix_own,
         )
 
-    def _prefix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
+    def _prefix(self, records: list[RecordText]) -> tuple[str, Spans, Kinds, Spans]:
         if not records:
-            return "", NO_SPANS, NO_KINDS
+            return "", NO_SPANS, NO_KINDS, NO_SPANS
         config = self._config
-        separators = [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep]
-        strings = [text + sep for (_, text), sep in zip(records, separators, strict=True)]
-        strings[0] = config.metadata_prefix_start_seq + strings[0]
-        return _joined(strings, records)
+        before = [config.metadata_prefix_start_seq] + [""] * (len(records) - 1)
+        after = [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep]
+        return _joined(before, records, after)
 
-    def _suffix(self, records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
+    def _suffix(self, records: list[RecordText]) -> tuple[str, Spans, Kinds, Spans]:
         if not records:
-            return "", NO_SPANS, NO_KINDS
+            return "", NO_SPANS, NO_KINDS, NO_SPANS
         config = self._config
-        separators = [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1)
-        strings = [sep + text for (_, text), sep in zip(records, separators, strict=True)]
-        return _joined(strings, records)
+        before = [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1)
+        return _joined(before, records, [""] * len(records))
 
 
-def _joined(strings: list[str], records: list[tuple[int, str]]) -> tuple[str, Spans, Kinds]:
-    """The strings in one, the span of each, and the kind of the record that each belongs to."""
+def _joined(
+    before: list[str], records: list[RecordText], after: list[str]
+) -> tuple[str, Spans, Kinds, Spans]:
+    """The records in one string, each with what is set before and after it.
+
+    Returns:
+        The string; for each record its span with what is around it, and its kind; and the parts
+        that come from the configuration.
+    """
+    strings = [sep + one.text + end for sep, one, end in zip(before, records, after, strict=True)]
     bounds = [0, *itertools.accumulate(map(len, strings))]
-    kinds = np.array([kind for kind, _ in records], np.uint8)
-    return "".join(strings), np.array(list(itertools.pairwise(bounds)), np.int32), kinds
+    own = [0]  # where parts of the configuration begin and end, in turn
+    for sep, one, end, first, last in zip(
+        before, records, after, bounds[:-1], bounds[1:], strict=True
+    ):
+        own += [first + len(sep) + one.start, last - len(end) - one.end]
+    own.append(bounds[-1])
+    kinds = np.array([one.kind for one in records], np.uint8)
+    spans = np.array(list(itertools.pairwise(bounds)), np.int32)
+    return "".join(strings), spans, kinds, np.array(own, np.int32).reshape(-1, 2)

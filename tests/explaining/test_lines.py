@@ -50,14 +50,14 @@ def test_a_document_is_one_object(tmp_path: Path) -> None:
 def test_metadata_mask_is_of_the_prefix_where_tags_count_as_text(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256)
     assert masked(line, "metadata_mask") == PREFIX
-    # What joins it to the prefix is no target, nor is the first text.
-    assert masked(line, "loss_mask") == BODY.replace("8", "", 1) + "<eos>"
+    # What joins it to the prefix is no target.
+    assert masked(line, "loss_mask") == BODY + "<eos>"
 
 
 def test_metadata_mask_is_of_prefix_and_tags_otherwise(tmp_path: Path) -> None:
     (line,) = lines(tmp_path, max_seq_len=256, treat_local_metadata_as_regular_text=False)
     assert masked(line, "metadata_mask") == f"{PREFIX}<b class:strong></b>"
-    assert masked(line, "loss_mask") == " dog 12 cafés 😀 the<eos>"
+    assert masked(line, "loss_mask") == "8 dog 12 cafés 😀 the<eos>"
 
 
 def test_metadata_mask_is_of_the_suffix(tmp_path: Path) -> None:

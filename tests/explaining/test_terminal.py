@@ -32,9 +32,9 @@ def test_a_document_and_its_packing(tmp_path: Path) -> None:
     assert shown(tmp_path, metadata_list=["title", "html"], metadata_dropout={"html": 1.0}) == [
         "a.jsonl.gz:0 " + "─" * 87,
         "metadata: title; it also has html",
-        "19 characters of text, 24 tokens in 1 piece, loss on 5",
+        "19 characters of text, 24 tokens in 1 piece, loss on 6",
         "",
-        "piece 1 of 1: 24 tokens (prefix 17, text 6, end of the document 1), loss on 5; "
+        "piece 1 of 1: 24 tokens (prefix 17, text 6, end of the document 1), loss on 6; "
         "sequence 1 of 1",
         "Title: Page 7 ||| 7 lazy dog 12 cafés<eos>",
         "",
@@ -64,7 +64,7 @@ def test_colours(tmp_path: Path) -> None:
     html, url = "36m", "32m"
     assert (
         f"{prefix}{html}html | {end}{prefix}{url}url: https://example.org/7 |||{end}{no_loss} {end}"
-        f"{tag}{html}<b class:strong>{end}{no_loss}7{end} laz{tag}{html}</b>{end}"
+        f"{tag}{html}<b class:strong>{end}7 laz{tag}{html}</b>{end}"
         f"y dog 12 cafés\x1b[1m<eos>{end}"
     ) in shown(tmp_path, colour=True, types=["html", "url"])
 

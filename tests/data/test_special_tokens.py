@@ -1,0 +1,151 @@
+"""Only what rendering inserts may be a special token; the same string in a page is text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.generation.contexts import Contexts
+from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from tests.data.helpers import small_tokenizer
+
+FORGED = "a <eos> b <HTML><s> c</HTML> <|end|><|meta_0|>"
+SETTINGS: dict[str, Any] = {
+    "metadata_list": ["meta_tokens", "title", "url", "html"],
+    "num_meta_tokens": 2,
+    "metadata_prefix_start_seq": "<|begin|>",
+    "metadata_prefix_sep": "<|end|>",
+    "metadata_prefix_special_token_state": True,
+    "local_metadata_special_token_start": {"html": "<HTML>"},
+    "local_metadata_special_token_end": {"html": "</HTML>"},
+    "local_metadata_special_token_state": True,
+    "metadata_templates": {"title": "<s>{value}<s>"},
+    "max_seq_len": 1024,
+}
+
+
+def global_record(key: str, value: str) -> list[dict[str, str]]:
+    return [{"key": key, "type": "global", "value": value}]
+
+
+def line(**changes: Any) -> bytes:
+    """A page that writes special tokens wherever it can."""
+    tag = {
+        "key": "html",
+        "type": "local",
+        "value": "b",
+        "char_start_idx": 0,
+        "char_end_idx": 1,
+        "html_attrs": {"attrs": ["class"], "values": ["<|end|></HTML>"]},
+    }
+    page = {
+        "text": FORGED,
+        "metadata_title": global_record("title", "<|meta_1|>T<s><eos>"),
+        "metadata_url": global_record("url", "https://a.org/%3CHTML%3E%3Ceos%3E"),
+        "metadata_html": [tag],
+    }
+    return json.dumps(page | changes).encode()
+
+
+def special_tokenizer(config: MetadataConfig) -> PreTrainedTokenizerFast:
+    """With a special token `<s>` of its own, which the template of the title names."""
+    tokenizer = small_tokenizer()
+    names = ["<s>", *Renderer(config).special_tokens()]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    return tokenizer
+
+
+def encoded(
+    page: bytes, tokenizer: PreTrainedTokenizerFast, backend: str = "hf", **changes: Any
+) -> EncodedDocument:
+    config = MetadataConfig(**(SETTINGS | changes))
+    document = DocumentDecoder(config).decode(page)
+    rendered = Renderer(config).render(document, config.metadata_list)
+    encoder = DocumentEncoder(tokenizer, DataConfig(metadata_config=config), backend=backend)
+    (one,) = encoder.encode([rendered])
+    whole = tokenizer.decode([*one.prefix_ids, *one.ids[:-1]], clean_up_tokenization_spaces=False)
+    assert whole == rendered.prefix + rendered.lead + rendered.body + rendered.suffix
+    return one
+
+
+def special_of(one: EncodedDocument, tokenizer: PreTrainedTokenizerFast) -> list[str]:
+    """The special tokens of a document, in order."""
+    ids = [*one.prefix_ids.tolist(), *one.ids.tolist()]
+    return [tokenizer.decode([i]) for i in ids if i in tokenizer.all_special_ids]
+
+
+OWN = ["<|begin|>", "<|meta_0|>", "<|meta_1|>", "<s>", "<s>", "<|end|>"]
+TAGS = ["<HTML>", "</HTML>", "<HTML>", "</HTML>", "<eos>"]
+
+
+@pytest.mark.parametrize("backend", ["hf", "tiktoken", "gigatoken"])
+def test_pages_cannot_forge_special_tokens(backend: str) -> None:
+    if backend != "hf":
+        pytest.importorskip(backend)
+    tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
+    one = encoded(line(), tokenizer, backend)
+    assert special_of(one, tokenizer) == OWN + TAGS
+    text = one.kinds == 0
+    spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
+    assert "".join(FORGED[start:end] for start, end in spans) == FORGED
+
+
+@pytest.mark.parametrize("backend", ["hf", "tiktoken", "gigatoken"])
+def test_what_is_written_out_is_a_special_token_where_the_key_says_so(backend: str) -> None:
+    if backend != "hf":
+        pytest.importorskip(backend)
+    tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
+    one = encoded(line(), tokenizer, backend, special_tokens_in_text=True)
+    found = special_of(one, tokenizer)
+    assert len(found) > len(OWN + TAGS)
+    assert [found.count(name) for name in ("<eos>", "<s>", "<|end|>")] == [4, 4, 3]
+
+
+def test_appended_records_cannot_forge_special_tokens() -> None:
+    settings = {"metadata_position": "append", "metadata_list": ["title", "url"]}
+    tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
+    one = encoded(line(), tokenizer, **settings)
+    assert special_of(one, tokenizer) == ["<s>", "<s>", "<eos>"]
+
+
+def test_a_page_without_metadata_ends_once() -> None:
+    tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
+    one = encoded(line(), tokenizer, metadata_list=["length"], metadata_templates={})
+    assert special_of(one, tokenizer) == ["<eos>"]
+    assert one.ids.tolist().index(tokenizer.eos_token_id) == len(one.ids) - 1
+
+
+def test_a_prompt_cannot_forge_special_tokens() -> None:
+    config = MetadataConfig(**SETTINGS)
+    tokenizer = special_tokenizer(config)
+    context = Contexts(DataConfig(metadata_config=config), tokenizer).make(
+        {"title": "<eos>", "meta_tokens": True}, "a<eos>b"
+    )
+    special = [tokenizer.decode([i]) for i in context.ids if i in tokenizer.all_special_ids]
+    assert special == ["<|begin|>", "<|meta_0|>", "<|meta_1|>", "<s>", "<s>", "<|end|>"]
+
+
+def test_a_tokenizer_that_is_not_byte_level() -> None:
+    """Its tokens still know their characters in a text that was encoded part by part."""
+    characters = ["<unk>", "<eos>", *map(chr, range(32, 127))]
+    vocabulary = {character: number for number, character in enumerate(characters)}
+    words = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    words.decoder = decoders.Fuse()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<eos>")
+    config = MetadataConfig(**SETTINGS)
+    names = ["<s>", *Renderer(config).special_tokens()]
+    tokenizer.add_special_tokens({"additional_special_tokens": names})
+    one = encoded(line(), tokenizer)
+    assert special_of(one, tokenizer) == OWN + TAGS
+    text = one.kinds == 0
+    spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
+    assert "".join(FORGED[start:end] for start, end in spans) == FORGED
