@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import glob
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.keys import key
 from bsmeta.config.metadata import MetadataConfig
+
+SCHEME = "hf://"
+"""What the address of a file on the Hugging Face Hub begins with."""
 
 
 @dataclass(kw_only=True)
@@ -25,8 +30,8 @@ class DataConfig:
     )
     dataset_name: str | None = key(
         None,
-        "data set on the Hub (OWNER/NAME) in which train_file and validation_file lie (other than "
-        "absolute paths); without train_file, all its *.jsonl.gz",
+        "data set in which train_file and validation_file lie (other than absolute paths): a local "
+        "folder, or OWNER/NAME on the Hub; without train_file, all its *.jsonl.gz",
     )
     dataset_revision: str | None = key(
         None, "branch, tag or commit of what is read from the Hub; null: main"
@@ -94,3 +99,24 @@ class DataConfig:
     )
     bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
     max_bad_documents: int = key(1000, "skip: give up after so many")
+
+
+def local_dataset(config: DataConfig) -> str | None:
+    """The folder that `dataset_name` names; None if it is not set, or names a data set on the Hub.
+
+    A folder that is there is meant before a data set of the same name, as in `datasets`.
+    """
+    name = config.dataset_name or ""
+    folder = os.path.expanduser(name)
+    is_path = name.startswith(("/", ".", "~")) or name.count("/") > 1
+    return folder if name and (is_path or os.path.isdir(folder)) else None
+
+
+def in_dataset(entry: str, config: DataConfig) -> str:
+    """What a file name means: with `dataset_name`, a relative one lies in that data set."""
+    if not config.dataset_name or entry.startswith("/") or "://" in entry:
+        return entry
+    folder = local_dataset(config)
+    if folder is None:
+        return f"{SCHEME}datasets/{config.dataset_name}/{entry}"
+    return os.path.join(glob.escape(folder) if glob.has_magic(entry) else folder, entry)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.checks.files import missing_shards
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, local_dataset
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
@@ -68,7 +68,10 @@ def _model(config: TrainConfig) -> str:
 def _shards(data: DataConfig) -> str:
     files = data.train_file
     named = ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
-    return f"{named} in {data.dataset_name} (Hugging Face Hub)" if data.dataset_name else named
+    if not data.dataset_name:
+        return named
+    folder = local_dataset(data)
+    return f"{named} in {folder or f'{data.dataset_name} (Hugging Face Hub)'}"
 
 
 def _not_here(config: TrainConfig) -> str:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import SCHEME
 from bsmeta.config.errors import ConfigurationError
 
-SCHEME = "hf://"
 EVERYWHERE = "**/*.jsonl.gz"
 MAIN = "main"
 
@@ -154,10 +153,3 @@ def _match(patterns: list[str], names: list[str]) -> bool:
         rest = patterns[1:]
         return not rest or any(_match(rest, names[skipped:]) for skipped in range(len(names)))
     return fnmatchcase(names[0], patterns[0]) and _match(patterns[1:], names[1:])
-
-
-def in_dataset(entry: str, config: DataConfig) -> str:
-    """What a file name means: with `dataset_name`, a relative one lies in that data set."""
-    if not config.dataset_name or entry.startswith((SCHEME, "/")):
-        return entry
-    return f"{SCHEME}datasets/{config.dataset_name}/{entry}"

@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.hub import hub_files, hub_settings
-from bsmeta.data.hub_paths import EVERYWHERE, SCHEME, HubPath, HubPattern, in_dataset
+from bsmeta.data.hub_paths import EVERYWHERE, HubPath, HubPattern
 from bsmeta.data.remote import open_file, size_of
 
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
@@ -87,7 +87,7 @@ def entries_of(config: DataConfig) -> list[str]:
             return [in_dataset(EVERYWHERE, config)]
         raise ConfigurationError(
             "data_config.train_file is not set; expected a path, a glob, or a list of them "
-            "(or data_config.dataset_name, a data set on the Hub)"
+            "(or data_config.dataset_name, a folder or a data set on the Hub)"
         )
     entries = [entries] if isinstance(entries, (str, os.PathLike)) else list(entries)
     return [in_dataset(str(entry), config) for entry in entries]
@@ -179,7 +179,8 @@ def validation_path(config: DataConfig) -> str | None:
 
 def is_excluded(path: str, config: DataConfig) -> bool:
     """Whether a file is the validation file (by its name, or a link to it) or excluded."""
-    name, held_out = os.path.basename(path), config.validation_file
+    name = os.path.basename(path)
+    held_out = config.validation_file and in_dataset(config.validation_file, config)
     if held_out and fnmatch(name, os.path.basename(held_out)):
         return True
     if held_out and all(map(os.path.exists, (path, held_out))) and os.path.samefile(path, held_out):

@@ -518,6 +518,31 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"data_config.reader": "data_config.reader=native"},
     ),
+    "a revision of a local folder": (
+        {
+            "data_config.dataset_revision": "v1.0",
+            "data_config.dataset_name": SAMPLE.removesuffix("/*.jsonl.gz"),
+            "data_config.train_file": "*.jsonl.gz",
+        },
+        {},
+        {},
+        {"data_config.dataset_revision": "leave it out"},
+    ),
+    "a data set that is no folder": (
+        {"data_config.dataset_name": "./data/c4", "data_config.train_file": "*.jsonl.gz"},
+        {},
+        {},
+        {"data_config.dataset_name": "name a data set on the Hub (OWNER/NAME)"},
+    ),
+    "no such file in a local folder": (
+        {
+            "data_config.dataset_name": SAMPLE.removesuffix("/*.jsonl.gz"),
+            "data_config.train_file": "none-*.jsonl.gz",
+        },
+        {},
+        {},
+        {"data_config.train_file": "begins in data_config.dataset_name="},
+    ),
     "a revision, but no data set": (
         {"data_config.dataset_revision": "v1.0"},
         {},

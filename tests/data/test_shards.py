@@ -13,7 +13,7 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.shards import list_shards, shards_fingerprint
+from bsmeta.data.shards import list_shards, shards_fingerprint, validation_path
 
 
 @pytest.fixture
@@ -46,6 +46,31 @@ def test_a_link_to_the_validation_file_is_left_out(folder: Path) -> None:
     (folder / "c.jsonl.gz").symlink_to(folder / "test.jsonl.gz")
     links = [f"{folder}/c.jsonl.gz", f"{folder}/a.jsonl.gz"]
     assert names(train_file=links, validation_file=f"{folder}/test.jsonl.gz") == ["a.jsonl.gz"]
+
+
+def test_a_local_folder_as_data_set(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "en").mkdir()
+    (folder / "en" / "c.jsonl.gz").write_bytes(b"x")
+    everything = ["a.jsonl.gz", "b.jsonl.gz", "en/c.jsonl.gz", "test.jsonl.gz"]
+    name = str(folder)
+    assert [Path(one).name for one in names(dataset_name=name)] == [
+        Path(one).name for one in everything
+    ]
+    assert names(dataset_name=name, train_file="en/*.gz") == ["c.jsonl.gz"]
+    both = [f"{folder}/a.jsonl.gz", "b.jsonl.gz"]
+    assert names(dataset_name=name, train_file=both) == ["a.jsonl.gz", "b.jsonl.gz"]
+    held_out = DataConfig(dataset_name=name, validation_file="test.jsonl.gz")
+    assert validation_path(held_out) == f"{folder}/test.jsonl.gz"
+    (folder / "link.jsonl.gz").symlink_to(folder / "test.jsonl.gz")
+    kept = names(dataset_name=name, train_file="*.gz", validation_file="test.jsonl.gz")
+    assert kept == ["a.jsonl.gz", "b.jsonl.gz"]
+    # A folder that is there is meant, whether or not a data set could have its name.
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "owner" / "c4[en]").mkdir(parents=True)
+    (folder.parent / "owner" / "c4[en]" / "d.jsonl").write_text("{}")
+    assert names(dataset_name="owner/c4[en]", train_file="*.jsonl") == ["d.jsonl"]
+    with pytest.raises(DataError, match=r"\./nowhere/\*\.gz matches no file"):
+        names(dataset_name="./nowhere", train_file="*.gz")
 
 
 def test_one_name_in_several_folders(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 
 CHOICES = {
     "packing": ("best_fit", "pad"),
@@ -57,17 +57,16 @@ def data_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def _entries(config: DataConfig) -> Iterator[str]:
-    """The files that the configuration names, those in `dataset_name` as URLs."""
+    """The files that the configuration names, those in `dataset_name` as they are found there."""
     files = config.train_file or ([""] if config.dataset_name else [])
     files = [files] if isinstance(files, (str, os.PathLike)) else files
     for entry in [*map(str, files), *filter(None, [config.validation_file])]:
-        in_dataset = config.dataset_name and not entry.startswith(("hf://", "/"))
-        yield f"hf://datasets/{config.dataset_name}/{entry}" if in_dataset else entry
+        yield in_dataset(entry, config)
 
 
 def _takes_revision(entry: str) -> bool:
     """Whether an entry is read from the Hub at no revision of its own."""
-    return entry.startswith("hf://") and "@" not in "/".join(entry.split("/")[:5])
+    return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
 
 
 def _refused(config: DataConfig, name: str, expected: str, fix: str) -> Problem:

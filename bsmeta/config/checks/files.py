@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
+from bsmeta.config.data import in_dataset, local_dataset
 from bsmeta.config.schema import TrainConfig
 
 
@@ -35,14 +36,18 @@ def _data(config: TrainConfig) -> Iterator[Problem]:
             fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
             yield _missing("data_config.prepared", data.prepared, "a folder", fix)
         return
-    if data.dataset_name is not None:
+    folder = local_dataset(data)
+    if folder is not None and not os.path.isdir(folder):
+        fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
+        yield _missing("data_config.dataset_name", folder, "the folder of the shards", fix)
         return
     for entry in missing_shards(config):
-        fix = "correct it; a relative path begins in the working folder"
+        start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
+        fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
         yield _missing("data_config.train_file", entry, expected, fix)
-    held_out = data.validation_file
-    if held_out is None or not _is_here(held_out) or os.path.isfile(held_out):
+    held_out = data.validation_file and in_dataset(data.validation_file, data)
+    if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
         return
     if config.eval_steps > 0:
         expected = "the held-out shard, which is read every eval_steps updates"
@@ -53,11 +58,12 @@ def _data(config: TrainConfig) -> Iterator[Problem]:
 def missing_shards(config: TrainConfig) -> list[str]:
     """The local entries of `train_file` that name nothing on this machine."""
     data = config.data_config
-    if data.dataset_name is not None or data.prepared is not None or not data.train_file:
+    if data.prepared is not None or not data.train_file:
         return []
     files = data.train_file
-    entries = [files] if isinstance(files, (str, os.PathLike)) else files
-    return [one for one in map(str, entries) if _is_here(one) and not _names_something(one)]
+    files = [files] if isinstance(files, (str, os.PathLike)) else files
+    entries = [in_dataset(str(entry), data) for entry in files]
+    return [one for one in entries if _is_here(one) and not _names_something(one)]
 
 
 def _is_here(entry: str) -> bool:
