@@ -31,7 +31,7 @@ DISTRIBUTED = [
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,
-    "deepspeed": DISTRIBUTED,
+    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed_models*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*"],
     "tensorboard": ["training/tracking*"],

@@ -34,6 +34,12 @@ FILE_KEYS = {
     "main_process_port", "rdzv_backend", "same_network", "main_training_function",
     "enable_cpu_affinity", "deepspeed_config", "downcast_bf16", "dynamo_config",
 }  # fmt: skip
+# What `accelerate config` also writes; without effect here as long as nothing is in it.
+EMPTY_FILE_KEYS = {
+    "command_file", "commands", "fp8_config", "fsdp_config", "megatron_lm_config", "mpirun_config",
+    "parallelism_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
+    "tpu_zone",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +62,7 @@ class Launch:
     compiler: str | None = None  # accelerate's dynamo backend, unless it is "no"
     alone_in_step: int | None = None  # tasks of a SLURM step without any launcher among them
     unknown: tuple[str, ...] = ()  # keys of a launch file that accelerate would refuse
+    unsupported: tuple[str, ...] = ()  # keys of a launch file for what cannot train here
     rank: int = 0
     unset: tuple[str, ...] = ()  # variables that several processes need to find each other
     # Of a launch file for several machines:
@@ -101,6 +108,9 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
 
     fields = [name for name in environ.get("ACCELERATE_CONFIG_DS_FIELDS", "").split(",") if name]
     processes = _integer(environ, "WORLD_SIZE", 1)
+    if processes > 1:
+        _integer(environ, "MASTER_PORT", 1, most=65535)
+        _integer(environ, "LOCAL_RANK", 0, least=0)
     by_accelerate = "ACCELERATE_MIXED_PRECISION" in environ
     hidden = environ.get("CUDA_VISIBLE_DEVICES", "").startswith("-1")
     if flag("ACCELERATE_USE_DEEPSPEED"):
@@ -146,22 +156,21 @@ def _from_file(path: Path) -> Launch:
             f"accelerate_config_file={path}: there is no such file; expected a launch file such as "
             "experiments/accelerate/zero2.yaml"
         )
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path}: not a YAML file: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(
-            f"{path}: found {type(content).__name__}, expected keys and values"
-        )
-    deepspeed = content.get("deepspeed_config") or {}
+    content = _read_yaml(path)
+    deepspeed = _section(content, "deepspeed_config", path)
+    dynamo = _section(content, "dynamo_config", path)
     processes = _count(content, "num_processes", path)
     hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     json_file, zero3 = deepspeed.get("deepspeed_config_file"), deepspeed.get("zero3_init_flag")
-    kind = str(content.get("distributed_type", "NO")).upper()
+    kind = content.get("distributed_type", "(none)")
+    kind = "NO" if kind is False else str(kind)  # YAML reads NO without quotes as false
     fields = [*deepspeed]
-    if kind == "DEEPSPEED" and content.get("mixed_precision") is not None:
+    precision = content.get("mixed_precision")
+    if kind == "DEEPSPEED" and precision is not None:
         fields.append("mixed_precision")  # as accelerate launch does
+    elif precision == "no":
+        precision = None  # what `accelerate config` writes where nothing is chosen
+    known = FILE_KEYS | EMPTY_FILE_KEYS
     return Launch(
         source=str(path),
         num_processes=processes,
@@ -170,17 +179,34 @@ def _from_file(path: Path) -> Launch:
         use_cpu=content.get("use_cpu") is True,
         deepspeed_config_file=find_file(str(json_file)) if json_file else None,
         zero3_init=None if zero3 is None else str(zero3).lower() in _TRUE,
-        mixed_precision=content.get("mixed_precision"),
+        mixed_precision=precision,
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
         gradient_clipping=deepspeed.get("gradient_clipping"),
-        compiler=_compiler((content.get("dynamo_config") or {}).get("dynamo_backend")),
-        unknown=tuple(name for name in content if name not in FILE_KEYS),
+        compiler=_compiler(dynamo.get("dynamo_backend")),
+        unknown=tuple(str(name) for name in content if name not in known),
+        unsupported=tuple(name for name in content if name in EMPTY_FILE_KEYS and content[name]),
         machines=_count(content, "num_machines", path),
         machine_rank=content.get("machine_rank", 0),
         main_process_ip=content.get("main_process_ip"),
         main_process_port=content.get("main_process_port"),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: cannot be read: {error.strerror}; expected a launch file"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path}: not a YAML file: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(
+            f"{path}: found {type(content).__name__}, expected keys and values"
+        )
+    return content
 
 
 def _compiler(backend: Any) -> str | None:
@@ -199,11 +225,25 @@ def _count(content: Mapping[str, Any], name: str, path: Path) -> int:
     return value
 
 
-def _integer(environ: Mapping[str, str], name: str, default: int, least: int = 1) -> int:
-    text = environ.get(name, str(default))
-    if not text.isdecimal() or int(text) < least:
+def _section(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
+    """A block of a launch file, empty where it is not there."""
+    block = content.get(name) or {}
+    if not isinstance(block, Mapping):
         raise ConfigurationError(
-            f"{name} in the environment: found {text!r}, expected {least} or more; start the "
+            f"{name} in {path}: found {block!r}, expected keys and values below it (see "
+            "experiments/accelerate/zero2.yaml), or no such key"
+        )
+    return block
+
+
+def _integer(
+    environ: Mapping[str, str], name: str, default: int, least: int = 1, most: int | None = None
+) -> int:
+    text = environ.get(name, str(default))
+    if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+        expected = f"{least} or more" if most is None else f"{least} to {most}"
+        raise ConfigurationError(
+            f"{name} in the environment: found {text!r}, expected {expected}; start the "
             "training with accelerate launch or torchrun, which set it, or unset it"
         )
     return int(text)

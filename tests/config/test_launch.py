@@ -9,8 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.checks import check
+from bsmeta.config.checks.deepspeed_file import read_json
+from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch, read_launch
+from bsmeta.config.schema import TrainConfig
 
 
 def test_python_alone_is_one_process_without_deepspeed() -> None:
@@ -203,3 +207,56 @@ def test_the_cpu_launch_files_start_two_processes_from_another_folder(
     subprocess.run([*command, str(script)], cwd=tmp_path, check=True, timeout=120)
     said = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
     assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("deepspeed_config: zero2\n", "deepspeed_config in .*: found 'zero2', expected keys"),
+        ("dynamo_config: 'no'\n", "dynamo_config in .*: found 'no', expected keys and values"),
+    ],
+)
+def test_a_block_of_a_launch_file_that_is_none_is_refused(
+    text: str, message: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=message):
+        read_launch({}, str(file))
+
+
+def test_a_file_that_cannot_be_read_is_refused() -> None:
+    """Reading the first bytes of this file fails for every user."""
+    with pytest.raises(ConfigurationError, match="/proc/self/mem: cannot be read: Input/output"):
+        read_launch({}, "/proc/self/mem")
+    document, problems = read_json(Path("/proc/self/mem"))
+    assert document is None
+    assert [problem.found for problem in problems] == ["Input/output error"]
+
+
+def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> None:
+    file = tmp_path / "default.yaml"
+    command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "config", "default"]
+    subprocess.run([*command, "--config_file", str(file)], check=True, timeout=120)
+    assert "tpu_use_sudo" in file.read_text()
+    config = compose(TrainConfig, "demo", ["check_only=true", "mixed_precision=bf16"])
+    check(config, read_launch({}, str(file)))
+
+
+def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "launch.yaml"
+    file.write_text(
+        "distributed_type: deepspeed\ntpu_use_cluster: true\nfsdp_config: {}\ndynamo_config: no\n"
+    )
+    config = compose(TrainConfig, "demo", ["check_only=true"])
+    with pytest.raises(ConfigurationError) as refusal:
+        check(config, read_launch({}, str(file)))
+    assert refusal.value.keys == {"distributed_type", "tpu_use_cluster"}
+    assert "in capitals (did you mean DEEPSPEED?)" in str(refusal.value)
+
+
+@pytest.mark.parametrize("port", ["abc", "0", "65536"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    environ = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    with pytest.raises(ConfigurationError, match=f"MASTER_PORT .* found '{port}', expected 1 to"):
+        read_launch(environ)

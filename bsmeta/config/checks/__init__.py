@@ -14,6 +14,7 @@ from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill
 from bsmeta.config.checks.deepspeed_file import read_json
+from bsmeta.config.checks.deepspeed_models import model_problems
 from bsmeta.config.checks.files import file_problems
 from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.checks.metadata import metadata_problems
@@ -82,6 +83,8 @@ def check(
         problems += unreadable
         if document is not None:
             problems += deepspeed_problems(document, config, launch)
+            reported = {one.key for one in problems if isinstance(one, Problem)}
+            problems += model_problems(document, reported, str(launch.deepspeed_config_file))
     problems += loop_problems(config, launch, document)
     refuse(problems)
     filled = None if document is None else fill(document, config, launch)

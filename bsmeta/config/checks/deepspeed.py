@@ -12,8 +12,8 @@ from typing import Any
 
 from bsmeta.config.checks.optimizer import optimizer_problems
 from bsmeta.config.checks.problems import Problem
-from bsmeta.config.checks.shared import Shared, compare, override_of
-from bsmeta.config.checks.zero import auto_left, zero_problems
+from bsmeta.config.checks.shared import AUTO, Shared, compare, look_up, override_of
+from bsmeta.config.checks.zero import GATHER, STAGE, auto_left, zero_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
@@ -94,4 +94,7 @@ def fill(document: Mapping[str, Any], config: TrainConfig, launch: Launch) -> di
     for shared in shared_values(config, launch):
         block, _, name = shared.key.rpartition(".")
         (filled.setdefault(block, {}) if block else filled)[name] = shared.value
+    if look_up(filled, GATHER) == AUTO:
+        block, _, name = GATHER.rpartition(".")
+        filled[block][name] = look_up(filled, STAGE) == 3
     return filled

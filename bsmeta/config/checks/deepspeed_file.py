@@ -65,7 +65,10 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
         document = json.loads(
             path.read_text(encoding="utf-8"), object_pairs_hook=lambda pairs: _object(pairs, twice)
         )
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        fix = "make it readable, or name another file"
+        return None, [Problem(WHOLE, file, str(error.strerror), "a file that can be read", fix)]
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         return None, [Problem(WHOLE, file, str(error), "JSON", "mend it at that place")]
     if not isinstance(document, dict):
         found = type(document).__name__

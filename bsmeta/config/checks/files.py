@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,13 +21,12 @@ def file_problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _model(config)
     if config.accelerate_config_file is None:  # else checked for a launch that may be elsewhere
         yield from _data(config)
+        yield from _out_dir(config.out_dir)
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
         expected = "latest, or a checkpoint folder"
         fix = "resume_from_checkpoint_dir=latest"
         yield _missing("resume_from_checkpoint_dir", resume, expected, fix)
-    if os.path.isfile(config.out_dir):
-        yield Problem("out_dir", HYDRA, "a file", "a folder, or a new name", "out_dir=runs/first")
 
 
 def _data(config: TrainConfig) -> Iterator[Problem]:
@@ -53,6 +53,22 @@ def _data(config: TrainConfig) -> Iterator[Problem]:
         expected = "the held-out shard, which is read every eval_steps updates"
         fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
         yield _missing("data_config.validation_file", held_out, expected, fix)
+
+
+def _out_dir(name: str) -> Iterator[Problem]:
+    """Whether the folder of the run can be made and written; nothing is."""
+    path = Path(name).absolute()
+    folder = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    what = "" if folder == path else f"below {folder}, which is "
+    try:
+        is_folder = stat.S_ISDIR(folder.stat().st_mode)
+    except OSError as error:  # a link to nothing, or in a circle
+        found = f"{what}a link that leads nowhere ({error.strerror})"
+    else:
+        if is_folder and os.access(folder, os.W_OK | os.X_OK):
+            return
+        found = f"{what}{'a folder that you may not write' if is_folder else 'a file'}"
+    yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
 
 
 def missing_shards(config: TrainConfig) -> list[str]:

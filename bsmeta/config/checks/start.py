@@ -28,7 +28,8 @@ def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
 def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     """The ways in which accelerate silently starts one process, or one that trains otherwise."""
     if launch.distributed_type not in LAUNCHERS:
-        expected = f"one of {', '.join(LAUNCHERS)}{nearest(launch.distributed_type, LAUNCHERS)}"
+        close = nearest(launch.distributed_type.upper(), LAUNCHERS)
+        expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
         if launch.distributed_type == "MULTI_CPU":
             expected += "; MULTI_CPU starts a single process without MPI"
         fix = "use a file of experiments/accelerate/ (MULTI_GPU also starts several on a CPU)"
@@ -58,6 +59,9 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         expected = f"a key of a launch file{nearest(name, FILE_KEYS)}"
         fix = "correct the name, or delete it"
         yield Problem(name, launch.source, "an unknown key", expected, fix)
+    for name in launch.unsupported:
+        expected = "nothing: training runs on CPUs and GPUs, data parallel or under DeepSpeed"
+        yield Problem(name, launch.source, "a value", expected, "delete the key")
     if config.accelerate_config_file is not None and not config.check_only:
         yield Problem(
             key="accelerate_config_file",

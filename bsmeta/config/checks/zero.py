@@ -33,9 +33,9 @@ def zero_problems(document: Mapping[str, Any], launch: Launch, file: str) -> Ite
         expected = f"0, 1, 2 or 3{default}"
         yield Problem(STAGE, file, show(stage), expected, 'write "stage": 2, for example')
         return
-    if stage == 3 and look_up(document, GATHER) is not True:
+    if stage == 3 and look_up(document, GATHER) not in (True, AUTO):
         expected = "true: without it, a ZeRO-3 model cannot be saved in from_pretrained form"
-        fix = f'write "{GATHER.rpartition(".")[2]}": true'
+        fix = f'write "{GATHER.rpartition(".")[2]}": true or "auto"'
         yield Problem(GATHER, file, show(look_up(document, GATHER)), expected, fix)
     if stage != 3 and launch.zero3_init:
         expected = f"false, because {file} has stage {stage}"
@@ -80,7 +80,7 @@ def _offload(
 def auto_left(document: Mapping[str, Any], known: set[str], file: str) -> Iterator[Problem]:
     """Yields every `"auto"` for which there is nothing to fill in."""
     for key in _autos(document, ""):
-        if key not in known and key not in HIDDEN_SIZE_KEYS:
+        if key not in known and key not in (*HIDDEN_SIZE_KEYS, GATHER):
             expected = 'a value; nothing says what "auto" would be here'
             yield Problem(key, file, show(AUTO), expected, "write the value, or delete the key")
 
