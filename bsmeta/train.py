@@ -10,6 +10,7 @@ from pathlib import Path
 from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.hydra_ext import composed_files
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
@@ -27,7 +28,7 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
     with _refusal_in_status(config):
         checked = check_run(config, os.environ, list(TASKS), mistakes)
     if is_main:
-        print_summary(config, checked.launch)
+        print_summary(config, checked.launch, composed_files())
     if config.check_only:
         return 0
 

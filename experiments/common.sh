@@ -70,7 +70,8 @@ choose_run() {
 find_out_dir() {
   OUT_DIR=$(python "$ROOT/bsmeta/train.py" --cfg job --package out_dir \
     "${RUN[@]}" "${OVERRIDES[@]}") || exit "$EXIT_USER_ERROR"
-  OUT_DIR=${OUT_DIR##*$'\n'} # behind a line that names the package
+  OUT_DIR=${OUT_DIR##*$'\n'} # after a line that names the package
+  OUT_DIR=${OUT_DIR/#\~\//$HOME/}
 }
 
 # Sets LAUNCH_FILE and PROCESSES (of this machine; empty: as many as the launch file says).

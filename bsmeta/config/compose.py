@@ -8,7 +8,6 @@ result once, calls the entry point, and turns every outcome into the documented 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import os
 import re
@@ -26,11 +25,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config import from_file, mistakes
-from bsmeta.config.checks.problems import Problem, refuse
+from bsmeta.config import command_line, from_file, hydra_ext, mistakes
+from bsmeta.config.checks.problems import HYDRA, Problem, refuse, show
+from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.fit import misfits
 from bsmeta.config.interpolation import resolve
+from bsmeta.config.keys import expand_home
 from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
 from bsmeta.config.secrets import redact, redact_values
 
@@ -73,7 +75,7 @@ def run_entry_point(
     register(schema)
     codes: list[int] = []
 
-    def call(composed: DictConfig, found: Sequence[Problem] = ()) -> int:
+    def call(composed: DictConfig, found: Sequence[Problem]) -> int:
         config, more = _to_plain(composed, schema)
         if found or more:
             if takes_mistakes:
@@ -83,24 +85,48 @@ def run_entry_point(
 
     def task(composed: DictConfig) -> None:
         _hide_secrets()
-        codes.append(exit_code(lambda: call(composed)))  # or Hydra prints its own report first
+        codes.append(
+            exit_code(lambda: call(composed, line.problems))
+        )  # or Hydra prints its own report first
 
-    arguments = mistakes.options_first(sys.argv[1:])
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
     try:
-        sys.argv[1:] = [*_prepared(arguments, schema), *_quiet_hydra(arguments)]
+        line = command_line.read(sys.argv[1:], schema, config_name)
+        if line.is_multirun or not line.is_run:
+            refuse(line.problems)
+        register(schema, line.own_folder)
+        overrides = _prepared(line.overrides, line.own_folder or line.folder, schema)
+        sys.argv[1:] = [*line.options, *overrides, *_quiet_hydra([*line.options, *overrides])]
         hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name)(
             task
         )()
+    except RecursionError:
+        files = ", ".join(hydra_ext.composed_files())
+        _leave(report(ConfigurationError(f"the defaults lists of {files} name each other")))
     except (UserError, yaml.YAMLError) as error:
         _leave(report(error))
     except mistakes.Refusal as error:
-        try:
-            found, rest = mistakes.of_command_line(error, sys.argv[1:], schema, config_name)
-        except ConfigurationError as told:
-            _leave(report(told))
-        _leave(exit_code(lambda: refuse(found) if rest is None else call(rest, found)))
+        refusal = error
+        _leave(exit_code(lambda: _explain(refusal, line, overrides, schema, call)))
     _leave(max(codes, default=0))
+
+
+def _explain(
+    error: Exception,
+    line: CommandLine,
+    overrides: Sequence[str],
+    schema: type,
+    call: Callable[..., int],
+) -> int:
+    """Reports all that Hydra cannot compose, with what `call` finds in the rest."""
+    compose = mistakes.composer(line.folder, line.config_name)
+    # A list of values is an override of many runs: it does not stand alone.
+    alone = [] if line.is_multirun else [one for one in overrides if not one.startswith("hydra")]
+    found, rest = mistakes.mistakes(error, alone, compose, schema)
+    if rest is None or line.is_multirun:
+        refuse([*line.problems, *found])
+    assert rest is not None
+    return call(rest, [*line.problems, *found])
 
 
 def _leave(code: int) -> NoReturn:
@@ -119,8 +145,8 @@ def _leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def register(schema: type) -> None:
-    """Makes the schema and the resolvers known to Hydra (repeatable).
+def register(schema: type, own_folder: Path | None = None) -> None:
+    """Makes the schema, the resolvers and the user's config folder known to Hydra (repeatable).
 
     A schema that extends another one takes its name, too: YAML files of that one then fit both.
     """
@@ -128,7 +154,7 @@ def register(schema: type) -> None:
         ConfigStore.instance().store(name=_store_name(one), node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
-    from_file.install(field.name for field in dataclasses.fields(schema))
+    hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
 
 
 def _store_name(schema: type) -> str:
@@ -143,7 +169,7 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
     """
     register(schema)
     composer = mistakes.composer(CONFIG_FOLDER, config_name)
-    prepared = _prepared(overrides, schema)
+    prepared = _prepared([*map(quote_home, overrides)], CONFIG_FOLDER, schema)
     try:
         return to_plain(composer(prepared), schema)
     except mistakes.Refusal as error:
@@ -168,14 +194,9 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
     return [f"++{one}" if inside_mapping.match(one) else one for one in overrides]
 
 
-def _prepared(arguments: Sequence[str], schema: type) -> list[str]:
-    """The command line as Hydra must see it; options stay as they are."""
-    folder = CONFIG_FOLDER
-    for option, following in itertools.pairwise([*arguments, ""]):
-        name, _, value = option.partition("=")
-        if name in ("--config-dir", "-cd", "--config-path", "-cp"):
-            folder = Path(value or following).expanduser().resolve()
-    return open_mappings(from_file.expand_overrides(arguments, folder), schema)
+def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]:
+    """The overrides as Hydra must see them; `${from_file:…}` in them is relative to `folder`."""
+    return open_mappings(from_file.expand_overrides(overrides, folder), schema)
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
@@ -199,6 +220,10 @@ def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[
             f"the schema of {schema.__name__} (see hydra_configs/demo.yaml)"
         )
     found += [mistakes.unknown_key(name, schema) for name in _added(plain)]
+    for name, path in expand_home(plain):
+        user = path.partition("/")[0]
+        expected = f"a path; there is no user {user[1:]} on this machine"
+        found.append(Problem(name, HYDRA, show(path), expected, f"{name}=./{path}, or correct it"))
     return plain, found
 
 
@@ -223,6 +248,9 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
     values = yaml.safe_load(path.read_text())
     if isinstance(values, dict):
         values.pop("defaults", None)  # for Hydra, see `to_yaml`
+        refuse(
+            [mistakes.of_misfit(misfit, str(path), schema) for misfit in misfits(values, schema)]
+        )
     try:
         merged = OmegaConf.merge(
             OmegaConf.structured(schema),

@@ -22,11 +22,13 @@ class DataConfig:
         None,
         "training shards: a path, a glob, or a list of them; also on the Hub: "
         "hf://datasets/OWNER/NAME[@REVISION]/GLOB",
+        is_path=True,
     )
     validation_file: str | None = key(
         None,
         "the held-out shard (a path, or one file on the Hub); a training shard of this name is "
         "always left out",
+        is_path=True,
     )
     dataset_name: str | None = key(
         None,
@@ -36,7 +38,9 @@ class DataConfig:
     dataset_revision: str | None = key(
         None, "branch, tag or commit of what is read from the Hub; null: main"
     )
-    exclude: list[str] = key([], "further shards that are never trained on (file names or globs)")
+    exclude: list[str] = key(
+        [], "further shards that are never trained on (file names or globs)", is_path=True
+    )
     metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
 
     per_device_train_batch_size: int = key(
@@ -52,6 +56,7 @@ class DataConfig:
     prepared: str | None = key(
         None,
         "folder of python -m bsmeta.data.prepare: the same batches without making them again",
+        is_path=True,
     )
     packing: str = key(
         "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
@@ -81,6 +86,7 @@ class DataConfig:
         None,
         "folder for access points of shards, hashes of held-out documents and what is read from "
         "the Hub; null: bsmeta in the user's cache folder",
+        is_path=True,
     )
     hub_cache_gb: float = key(
         20.0,

@@ -6,6 +6,7 @@ The one source of `--help` and of docs/configuration.md.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import re
 import typing
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
                 default=_text(getattr(defaults, field.name)),
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
-                entries=_entries(kind),
+                entries=entries_of(kind),
             )
 
 
@@ -70,6 +71,17 @@ def group_options() -> dict[str, list[str]]:
     """The groups of `hydra_configs/` (`model=…`, `+recipes=…`) and what each offers."""
     folders = sorted(path for path in CONFIG_FOLDER.iterdir() if path.is_dir())
     return {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
+
+
+def suggestion(name: str, schema: type) -> str | None:
+    """The key, or group, that looks most like a misspelt one."""
+    leaf = name.rsplit(".", 1)[-1]
+    full = {one.rsplit(".", 1)[-1]: one for one in reversed(key_names(schema))}
+    full |= {group: group for group in group_options()}
+    near = difflib.get_close_matches(leaf, full, n=1)
+    if not near or full[near[0]] == name:
+        return None
+    return full[near[0]]
 
 
 def sections(schema: type) -> list[tuple[str, list[Key]]]:
@@ -117,7 +129,7 @@ def type_name(kind: Any) -> str:
     return re.sub(r"\b(?:\w+\.)+(?=\w)", "", str(kind))
 
 
-def _entries(kind: Any) -> type | None:
+def entries_of(kind: Any) -> type | None:
     """The dataclass that a list holds, if it holds one."""
     options = [one for one in typing.get_args(kind) if isinstance(one, type)]
     return next(filter(dataclasses.is_dataclass, options), None)

@@ -36,6 +36,7 @@ class EvaluateConfig:
         "runs/demo",
         "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
         "from_pretrained loads, or a Hub model as hf://owner/name; or a list of them",
+        is_path=True,
     )
     untrained: bool = key(
         False, "also the model that the (first) run started from, before any training"
@@ -46,9 +47,13 @@ class EvaluateConfig:
     overrides: dict[str, Any] = key(
         {}, "keys of that configuration to change: +overrides.data_config.bad_documents=skip"
     )
-    out_dir: str | None = key(None, "where the report goes; null: evaluation/ in the run folder")
+    out_dir: str | None = key(
+        None, "where the report goes; null: evaluation/ in the run folder", is_path=True
+    )
 
-    validation_file: str | None = key(None, "held-out shard; null: that of the training run")
+    validation_file: str | None = key(
+        None, "held-out shard; null: that of the training run", is_path=True
+    )
     max_documents: int | None = key(None, "use only the first so many documents")
     deduplicate: bool = key(True, "use only the first of the documents with one text")
     metadata_list: list[str] | None = key(

@@ -24,6 +24,8 @@ class ExplainConfig(TrainConfig):
     json: bool = key(
         False, "one JSON object a document and line on standard output, and nothing else there"
     )
-    html: str | None = key(None, "write a page to this file instead of showing it in the terminal")
+    html: str | None = key(
+        None, "write a page to this file instead of showing it in the terminal", is_path=True
+    )
     tokens: bool = key(False, "in the terminal: show where each token begins")
     sequences: int = key(8, "in the terminal and the page: packed sequences of a window to show")

@@ -13,15 +13,11 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.core_plugins.file_config_source import FileConfigSource
-from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.plugins import Plugins
-from hydra.plugins.config_source import ConfigResult
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -33,60 +29,37 @@ _OPENS = "${from_file:"
 _YAML = (".yaml", ".yml", ".json")
 
 
-def install(keys: Iterable[str]) -> None:
-    """Makes Hydra read its files through `expand` (repeatable).
-
-    Args:
-        keys: The outermost keys of the schema. A folder of such a name is no group: `metadata=…`
-            is a key of generate.py, and a group of train.py.
-    """
-    Plugins.instance()  # registers Hydra's own sources, which would not replace ours later on
-    ExpandingSource.no_groups = frozenset(keys)
-    SourcesRegistry.instance().types[FileConfigSource.scheme()] = ExpandingSource
-
-
-class ExpandingSource(FileConfigSource):
-    """Hydra's reader of config files, with every `${from_file:…}` replaced by what it names."""
-
-    no_groups: frozenset[str] = frozenset()
-
-    def is_group(self, config_path: str) -> bool:
-        return config_path not in self.no_groups and super().is_group(config_path)
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        result = super().load_config(config_path)
-        values = OmegaConf.to_container(result.config, resolve=False)
-        where = f"{self.path}/{self._normalize_file_name(config_path)}"
-        expanded = expand(values, Path(self.path), where)
-        if expanded != values:
-            result.config = OmegaConf.create(expanded)
-        return result
-
-
-def expand(values: Any, folder: Path, where: str, chain: tuple[Path, ...] = ()) -> Any:
+def expand(
+    values: Any,
+    folder: Path,
+    where: str,
+    files: list[Path] | None = None,
+    chain: tuple[Path, ...] = (),
+) -> Any:
     """Nested dicts and lists with every `${from_file:…}` replaced by the content of its file.
 
     Args:
         values: As YAML gives them.
         folder: The config folder that paths are relative to.
         where: What an error names as the place of `values`.
+        files: Every file that is read is appended to this list.
         chain: The files that are being read, outermost first.
 
     Raises:
         ConfigurationError: If a file is missing, names itself, or cannot stand where it is named.
     """
     if isinstance(values, dict):
-        return {k: expand(v, folder, f"{where}: {k}", chain) for k, v in values.items()}
+        return {k: expand(v, folder, f"{where}: {k}", files, chain) for k, v in values.items()}
     if isinstance(values, list):
-        return [expand(one, folder, where, chain) for one in values]
+        return [expand(value, folder, where, files, chain) for value in values]
     if not isinstance(values, str) or _OPENS not in values:
         return values
     parts = list(_parts(values, where))
     if len(parts) == 1:
-        return _content(parts[0][1], folder, where, chain)
+        return _content(parts[0][1], folder, where, files, chain)
 
     def text(path: str) -> str:
-        content = _content(path, folder, where, chain)
+        content = _content(path, folder, where, files, chain)
         if not isinstance(content, str):
             raise ConfigurationError(
                 f"{where}: {_OPENS}{path}}} stands within a text, but the file holds "
@@ -104,7 +77,7 @@ def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
         if _OPENS not in text:
             return text
         return "".join(
-            _literal(_content(part, folder, text, ())) if is_path else part
+            _literal(_content(part, folder, text)) if is_path else part
             for is_path, part in _parts(text, "the command line")
         )
 
@@ -129,7 +102,13 @@ def _parts(text: str, where: str) -> Iterator[tuple[bool, str]]:
         yield False, text[at:]
 
 
-def _content(path: str, folder: Path, where: str, chain: tuple[Path, ...]) -> Any:
+def _content(
+    path: str,
+    folder: Path,
+    where: str,
+    files: list[Path] | None = None,
+    chain: tuple[Path, ...] = (),
+) -> Any:
     file = _find(path, folder, where)
     if file in chain:
         cycle = " -> ".join(str(one) for one in (*chain[chain.index(file) :], file))
@@ -144,7 +123,9 @@ def _content(path: str, folder: Path, where: str, chain: tuple[Path, ...]) -> An
             raise ConfigurationError(
                 f"{where}: {file} holds neither keys and values nor a list: {error}"
             ) from error
-    return expand(values, folder, str(file), (*chain, file))
+    if files is not None and file not in files:
+        files.append(file)
+    return expand(values, folder, str(file), files, (*chain, file))
 
 
 def _find(path: str, folder: Path, where: str) -> Path:

@@ -17,9 +17,12 @@ class GenerateConfig:
         "runs/demo",
         "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
         "from_pretrained loads, or a Hub model as hf://owner/name",
+        is_path=True,
     )
     training_config: str | None = key(
-        None, "config.yaml of the run; null: found beside the model (defaults for a Hub model)"
+        None,
+        "config.yaml of the run; null: found beside the model (defaults for a Hub model)",
+        is_path=True,
     )
     overrides: dict[str, Any] = key({}, "keys of that configuration to change")
     precision: str = key(
@@ -52,9 +55,13 @@ class GenerateConfig:
     )
     interactive: bool = key(False, "read prompts and key=value lines from standard input")
     input: str | None = key(
-        None, "JSON lines of requests: metadata, prompt, and any key that says how to draw"
+        None,
+        "JSON lines of requests: metadata, prompt, and any key that says how to draw",
+        is_path=True,
     )
-    output: str | None = key(None, "JSON lines to write: the requests with their samples")
+    output: str | None = key(
+        None, "JSON lines to write: the requests with their samples", is_path=True
+    )
 
     type: str = key("url", "attribute: the metadata type to tell")
     candidates: list[str] = key(
@@ -63,10 +70,10 @@ class GenerateConfig:
     prior: str = key("uniform", "attribute: uniform | empirical (how often each is in the file)")
     windows: str = key("first_piece", "attribute: the text's first_piece, or all_pieces")
     validation_file: str | None = key(
-        None, "attribute: held-out shard; null: that of the training run"
+        None, "attribute: held-out shard; null: that of the training run", is_path=True
     )
     max_documents: int | None = key(None, "attribute: use only the first so many documents")
     bootstrap_resamples: int = key(10_000, "attribute: resamples behind each interval")
     out_dir: str | None = key(
-        None, "attribute: where attribution-{type}.json goes; null: the run folder"
+        None, "attribute: where attribution-{type}.json goes; null: the run folder", is_path=True
     )

@@ -1,80 +1,48 @@
-"""What is wrong with a command line or a YAML file, when Hydra refuses to compose it.
+"""What is wrong with a command line or with YAML files, when Hydra refuses to compose them.
 
-Hydra stops at the first mistake. `mistakes` tries each override alone, so that one message can name
-all of them, and gives what is left once they are taken away.
+Hydra stops at the first mistake. `mistakes` leaves out what a file cannot say, one key after the
+other, then tries each override alone, so that one message can name all of them; and it returns what
+is left without them.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.checks.problems import Problem, closest, nearest, show
-from bsmeta.config.describe import CONFIG_FOLDER, group_options, key_names, keys
+from bsmeta.config.command_line import COMMAND_LINE
+from bsmeta.config.describe import group_options, key_names, keys, suggestion
+from bsmeta.config.fit import Misfit, misfits
+from bsmeta.config.hydra_ext import nested, reading, shown_path
 
-COMMAND_LINE = "the command line"
 HELP = "see --help for every key"
 # "+key=value" cannot work: the schema is closed; the rest says nothing to a user.
 _NOISE = ("To append", "Config search path", "provider=", "See https", "Error merging")
-_CONTEXT = ("object_type", "reference_type")
+_CONTEXT = ("object_type", "reference_type", "full_key", "In '", "Check that it's in")
+_PLACE = re.compile(r"In '(.+?)'")
+_FULL_KEY = re.compile(r"full_key: ([\w.\[\]-]+)")
+_UNKNOWN = re.compile(r"[Kk]ey '(.+?)' (?:is )?not in")
 Refusal = (HydraException, OmegaConfBaseException)
-
-
-def options_first(arguments: Sequence[str]) -> list[str]:
-    """The command line with its overrides at the end, where Hydra's parser takes more of them.
-
-    It wants all overrides to stand together; in front of the options they would part from ours.
-    """
-    options = list(arguments)
-    overrides = get_args_parser().parse_intermixed_args(options).overrides
-    for one in overrides:
-        options.remove(one)
-    return [*options, *overrides]
-
-
-def of_command_line(
-    error: Exception, arguments: Sequence[str], schema: type, config_name: str
-) -> tuple[list[Problem], DictConfig | None]:
-    """`mistakes` of a whole command line, options included.
-
-    Args:
-        error: What Hydra said.
-        arguments: The command line behind the program's name.
-        schema: The dataclass that it must fit.
-        config_name: The file that is used without `--config-name`.
-    """
-    parsed = get_args_parser().parse_intermixed_args(list(arguments))
-    folder = Path(parsed.config_path or CONFIG_FOLDER).expanduser().resolve()
-    further = parsed.config_dir and Path(parsed.config_dir).expanduser().resolve()
-    compose = composer(folder, parsed.config_name or config_name, further)
-    own = [one for one in parsed.overrides if not one.startswith("hydra")]
-    if parsed.multirun:  # a list of values is an override of many runs: it does not stand alone
-        return mistakes(error, [], compose, schema)[0], None
-    return mistakes(error, own, compose, schema)
-
-
 Composer = Callable[[Sequence[str]], DictConfig]
 
 
-def composer(folder: Path, name: str, further: Path | None = None) -> Composer:
-    """What composes overrides onto the file `name` of a folder; `further` is searched, too."""
-    if further is not None and (further / f"{name.removesuffix('.yaml')}.yaml").is_file():
-        folder, further = further, folder  # Hydra takes the first file from one folder only
-    search = [] if further is None else [f"hydra.searchpath=[file://{further}]"]
+def composer(folder: Path, name: str) -> Composer:
+    """What composes overrides onto the file `name` of a folder, or of the user's own."""
 
     def composed(overrides: Sequence[str]) -> DictConfig:
         GlobalHydra.instance().clear()
+        reading.clear()
         with hydra.initialize_config_dir(str(folder), version_base="1.3"):
-            return hydra.compose(name, [*search, *overrides])
+            return hydra.compose(name, [*overrides])
 
     return composed
 
@@ -82,10 +50,10 @@ def composer(folder: Path, name: str, further: Path | None = None) -> Composer:
 def mistakes(
     error: Exception, overrides: Sequence[str], compose: Composer, schema: type
 ) -> tuple[list[Problem], DictConfig | None]:
-    """Every override that cannot be composed, and what the others give.
+    """All that cannot be composed, and what the rest gives.
 
     Args:
-        error: What Hydra said about all of them together.
+        error: What Hydra reported about all of it together.
         overrides: `key=value` as on the command line.
         compose: Composes some of them; raises what Hydra raises.
         schema: The dataclass that they must fit.
@@ -93,11 +61,10 @@ def mistakes(
     Returns:
         The mistakes, at least one; and the configuration without them (None: there is none).
     """
-    try:
-        compose([])
-    except Refusal as refusal:
-        return [_of_file(refusal, schema)], None
-    found, fine = [], []
+    found, is_whole = _of_files(compose, schema)
+    if not is_whole:
+        return found, None
+    fine = []
     for override in overrides:
         try:
             compose([override])
@@ -106,74 +73,141 @@ def mistakes(
         else:
             fine.append(override)
     try:
-        return found or [_of_file(error, schema)], compose(fine)
+        return found or [_of_file(error)], compose(fine)
     except Refusal:
-        return found or [_of_file(error, schema)], None
+        return found or [_of_file(error)], None
+
+
+def _of_files(compose: Composer, schema: type) -> tuple[list[Problem], bool]:
+    """The mistakes of the files, which are left out of what is composed from here on.
+
+    Returns:
+        The mistakes, and whether the files can be composed without them.
+    """
+    found: list[Problem] = []
+    while True:
+        try:
+            compose([])
+        except Refusal as refusal:
+            missing = isinstance(refusal, MissingConfigException) and refusal.missing_cfg_file
+            fresh = [] if missing else [*_of_contents(schema)]
+            found += fresh or [_of_file(refusal)]
+            if missing and missing not in reading.left_out_defaults:
+                reading.left_out_defaults.add(missing)
+            elif not fresh:
+                return found, False
+        else:
+            return found, True
+
+
+def _of_contents(schema: type) -> Iterator[Problem]:
+    """What does not fit the schema in the files that Hydra has read; left out from here on."""
+    for file, (package, content) in [*reading.contents.items()]:
+        section, known = package.partition(".")[0], key_names(schema)
+        if section and section not in known:
+            if section not in reading.left_out:
+                yield _without_package(section, shown_path(file))
+            reading.left_out.add(section)
+            continue
+        for misfit in misfits(nested(package, content), schema):
+            if misfit.outermost in reading.left_out:
+                continue
+            yield of_misfit(misfit, shown_path(file), schema)
+    for package, content in reading.contents.values():
+        reading.left_out |= {one.outermost for one in misfits(nested(package, content), schema)}
+
+
+def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:
+    """A value of a file that the schema does not take."""
+    if misfit.expected is None:
+        return unknown_key(misfit.key, schema, file, misfit.siblings)
+    expected = f"{misfit.expected} ({misfit.reason})"
+    return Problem(misfit.key, file, show(misfit.value), expected, f"correct it; {HELP}")
 
 
 def _of_override(override: str, error: Exception, schema: type) -> Problem:
-    name, _, value = override.partition("=")
+    name, equals, value = override.partition("=")
     name = name.lstrip("+~")
     message = explain(error)
-    if re.search(r"[Kk]ey '[\w.]+' (is )?not in", message):
-        inner = re.search(r"full_key: ([\w.]+)", message)
+    if not equals and not override.startswith("~"):
+        fix = f"{name}=VALUE, or --config-name {name}, if that is meant"
+        return Problem(name, COMMAND_LINE, "no value", "key=value", fix)
+    if _UNKNOWN.search(_text(error)):
+        inner, place = _FULL_KEY.search(_text(error)), _PLACE.search(_text(error))
+        if place and place[1] == f"{name}/{value}":
+            return _without_package(name, f"{place[1]}.yaml")
         return unknown_key(inner[1] if inner else name, schema)
-    if isinstance(error, MissingConfigException):
-        options = group_options().get(name.partition("@")[0], [])
+    options = group_options().get(name.partition("@")[0], [])
+    if isinstance(error, MissingConfigException) and error.options:
+        options = [*error.options]
+    if "No match in the defaults list" in message and value in options:
+        expected = "a + before it: no configuration has it from the outset"
+        return Problem(name, COMMAND_LINE, show(value), expected, f"+{name}={value}")
+    if isinstance(error, MissingConfigException) or "No match in the defaults list" in message:
         if options:
             expected = f"one of {', '.join(options)}{nearest(value, options)}"
-            plus = "+" if override.startswith("+") else ""
+            plus = "+" if override.startswith("+") or "No match" in message else ""
             fix = f"{plus}{name}={closest(value, options)}"
             return Problem(name, COMMAND_LINE, show(value), expected, fix)
-    types = {one.name: one.type for one in keys(schema)}
+        return unknown_key(name, schema)
+    types = {key.name: key.type for key in keys(schema)}
     expected = f"a value of type {types[name]} ({message})" if name in types else message
     if isinstance(error, OverrideParseException):
         expected = f"key=value in Hydra's grammar ({message})"
+        fix = f"put the value within two kinds of quotes: \"{name}='{value}'\"; {HELP}"
+        return Problem(name, COMMAND_LINE, value or "nothing", expected, fix)
     return Problem(name, COMMAND_LINE, value or "nothing", expected, f"correct it; {HELP}")
 
 
-def _of_file(error: Exception, schema: type) -> Problem:
-    """A mistake in a YAML file, or one that overrides make together."""
-    message = explain(error)
-    place = re.search(r"In '(.+?)'", message)
+def _of_file(error: Exception) -> Problem:
+    """A mistake in how YAML files are put together, or one that overrides make together."""
+    message, place = explain(error), _PLACE.search(_text(error))
     file = f"{place[1]}.yaml" if place else "the configuration"
-    unknown = re.search(r"[Kk]ey '([\w.]+)' (?:is )?not in .*full_key: ([\w.]+)", message)
-    if unknown:
-        return unknown_key(unknown[2], schema, file)
-    where = re.search(r"full_key: ([\w.\[\]]+)", message)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        options = [name.removesuffix(".yaml") for name in error.options or ()]
+        expected = f"one of {', '.join(options)}" if options else "a file of a config folder"
+        fix = f"- {group}: {closest(option, options)}" if options else "correct it, or delete it"
+        return Problem(
+            group or "defaults", file, show(option), expected + nearest(option, options), fix
+        )
+    where = _FULL_KEY.search(_text(error))
     key = where[1] if where else "(the whole)"
     return Problem(key, file, message, "something that Hydra can compose", f"correct it; {HELP}")
 
 
-def unknown_key(name: str, schema: type, file: str = COMMAND_LINE) -> Problem:
-    """A name that is no key, with the one that looks most like it."""
-    known = suggestion(name, schema)
+def _without_package(group: str, file: str) -> Problem:
+    """A file of a group whose keys would stand below the group's name."""
+    expected = "# @package _global_ in its first line: it sets keys of the whole configuration"
+    fix = "write that line, and the keys as in a main configuration"
+    return Problem(group, file, "no such line", expected, fix)
+
+
+def unknown_key(
+    name: str, schema: type, file: str = COMMAND_LINE, siblings: Sequence[str] = ()
+) -> Problem:
+    """A name that is no key, with the one that looks most like it, first among `siblings`."""
     groups = [*group_options()] if file == COMMAND_LINE else []
     expected = f"a key of {schema.__name__}"
     if groups:
         expected += f", or one of the groups {', '.join(groups)}"
+    if name in key_names(schema):  # in a file, as one name with dots
+        fix = f"write it nested, {': {'.join(name.split('.'))}: …{'}' * name.count('.')}"
+        return Problem(name, file, "one name with dots", "a section with the key in it", fix)
+    near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.8)
+    known = near[0] if near else suggestion(name, schema)
     if known:
         expected += f" (did you mean {known}?)"
     fix = f"write {known}, or drop it" if known else f"drop it; {HELP}"
     return Problem(name, file, "an unknown key", expected, fix)
 
 
-def suggestion(name: str, schema: type) -> str | None:
-    """The key, or group, that looks most like a misspelt one."""
-    leaf = name.rsplit(".", 1)[-1]
-    full = {one.rsplit(".", 1)[-1]: one for one in reversed(key_names(schema))}
-    full |= {group: group for group in group_options()}
-    near = difflib.get_close_matches(leaf, full, n=1)
-    if not near or full[near[0]] == name:
-        return None
-    return full[near[0]]
-
-
 def explain(error: BaseException) -> str:
     """Hydra's message and its cause in one line, without advice that cannot work here."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if error.__cause__ is not None:
-        lines += [line.strip() for line in str(error.__cause__).splitlines() if line.strip()]
-    return "; ".join(
-        line for line in dict.fromkeys(lines) if not line.startswith(_NOISE + _CONTEXT)
-    )
+    lines = dict.fromkeys(line.strip() for line in _text(error).splitlines() if line.strip())
+    return "; ".join(line for line in lines if not line.startswith(_NOISE + _CONTEXT))
+
+
+def _text(error: BaseException) -> str:
+    """The messages of an error and of its cause."""
+    return f"{error}\n{error.__cause__ or ''}"

@@ -12,7 +12,9 @@ from bsmeta.config.schema import TrainConfig
 class PrepareConfig(TrainConfig):
     """The training sequences of a run with these keys, made ahead."""
 
-    out: str | None = key(None, "folder to write, for data_config.prepared of the run")
+    out: str | None = key(
+        None, "folder to write, for data_config.prepared of the run", is_path=True
+    )
     epochs: int = key(1, "passes of each stream over its shards that are prepared")
     world_size: int = key(
         1, "processes of the run, from which follows where a schedule of the metadata switches"

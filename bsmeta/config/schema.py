@@ -20,12 +20,14 @@ class TrainConfig:
     data_config: DataConfig = key(DataConfig, "where documents come from")
 
     model_name: str = key(
-        "gpt2", "a folder or Hub name to load; its weights unless model_config_file"
+        "gpt2", "a folder or Hub name to load; its weights unless model_config_file", is_path=True
     )
     model_config_file: str | None = key(
-        None, "JSON of a transformers config: start from random weights of this shape instead"
+        None,
+        "JSON of a transformers config: start from random weights of this shape instead",
+        is_path=True,
     )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name")
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     attn_implementation: str = key(
         "auto",
         "eager | sdpa | flash_attention_2 | flex_attention | auto (flash_attention_2 where it is "
@@ -77,10 +79,12 @@ class TrainConfig:
     mixed_precision: str = key("no", "no | bf16 | fp16", deepspeed="bf16.enabled, fp16.enabled")
 
     seed: int = key(42, "seed of the weights, the dropout and every choice about the data")
-    out_dir: str = key("runs/default", "run folder (relative to the working folder)")
+    out_dir: str = key("runs/default", "run folder (relative to the working folder)", is_path=True)
     overwrite_out_dir: bool = key(False, "first delete all that an earlier run's folder holds")
     resume_from_checkpoint_dir: str | None = key(
-        None, "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder"
+        None,
+        "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder",
+        is_path=True,
     )
 
     logging_steps: int = key(1, "a line of metrics.jsonl every so many updates")
@@ -131,7 +135,9 @@ class TrainConfig:
         1800, "seconds after which a missing rank, or a step or evaluation that hangs, ends the run"
     )
     accelerate_config_file: str | None = key(
-        None, "with check_only: the launch file to check against, as if launched with it"
+        None,
+        "with check_only: the launch file to check against, as if launched with it",
+        is_path=True,
     )
     check_only: bool = key(False, "compose, check, print the start-up table, and stop")
     estimate: bool = key(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -11,8 +13,16 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
 
-def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
-    """Rows of name and value; sizes in sequences and tokens, steps in updates."""
+def summary(
+    config: TrainConfig, launch: Launch, files: Sequence[str] = ()
+) -> list[tuple[str, str]]:
+    """Rows of name and value; sizes in sequences and tokens, steps in updates.
+
+    Args:
+        config: The run.
+        launch: How it is started.
+        files: What the configuration was composed of.
+    """
     data = config.data_config
     length = data.metadata_config.max_seq_len
     parts = (
@@ -22,6 +32,7 @@ def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
     )
     batch = parts[0] * parts[1] * parts[2]
     return [
+        ("configuration", ", ".join(files) or "–"),
         ("run folder", config.out_dir),
         ("resume from", config.resume_from_checkpoint_dir or "– (a fresh start)"),
         ("model", _model(config)),
@@ -49,12 +60,12 @@ def summary(config: TrainConfig, launch: Launch) -> list[tuple[str, str]]:
     ]
 
 
-def print_summary(config: TrainConfig, launch: Launch) -> None:
+def print_summary(config: TrainConfig, launch: Launch, files: Sequence[str] = ()) -> None:
     """Prints the table on standard output."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in summary(config, launch):
+    for name, value in summary(config, launch, files):
         table.add_row(name, value)
     Console(soft_wrap=False).print(table, highlight=False)
 

@@ -492,7 +492,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"loss_chunk_logits": -1},
         {},
         {},
-        {"loss_chunk_logits": "loss_chunk_logits=1, for example"},
+        {"loss_chunk_logits": "loss_chunk_logits=67108864, for example"},
     ),
     "no layer recomputed": (
         {"gradient_checkpointing_every": 0},
@@ -581,19 +581,19 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"data_config.per_device_train_batch_size": 0},
         {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"},
         {},
-        {"data_config.per_device_train_batch_size": "=1"},
+        {"data_config.per_device_train_batch_size": "=8"},
     ),
     "a negative learning rate": (
         {"learning_rate": -1e-4},
         {"optimizer": DROP, "scheduler": DROP},
         {},
-        {"learning_rate": "learning_rate=1e-4"},
+        {"learning_rate": "learning_rate=5e-05"},
     ),
     "a learning rate that is not a number": (
         {"learning_rate": float("nan")},
         {"optimizer": DROP, "scheduler": DROP},
         {},
-        {"learning_rate": "learning_rate=1e-4"},
+        {"learning_rate": "learning_rate=5e-05"},
     ),
     "a task that is none": ({"task": "causal_lmm"}, {}, {}, {"task": "task=causal_lm"}),
     "training data that is not there": (

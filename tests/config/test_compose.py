@@ -76,7 +76,7 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("configuration error: ")
     missing = start(tmp_path, "--config-name", "nothing")
     assert missing.returncode == 2
-    assert "Cannot find primary config 'nothing'" in missing.stderr
+    assert "expected a configuration: demo, evaluate, generate, v2 in" in missing.stderr
     unknown = start(tmp_path, "--config-name", "demo", "task=translation", "check_only=true")
     assert 'task in Hydra configuration: found "translation"' in unknown.stderr
     assert list(tmp_path.iterdir()) == []

@@ -48,7 +48,7 @@ def data_problems(config: DataConfig) -> Iterator[Problem]:
             yield _refused(config, name, expected, fix)
     for name, least in AT_LEAST.items():
         if not getattr(config, name) >= least:
-            fix = f"data_config.{name}={max(least, 1)}, for example"
+            fix = f"data_config.{name}={show(getattr(DataConfig(), name))}, for example"
             yield _refused(config, name, f"{least} or more", fix)
     if config.dataset_revision is not None and not any(map(_takes_revision, _entries(config))):
         expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"

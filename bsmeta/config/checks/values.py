@@ -68,22 +68,26 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
         found = value_of(config, key)
         if found not in choices:
             expected = f"one of {', '.join(choices)}{nearest(found, choices)}"
-            yield _refused(config, key, expected, f"{key}={closest(found, choices)}")
+            fix = f"{key}={closest(found, choices)}"
+            if key == "mixed_precision" and found == "False":
+                expected += " (YAML reads no without quotes as false)"
+                fix = f'{key}: "no" in YAML, or {key}=no on the command line'
+            yield _refused(config, key, expected, fix)
     for key, least in AT_LEAST.items():
         if not value_of(config, key) >= least:
-            yield _refused(config, key, f"{least} or more", f"{key}={max(least, 1)}, for example")
+            yield _refused(config, key, f"{least} or more", _default(key))
     for key, most in AT_MOST.items():
         if value_of(config, key) > most:
-            yield _refused(config, key, f"{most} or less", f"{key}={min(most, 42)}, for example")
+            yield _refused(config, key, f"{most} or less", _default(key))
     for key in FINITE:
         if value_of(config, key) == math.inf:
             yield _refused(config, key, "a number (0 switches it off)", f"{key}=0")
     for key in ABOVE_ZERO:
         if not 0 < value_of(config, key) < math.inf:
-            yield _refused(config, key, "a number above 0", f"{key}=1e-4, for example")
+            yield _refused(config, key, "a number above 0", _default(key))
     for key in ("adam_beta1", "adam_beta2"):
         if value_of(config, key) >= 1:
-            yield _refused(config, key, "a number below 1", f"{key}=0.9, for example")
+            yield _refused(config, key, "a number below 1", _default(key))
     if config.data_config.train_file is None and config.data_config.dataset_name is None:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield _refused(config, "data_config.train_file", "the training shards", fix)
@@ -102,6 +106,11 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
 def value_of(config: TrainConfig, key: str) -> Any:
     """The value of a dotted key."""
     return reduce(getattr, key.split("."), config)
+
+
+def _default(key: str) -> str:
+    """A fix that is itself accepted: the default."""
+    return f"{key}={show(value_of(TrainConfig(), key))}, for example"
 
 
 def _trackers(config: TrainConfig) -> Iterator[Problem]:

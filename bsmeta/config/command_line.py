@@ -1,0 +1,166 @@
+"""The command line before Hydra sees it: options of its own first, and what cannot be one.
+
+Hydra's parser ends with a bare usage line at the first option that it does not know. Here each is a
+problem with its fix, reported along with all others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hydra.core.config_store import ConfigStore
+
+from bsmeta.config.checks.problems import Problem, closest, nearest, refuse, show
+from bsmeta.config.describe import CONFIG_FOLDER, key_names, suggestion
+from bsmeta.config.hydra_ext import argument_parser
+
+COMMAND_LINE = "the command line"
+# Options of `accelerate launch` that are passed after the script by mistake.
+_ACCELERATE = {
+    "config_file", "num_processes", "num_machines", "machine_rank", "main_process_ip",
+    "main_process_port", "deepspeed_config_file", "use_deepspeed", "multi_gpu", "cpu", "gpu_ids",
+    "zero_stage", "same_network",
+}  # fmt: skip
+# Hydra's grammar takes ~ only at the beginning of an override (where it deletes a key).
+_HOME = re.compile(r"(?<=[=\[,])(~[^\s,\[\]{}'\"]*)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """A command line whose options Hydra takes.
+
+    Attributes:
+        options: Hydra's options, as they were passed.
+        overrides: `key=value`, a `~` in front of a path within quotes.
+        folder: The folder of the main configuration.
+        own_folder: `--config-dir`, resolved.
+        config_name: The main configuration.
+        is_multirun: Whether overrides hold lists of values for several runs.
+        is_run: Whether the entry point is called, and not only something printed by Hydra.
+        problems: What was taken off the command line because it is wrong.
+    """
+
+    options: list[str]
+    overrides: list[str]
+    folder: Path
+    own_folder: Path | None
+    config_name: str
+    is_multirun: bool
+    is_run: bool
+    problems: list[Problem] = field(default_factory=list)
+
+
+def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLine:
+    """Reads the arguments of an entry point.
+
+    Args:
+        arguments: Those after the program's name.
+        schema: The dataclass of its configuration.
+        config_name: The configuration that is used without `--config-name`.
+
+    Raises:
+        ConfigurationError: If an option of Hydra's lacks its value, or if no configuration has the
+            name that was asked for.
+    """
+    rest, problems = _without_unknown_options(arguments, schema)
+    parsed = argument_parser().parse_intermixed_args(rest)
+    options = list(rest)
+    for override in parsed.overrides:
+        options.remove(override)
+    folder, own_folder = _resolved(parsed.config_path), _resolved(parsed.config_dir)
+    name = str(parsed.config_name or config_name)
+    missing = [*_missing(folder or CONFIG_FOLDER, own_folder, name)]
+    if missing:
+        refuse([*problems, *missing])
+    # Of an option that is there twice, the parser takes the last: Hydra would read a relative
+    # --config-path from the folder of this module.
+    options += ["--config-path", str(folder)] if folder else []
+    options += ["--config-dir", str(own_folder)] if own_folder else []
+    return CommandLine(
+        options=options,
+        overrides=[quote_home(override) for override in parsed.overrides],
+        folder=folder or CONFIG_FOLDER,
+        own_folder=own_folder,
+        config_name=name,
+        is_multirun=parsed.multirun,
+        is_run=parsed.cfg is None and parsed.info is None,
+        problems=problems,
+    )
+
+
+def quote_home(override: str) -> str:
+    """The override with every value that begins with ~ in quotes, as Hydra's grammar wants it."""
+    return _HOME.sub(r"'\1'", override)
+
+
+def _resolved(folder: str | None) -> Path | None:
+    return None if folder is None else Path(folder).expanduser().resolve()
+
+
+def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Problem]:
+    """A folder or a main configuration that is not there, with what there is."""
+    for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
+        if path is not None and not path.is_dir():
+            found = f"{path}, which is {'a file' if path.exists() else 'not there'}"
+            beside = path.parent.iterdir() if path.parent.is_dir() else ()
+            near = nearest(path.name, [entry.name for entry in beside if entry.is_dir()])
+            fix = f"{option} {path.parent} --config-name {path.stem}" if path.exists() else ""
+            expected = f"a folder of configurations{near}"
+            yield Problem(option, COMMAND_LINE, found, expected, fix or "correct the path")
+            return
+    stem = name.removesuffix(".yaml")
+    folders = [path for path in (own_folder, folder) if path is not None]
+    is_file = any((path / f"{stem}.yaml").is_file() for path in folders)
+    if is_file or f"{stem}.yaml" in ConfigStore.instance().list(""):
+        return
+    known = {path: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
+    there = "; ".join(f"{', '.join(names) or 'none'} in {path}" for path, names in known.items())
+    path = Path(name).expanduser()
+    names = [one for stems in known.values() for one in stems]
+    fix = f"--config-name {closest(stem, names)}" if names else "--config-dir FOLDER"
+    if path.is_file() or path.with_suffix(".yaml").is_file():
+        fix = f"--config-dir {path.parent} --config-name {path.stem}"
+    expected = f"a configuration{nearest(stem, names)}: {there}"
+    yield Problem("--config-name", COMMAND_LINE, show(name), expected, fix)
+
+
+def _without_unknown_options(
+    arguments: Sequence[str], schema: type
+) -> tuple[list[str], list[Problem]]:
+    """The arguments that Hydra takes, and a problem for each option that it does not know."""
+    _, unknown = argument_parser().parse_known_intermixed_args(list(arguments))
+    unknown = [argument for argument in unknown if argument.startswith("-")]
+    rest, problems = list(arguments), []
+    for option in unknown:
+        at = rest.index(option)
+        del rest[at]
+        name, equals, value = option.partition("=")
+        if not equals and at < len(rest) and not re.search("^-|=", rest[at]):
+            value = rest.pop(at)
+        problems.append(_unknown_option(name, value, schema))
+    return rest, problems
+
+
+def _unknown_option(option: str, value: str, schema: type) -> Problem:
+    name = option.lstrip("-").replace("-", "_")
+    expected = "key=value, or an option of Hydra"
+    if name == "local_rank":
+        expected = "no such option: deepspeed's own launcher passes it, and names no DeepSpeed JSON"
+        fix = "accelerate launch --config_file experiments/accelerate/zero2.yaml …"
+    elif name in _ACCELERATE:
+        expected += f"; {option} is one of accelerate launch"
+        fix = f"accelerate launch {option} {value or '…'} SCRIPT …, before the script"
+    elif name in ("config", "c"):
+        path = Path(value or "NAME")
+        has_folder = path.name != value and value
+        fix = f"--config-dir {path.parent} " if has_folder else ""
+        fix += f"--config-name {path.name.removesuffix('.yaml')}"
+    elif name == "resume":
+        fix = f"resume_from_checkpoint_dir={value or 'latest'}"
+    else:
+        known = name if name in key_names(schema) else suggestion(name, schema)
+        fix = f"write {known}={value or '…'}" if known else "drop it; see --help"
+    return Problem(option, COMMAND_LINE, value or "an unknown option", expected, fix)

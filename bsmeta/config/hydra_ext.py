@@ -1,0 +1,175 @@
+"""Where this project reaches into Hydra: its reader of files, its search path, its parser.
+
+Hydra offers no public way to do what these do, so a new version of it may break them:
+`tests/config/test_hydra_ext.py` holds the version that they were written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra._internal.utils import get_args_parser
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from bsmeta.config import from_file
+from bsmeta.config.errors import ConfigurationError
+
+VERSION = "1.3"
+
+
+@dataclass
+class Reading:
+    """How Hydra reads its files in this process, and which it has read since `start`."""
+
+    # The outermost keys of the schema. A folder of such a name is no group: `metadata=…` is a key
+    # of generate.py, and a group of train.py.
+    no_groups: frozenset[str] = frozenset()
+    own_folder: Path | None = None  # searched before all others
+    left_out: set[str] = field(default_factory=set)  # dotted keys that files may not set
+    left_out_defaults: set[str] = field(default_factory=set)  # GROUP/OPTION
+    files: list[Path] = field(default_factory=list)
+    # Of each config file the package, such as `data_config` or "", and its keys and values.
+    contents: dict[Path, tuple[str, dict[Any, Any]]] = field(default_factory=dict)
+
+    def clear(self) -> None:
+        """Forgets what was read."""
+        self.files.clear()
+        self.contents.clear()
+
+
+reading = Reading()
+
+
+def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
+    """Makes Hydra read its files through this module (repeatable).
+
+    Args:
+        keys: The outermost keys of the schema.
+        own_folder: The config folder of the user, whose files win over those of the same name.
+    """
+    plugins = Plugins.instance()  # registers Hydra's own sources, which would replace ours later
+    reading.no_groups = frozenset(keys)
+    reading.own_folder = own_folder
+    reading.left_out.clear()
+    reading.left_out_defaults.clear()
+    reading.clear()
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = ExpandingSource
+    plugins.register(OwnFolderFirst)
+
+
+def composed_files() -> list[str]:
+    """The files that the configuration was composed of, in the order in which they were read."""
+    return [shown_path(file) for file in reading.files]
+
+
+def shown_path(file: Path) -> str:
+    """A path below the working folder as seen from there, any other whole."""
+    here = Path.cwd()
+    return str(file.relative_to(here) if file.is_relative_to(here) else file)
+
+
+class OwnFolderFirst(SearchPathPlugin):
+    """Puts the user's folder before `hydra_configs/`; Hydra's own --config-dir comes after it."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if reading.own_folder is not None:
+            search_path.prepend("own", f"file://{reading.own_folder}", anchor="main")
+
+
+class ExpandingSource(FileConfigSource):
+    """Hydra's reader of config files, with every `${from_file:…}` replaced by what it names."""
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path not in reading.no_groups and super().is_group(config_path)
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        try:
+            result = super().load_config(config_path)
+        except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file of one number
+            raise ConfigurationError(f"{file}: cannot be read: {error}") from error
+        values = OmegaConf.to_container(result.config, resolve=False)
+        if not isinstance(values, dict):
+            raise ConfigurationError(f"{file}: found a list, expected keys and values")
+        if file not in reading.files:
+            reading.files.append(file)
+        if any(_default_name(entry) == config_path for entry in values.get("defaults") or ()):
+            raise ConfigurationError(
+                f"{file}: its defaults list names {config_path}, which is this file itself (the "
+                "files of --config-dir win over those of their name); give it another name, and "
+                "pass that as --config-name"
+            )
+        package = _package(result.header.get("package"), config_path)
+        kept = _without(values, package)
+        expanded = from_file.expand(kept, Path(self.path), shown_path(file), reading.files)
+        content = {name: expanded[name] for name in expanded if name not in ("defaults", "hydra")}
+        reading.contents[file] = (package, content)
+        if expanded != values:
+            result.config = OmegaConf.create(expanded)
+        return result
+
+
+def _package(header: str | None, config_path: str) -> str:
+    """The dotted key below which a file's keys stand, or ""."""
+    if header is None:
+        return config_path.rpartition("/")[0].replace("/", ".")
+    return "" if header == "_global_" else header
+
+
+def nested(package: str, content: dict[Any, Any]) -> dict[Any, Any]:
+    """The content of a file from the outermost key on."""
+    for name in reversed(package.split(".") if package else []):
+        content = {name: content}
+    return content
+
+
+def _without(values: dict[Any, Any], package: str) -> dict[Any, Any]:
+    """The content of a file without the keys and defaults that are left out."""
+    if package in reading.left_out:
+        return {"defaults": values["defaults"]} if "defaults" in values else {}
+    kept = _dropped(values, f"{package}." if package else "")
+    defaults = kept.get("defaults")
+    if isinstance(defaults, list):
+        kept["defaults"] = [
+            entry for entry in defaults if _default_name(entry) not in reading.left_out_defaults
+        ]
+    return kept
+
+
+def _dropped(values: dict[Any, Any], prefix: str) -> dict[Any, Any]:
+    return {
+        name: _dropped(value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        for name, value in values.items()
+        if f"{prefix}{name}" not in reading.left_out
+    }
+
+
+def _default_name(entry: Any) -> str:
+    """An entry of a defaults list, `GROUP/OPTION` or `{GROUP: OPTION}`, as `GROUP/OPTION`."""
+    if isinstance(entry, dict):
+        group, option = next(iter(entry.items()))
+        entry = f"{re.sub(r'^(override|optional) +|@.*', '', str(group))}/{option}"
+    return str(entry)
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """A parser whose errors are raised."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigurationError(f"the command line: {message}; see --help")
+
+
+def argument_parser() -> ArgumentParser:
+    """The parser of Hydra's own options."""
+    return ArgumentParser(parents=[get_args_parser()], add_help=False, allow_abbrev=False)

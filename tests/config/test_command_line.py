@@ -1,0 +1,95 @@
+"""Command lines as people type them: what is wrong, and what to type instead."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config import command_line
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import TrainConfig
+from tests.config.test_refusals import named, start
+
+DEMO = ["--config-name", "demo", "check_only=true"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rest", "fix"),
+    [
+        (["--learning_rate", "1e-3", "seed=1"], ["seed=1"], "write learning_rate=1e-3"),
+        (["seed=1", "--learning-rate=1e-3"], ["seed=1"], "write learning_rate=1e-3"),
+        (["--learning_rat", "1e-3"], [], "write learning_rate=1e-3"),
+        (["--config", "mine/v2.yaml"], [], "--config-dir mine --config-name v2"),
+        (["--config", "demo"], [], "--config-name demo"),
+        (["--resume", "seed=1"], ["seed=1"], "resume_from_checkpoint_dir=latest"),
+        (["--resume", "runs/a"], [], "resume_from_checkpoint_dir=runs/a"),
+        (
+            ["--local_rank=0"],
+            [],
+            "accelerate launch --config_file experiments/accelerate/zero2.yaml …",
+        ),
+        (
+            ["--num_processes", "2"],
+            [],
+            "accelerate launch --num_processes 2 SCRIPT …, before the script",
+        ),
+        (["--blub"], [], "drop it; see --help"),
+    ],
+)
+def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fix: str) -> None:
+    line = command_line.read(arguments, TrainConfig, "demo")
+    assert [problem.fix for problem in line.problems] == [fix]
+    assert line.overrides == rest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--config-name", "dem"], "(did you mean demo?): demo, evaluate, generate, v2 in"),
+        (["--config-name", "mine/own.yaml"], "Fix: --config-dir mine --config-name own"),
+        (["--config-dir", "mie"], "which is not there, expected a folder of configurations (did"),
+        (["--config-dir", "mine/own.yaml"], "which is a file, expected a folder"),
+        (["--config-dir", "mine", "--config-name", "x"], "own in {mine}; demo, evaluate, "),
+        (["--config-name"], "expected one argument"),
+        (["--config-name", "demo", "--info", "everything"], "invalid choice: 'everything'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_composed_is_answered_with_what_there_is(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigurationError) as caught:
+        command_line.read(arguments, TrainConfig, "demo")
+    assert told.format(mine=tmp_path / "mine") in str(caught.value)
+
+
+def test_all_is_reported_in_one_message(tmp_path: Path) -> None:
+    done = start(tmp_path, *DEMO, "--local_rank=0", "--lr", "1", "recipes=meco", "demo", "seed=-1")
+    assert done.returncode == 2
+    assert named(done.stderr) == ["--local_rank", "--lr", "recipes", "demo", "seed"]
+    assert "Fix: +recipes=meco" in done.stderr
+
+
+def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text(
+        "defaults: [train_config, data: webdocs, model: llama_tiny, _self_]\nout_dir: ~/from_file\n"
+    )
+    arguments = ["--config-dir=~/mine", "--config-name", "own"]
+    environ = {"HOME": str(tmp_path)}
+    done = start(tmp_path, *arguments, "check_only=true", **environ)
+    assert (done.returncode, f"{tmp_path}/from_file" in "".join(done.stdout.split())) == (0, True)
+    refused = start(
+        tmp_path, *arguments, "out_dir=~/run", "seed=-1", "data_config.train_file=[~/a,~/b]",
+        "data_config.cache_dir=~nobody_here/x", **environ,
+    )  # fmt: skip
+    assert (
+        named(refused.stderr) == ["data_config.cache_dir", "seed"] + ["data_config.train_file"] * 2
+    )
+    assert f'found "{tmp_path}/a", which is not there' in refused.stderr
+    assert sorted(os.listdir(tmp_path)) == ["mine", "run"]
+    assert (tmp_path / "run" / "status.json").exists()
