@@ -135,7 +135,7 @@ def _of_override(override: str, error: Exception, schema: type) -> Problem:
     if _UNKNOWN.search(_text(error)):
         inner, place = _FULL_KEY.search(_text(error)), _PLACE.search(_text(error))
         if place and place[1] == f"{name}/{value}":
-            return _without_package(name, f"{place[1]}.yaml")
+            return _without_package(name, _path_of(place[1]))
         return unknown_key(inner[1] if inner else name, schema)
     options = group_options().get(name.partition("@")[0], [])
     if isinstance(error, MissingConfigException) and error.options:
@@ -162,7 +162,7 @@ def _of_override(override: str, error: Exception, schema: type) -> Problem:
 def _of_file(error: Exception) -> Problem:
     """A mistake in how YAML files are put together, or one that overrides make together."""
     message, place = explain(error), _PLACE.search(_text(error))
-    file = f"{place[1]}.yaml" if place else "the configuration"
+    file = _path_of(place[1]) if place else "the configuration"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         group, _, option = error.missing_cfg_file.rpartition("/")
         options = [name.removesuffix(".yaml") for name in error.options or ()]
@@ -174,6 +174,12 @@ def _of_file(error: Exception) -> Problem:
     where = _FULL_KEY.search(_text(error))
     key = where[1] if where else "(the whole)"
     return Problem(key, file, message, "something that Hydra can compose", f"correct it; {HELP}")
+
+
+def _path_of(name: str) -> str:
+    """The file that Hydra calls by a name such as `job` or `model/gpt2`."""
+    same = [file for file in reading.files if f"{file.with_suffix('')}".endswith(f"/{name}")]
+    return shown_path(same[0]) if same else f"{name}.yaml"
 
 
 def _without_package(group: str, file: str) -> Problem:
