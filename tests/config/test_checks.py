@@ -302,7 +302,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"min_learning_rate_ratio": 1.5},
         {"scheduler": DROP},
         {},
-        {"min_learning_rate_ratio": "min_learning_rate_ratio=1, for example"},
+        {"min_learning_rate_ratio": "min_learning_rate_ratio=0.0, for example"},
     ),
     "no zero_optimization": (
         {},
