@@ -6,6 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 
+def differences(name: str, other: Any, current: Any) -> Iterator[tuple[str, Any, Any]]:
+    """The leaves in which two nested dicts differ: dotted name, and both values."""
+    if isinstance(other, dict) and isinstance(current, dict):
+        for part in sorted({*other, *current}):
+            below = f"{name}.{part}" if name else str(part)
+            yield from differences(below, other.get(part, "absent"), current.get(part, "absent"))
+    elif other != current:
+        yield name, other, current
+
+
 def differing(name: str, other: Any, current: Any, where: str, here: str = "now") -> Iterator[str]:
     """Lines that name the leaves in which two nested dicts differ.
 
@@ -16,10 +26,5 @@ def differing(name: str, other: Any, current: Any, where: str, here: str = "now"
         where: Where `other` stands, in words.
         here: Where `current` stands.
     """
-    if isinstance(other, dict) and isinstance(current, dict):
-        for part in sorted({*other, *current}):
-            below = f"{name}.{part}" if name else str(part)
-            pair = other.get(part, "absent"), current.get(part, "absent")
-            yield from differing(below, *pair, where, here)
-    elif other != current:
-        yield f"  {name}: {other} {where}, {current} {here}"
+    for leaf, there, now in differences(name, other, current):
+        yield f"  {leaf}: {there} {where}, {now} {here}"

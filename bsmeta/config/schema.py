@@ -98,8 +98,8 @@ class TrainConfig:
     )
     keep_last_checkpoints: int = key(
         3,
-        "older checkpoints are deleted, but those that the next two keys keep and those with a "
-        "file KEEP inside; 0 keeps all",
+        "older checkpoints are deleted, but those that the next two keys keep, those with a file "
+        "KEEP inside and the one resumed from; damaged ones do not count; 0 keeps all",
     )
     keep_every_checkpoint_steps: int = key(
         0, "checkpoints at multiples of this are never deleted; 0: no such"
@@ -114,7 +114,7 @@ class TrainConfig:
     loss_spike_deviations: float = key(
         0.0,
         "a loss so many standard deviations above the mean of the last ones makes the run go back "
-        "to its last checkpoint and leave the data since then out; 0: never",
+        "to its last whole checkpoint and leave the data since then out; 0: never",
     )
     loss_spike_window: int = key(50, "number of losses that a spike is told from")
     max_rollbacks: int = key(3, "stop after going back to one checkpoint more often")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Literal
 
+import msgspec
 import xxhash
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT: Literal[1] = 1
 UNCHECKED = ("README.md",)
 """Files of a model folder that people edit, and that nothing is computed from."""
 
@@ -22,30 +23,59 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 _BLOCK = 1 << 22
 
 
-def describe_file(file: Path) -> dict[str, Any]:
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a manifest says of one file."""
+
+    bytes: Annotated[int, msgspec.Meta(ge=0)]
+    xxh3: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The content of `manifest.json`.
+
+    Attributes:
+        format: The version of this form.
+        files: Sizes and checksums by path, relative to the folder.
+        step: Of a checkpoint.
+    """
+
+    format: Literal[1]
+    files: dict[str, FileEntry]
+    step: int | None = None
+
+
+def describe_file(file: Path) -> FileEntry:
     """The manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
-    return {"bytes": file.stat().st_size, "xxh3": digest.hexdigest()}
+    return FileEntry(file.stat().st_size, digest.hexdigest())
 
 
-def read_manifest(folder: Path) -> dict[str, dict[str, Any]]:
-    """The entries of a folder's manifest by file.
+def read_manifest(folder: Path) -> Manifest:
+    """Reads a folder's manifest; the files that it lists are not looked at.
 
     Raises:
-        ValueError: It cannot be read, or has another format.
+        ValueError: It cannot be read, has another form, or lists files outside the folder.
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_text())
-        entries, manifest_format = manifest["files"], manifest["format"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: cannot be read ({error})") from error
-    if manifest_format != FORMAT:
-        raise ValueError(f"{path}: format {manifest_format}, but this code reads {FORMAT}")
-    return dict(entries)
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); expected a manifest of format {FORMAT}"
+        ) from error
+    for file in manifest.files:
+        parts = PurePosixPath(file).parts
+        if not parts or parts[0] == "/" or ".." in parts:
+            raise ValueError(f"{path}: lists {file!r}, which is not below its folder")
+    return manifest
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes a folder's manifest."""
+    (folder / MANIFEST).write_text(json.dumps(msgspec.to_builtins(manifest), indent=1))
 
 
 def write_model_manifest(folder: Path) -> None:
@@ -54,8 +84,7 @@ def write_model_manifest(folder: Path) -> None:
     entries = {
         file: describe_file(folder / file) for file in files if file not in (MANIFEST, *UNCHECKED)
     }
-    text = json.dumps({"format": FORMAT, "files": entries}, indent=1)
-    (folder / MANIFEST).write_text(text)
+    write_manifest(folder, Manifest(FORMAT, entries))
 
 
 def model_damage(model: Path) -> list[str]:
@@ -72,7 +101,7 @@ def model_damage(model: Path) -> list[str]:
     else:
         return []
     try:
-        entries = read_manifest(root)
+        entries = read_manifest(root).files
     except ValueError as error:
         return [str(error)]
     problems = []
@@ -87,9 +116,9 @@ def model_damage(model: Path) -> list[str]:
     return problems
 
 
-def mismatch(path: Path, actual: dict[str, Any], entry: dict[str, Any]) -> str:
+def mismatch(path: Path, actual: FileEntry, entry: FileEntry) -> str:
     """How a file differs from its entry."""
     return (
-        f"{path}: {actual['bytes']} bytes, xxh3 {actual['xxh3']}; the "
-        f"manifest says {entry['bytes']} bytes, xxh3 {entry['xxh3']}"
+        f"{path}: {actual.bytes} bytes, xxh3 {actual.xxh3}; the manifest says {entry.bytes} "
+        f"bytes, xxh3 {entry.xxh3}"
     )

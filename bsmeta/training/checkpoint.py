@@ -9,23 +9,34 @@
         model/              weights and tokenizer for `from_pretrained`
         manifest.json       size and xxh3 of each file above, written last
 
-Only a folder whose manifest fits its files counts. A bit flip in a weights file would otherwise
-load without a word.
+Only a folder whose manifest fits its files, and whose `state/` and `rng/` hold no other files,
+counts. A bit flip in a weights file would otherwise load without a word.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
-from bsmeta.models.manifest import FORMAT, MANIFEST, describe_file, mismatch, read_manifest
+from bsmeta.models.manifest import (
+    FORMAT,
+    MANIFEST,
+    FileEntry,
+    Manifest,
+    describe_file,
+    mismatch,
+    read_manifest,
+    write_manifest,
+)
 
 if TYPE_CHECKING:  # it loads accelerate, for which a refused run should not wait
     from bsmeta.training.distributed import Processes
@@ -34,7 +45,10 @@ logger = logging.getLogger(__name__)
 
 STATE = "trainer_state.json"
 DATA = "data_state.json"
-_NAME = re.compile(r"checkpoint-(\d+)step")
+CONFIG = "config.yaml"
+_LOADED = ("state", "rng")  # DeepSpeed loads whatever file of a fitting name lies in `state`
+_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -50,12 +64,12 @@ def name(step: int) -> str:
     return f"checkpoint-{step}step"
 
 
-def found(out_dir: Path) -> list[Checkpoint]:
+def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """The checkpoints of a run folder, oldest first; their content is not looked at."""
     matches = [(entry, _NAME.fullmatch(entry.name)) for entry in out_dir.glob("checkpoint-*step")]
     return sorted(
-        (Checkpoint(entry, int(match[1])) for entry, match in matches if match),
-        key=lambda one: one.step,
+        (Checkpoint(entry, int(match[1])) for entry, match in matches if match and entry.is_dir()),
+        key=lambda checkpoint: checkpoint.step,
     )
 
 
@@ -80,37 +94,102 @@ class Writer:
     def commit(self) -> Checkpoint:
         """Seals the folder and gives it its name; the checkpoint exists from here on, or not."""
         self._processes.barrier()  # every rank has written its files
-        entries = _describe(self.folder, _files(self.folder), self._processes, sync=True)
+        entries = _describe(self.folder, self._processes)
         self._processes.on_main(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
 
-    def _seal(self, entries: dict[str, Any]) -> None:
-        manifest = {"format": FORMAT, "step": self.step, "files": entries}
-        self.write_json(MANIFEST, manifest)
+    def _seal(self, entries: dict[str, FileEntry]) -> None:
+        write_manifest(self.folder, Manifest(FORMAT, entries, self.step))
         _sync(self.folder / MANIFEST)
         for folder in [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir())]:
             _sync(folder)
-        if self._final.exists():  # a damaged one of this step, passed over when the run resumed
+        if self._final.exists():  # a damaged one of this step, passed over by a rollback
             shutil.rmtree(self._final)
         os.rename(self.folder, self._final)
         _sync(self._final.parent)
 
 
-def problems(folder: Path, processes: Processes) -> list[str]:
-    """What is wrong with a checkpoint, one line a file; empty: it is whole. Every rank calls it."""
+def manifest_of(checkpoint: Checkpoint) -> Manifest:
+    """Reads and checks a checkpoint's manifest; the files that it lists are not looked at.
+
+    Raises:
+        CheckpointError: If it cannot be read, has another form, or belongs to another step.
+    """
+    file = checkpoint.folder / MANIFEST
     try:
-        expected = read_manifest(folder)
+        manifest = read_manifest(checkpoint.folder)
     except ValueError as error:
-        return [str(error)]
-    missing = [f"{folder / file}: is missing" for file in expected if not (folder / file).is_file()]
-    if missing:
-        return missing
-    actual = _describe(folder, sorted(expected), processes, sync=False)
-    return [
-        mismatch(folder / file, actual[file], entry)
-        for file, entry in expected.items()
-        if entry != actual[file]
+        raise CheckpointError(str(error)) from error
+    if manifest.step != checkpoint.step:
+        raise CheckpointError(
+            f"{file}: is of step {manifest.step}, but its folder is named {name(checkpoint.step)}"
+        )
+    for path in (STATE, DATA, CONFIG):
+        if path not in manifest.files:
+            raise CheckpointError(f"{file}: does not list {path}")
+    return manifest
+
+
+def problems(checkpoint: Checkpoint, processes: Processes) -> list[str]:
+    """What is wrong with a checkpoint, one line a file; empty: it is whole. Every rank calls it."""
+    folder = checkpoint.folder
+    expected, faults = processes.on_main(lambda: _inspect(checkpoint))
+    if faults:
+        return list(faults)
+    found = _share(sorted(expected), processes, lambda f: _difference(folder / f, expected[f]))
+    return [fault for fault in found.values() if fault is not None]
+
+
+def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
+    """What the manifest lists, and what can be seen to be wrong without reading the files."""
+    try:
+        expected = manifest_of(checkpoint).files
+    except CheckpointError as error:
+        return {}, [str(error)]
+    folder = checkpoint.folder
+    faults = [f"{folder / file}: is missing" for file in expected if not (folder / file).is_file()]
+    present = [path for part in _LOADED for path in (folder / part).rglob("*")]
+    faults += [
+        f"{path}: is not listed in {MANIFEST}; remove it if you do not know where it is from"
+        for path in sorted(present)
+        if (path.is_symlink() or not path.is_dir())
+        and path.relative_to(folder).as_posix() not in expected
     ]
+    return expected, faults
+
+
+def _difference(file: Path, expected: FileEntry) -> str | None:
+    """In what a file differs from its entry in the manifest."""
+    try:
+        actual = describe_file(file)
+    except OSError as error:
+        return f"{file}: cannot be read ({error})"
+    return None if actual == expected else mismatch(file, actual, expected)
+
+
+def newest_whole(
+    checkpoints: list[Checkpoint], processes: Processes
+) -> tuple[Checkpoint | None, list[str]]:
+    """The newest checkpoint that is whole; every rank gets the same.
+
+    Args:
+        checkpoints: Those to choose from, oldest first; rank 0's count.
+        processes: The ranks.
+
+    Returns:
+        The checkpoint, if there is one, and what is wrong with those that are newer.
+    """
+    damaged: list[str] = []
+    for candidate in reversed(processes.broadcast(checkpoints)):
+        faults = problems(candidate, processes)
+        if not faults:
+            return candidate, damaged
+        damaged += faults
+        if processes.is_main:
+            logger.warning(
+                "%s is damaged and passed over:\n  %s", candidate.folder, "\n  ".join(faults)
+            )
+    return None, damaged
 
 
 def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
@@ -129,23 +208,13 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
     """
     if wanted != "latest":
         return _named(Path(wanted), processes)
-    candidates = processes.broadcast(found(out_dir))
-    damaged: list[str] = []
-    for candidate in reversed(candidates):
-        faults = problems(candidate.folder, processes)
-        if not faults:
-            return candidate
-        damaged += faults
-        if processes.is_main:
-            logger.warning(
-                "%s is damaged and passed over:\n  %s", candidate.folder, "\n  ".join(faults)
-            )
-    if damaged:
+    newest, damaged = newest_whole(list_checkpoints(out_dir), processes)
+    if newest is None and damaged:
         raise CheckpointError(
             f"{out_dir}: every checkpoint is damaged; nothing was overwritten. Restore one, or "
             "delete them all to start afresh:\n  " + "\n  ".join(damaged)
         )
-    return None
+    return newest
 
 
 def _named(folder: Path, processes: Processes) -> Checkpoint:
@@ -155,10 +224,11 @@ def _named(folder: Path, processes: Processes) -> Checkpoint:
             f"resume_from_checkpoint_dir: {folder} is not a checkpoint folder; expected `latest` "
             "or the path of a folder named checkpoint-{step}step"
         )
-    faults = problems(folder, processes)
+    named = Checkpoint(folder, int(match[1]))
+    faults = problems(named, processes)
     if faults:
         raise CheckpointError(f"{folder} is damaged:\n  " + "\n  ".join(faults))
-    return Checkpoint(folder, int(match[1]))
+    return named
 
 
 def clean(out_dir: Path) -> None:
@@ -167,21 +237,42 @@ def clean(out_dir: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _files(folder: Path) -> list[str]:
-    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+def set_aside_newer(out_dir: Path, step: int) -> None:
+    """Renames the checkpoints after a step, which a run that resumes from it will write again.
+
+    They were passed over, because they are damaged or because an earlier one was named; retention
+    must neither count nor delete them, and the next `latest` must not take them.
+    """
+    for checkpoint in list_checkpoints(out_dir):
+        if checkpoint.step > step:
+            base = f"superseded-{checkpoint.folder.name}"
+            names = itertools.chain([base], (f"{base}.{number}" for number in itertools.count(2)))
+            target = next(out_dir / name for name in names if not (out_dir / name).exists())
+            checkpoint.folder.rename(target)
+            logger.warning(
+                "resuming from step %d: the later %s is now %s; delete it when you are sure that "
+                "you do not need it", step, checkpoint.folder, target.name,
+            )  # fmt: skip
 
 
-def _describe(
-    folder: Path, files: list[str], processes: Processes, *, sync: bool
-) -> dict[str, dict[str, Any]]:
-    """Size and checksum of each file; the ranks share the reading, and all get the result."""
-    mine = {}
-    for file in processes.broadcast(files)[processes.rank :: processes.size]:
-        mine[file] = describe_file(folder / file)
-        if sync:
-            _sync(folder / file)
-    merged: dict[str, dict[str, Any]] = {}
-    for part in processes.gather(mine):
+def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
+    """Flushes each file of a checkpoint to the disk and takes its size and checksum."""
+
+    def describe(file: str) -> FileEntry:
+        _sync(folder / file)
+        return describe_file(folder / file)
+
+    files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    return _share(files, processes, describe)
+
+
+def _share(
+    files: list[str], processes: Processes, action: Callable[[str], Result]
+) -> dict[str, Result]:
+    """Calls `action` with each of rank 0's files; the ranks share the work, all get the results."""
+    mine = processes.broadcast(files)[processes.rank :: processes.size]
+    merged: dict[str, Result] = {}
+    for part in processes.gather({file: action(file) for file in mine}):
         merged.update(part)
     return dict(sorted(merged.items()))
 

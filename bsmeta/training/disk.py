@@ -7,7 +7,8 @@ import shutil
 from pathlib import Path
 
 from bsmeta.config.errors import CheckpointError
-from bsmeta.training.checkpoint import found
+from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, manifest_of, newest_whole
+from bsmeta.training.distributed import ALONE
 
 # Beside the checkpoint itself: logs, file system overhead, a model that has grown by a token.
 MARGIN = 1.1
@@ -22,22 +23,36 @@ _FULL_TEXTS = (
 )
 
 
-def check_room(out_dir: Path) -> None:
-    """Refuses to begin a save that would not fit, going by the size of the last one.
+def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
+    """Refuses to begin a save that would not fit, going by the size of another checkpoint.
+
+    Args:
+        out_dir: Where it is to be written.
+        like: The other checkpoint; the last one in `out_dir` if not given.
 
     Raises:
         CheckpointError: Saying how much is free, how much is needed, and what to do.
     """
-    saved = found(out_dir)
-    if not saved:
+    size = _last_size([like] if like else list_checkpoints(out_dir))
+    if size is None:
         return
-    needed = int(size(saved[-1].folder) * MARGIN)
+    needed = int(size * MARGIN)
     free = shutil.disk_usage(out_dir).free
     if free < needed:
         raise CheckpointError(
             f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
             f"{gigabytes(needed)} ({MARGIN} times the last one). {remedy(out_dir)}"
         )
+
+
+def _last_size(checkpoints: list[Checkpoint]) -> int | None:
+    """Bytes of the newest checkpoint whose manifest can be read."""
+    for checkpoint in reversed(checkpoints):
+        try:
+            return sum(entry.bytes for entry in manifest_of(checkpoint).files.values())
+        except CheckpointError:
+            continue
+    return None
 
 
 def explained(error: Exception, out_dir: Path) -> Exception:
@@ -53,7 +68,9 @@ def explained(error: Exception, out_dir: Path) -> Exception:
 
 def is_full(error: BaseException | None) -> bool:
     """Whether an error, or one that it came from, says that nothing more can be written."""
-    while error is not None:
+    seen: set[int] = set()  # a chain of causes may be a circle
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
         # torch's and safetensors' writers keep only the text
@@ -65,17 +82,12 @@ def is_full(error: BaseException | None) -> bool:
 
 def remedy(out_dir: Path) -> str:
     """What a user can do."""
-    saved = found(out_dir)
-    last = f"{saved[-1].folder.name} is whole" if saved else "There is no checkpoint yet"
+    saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
+    last = f"{saved.folder.name} is whole" if saved else "There is no whole checkpoint yet"
     return (
         f"{last}. Free some space (or lower keep_last_checkpoints), then go on with "
         "resume_from_checkpoint_dir=latest"
     )
-
-
-def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def gigabytes(count: int) -> str:

@@ -190,3 +190,7 @@ class Processes:
         if failure is not None:
             raise failure
         return result
+
+
+ALONE = Processes(0, 1, torch.device("cpu"))
+"""For what one rank does without the others."""

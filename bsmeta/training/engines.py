@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.config.errors import CheckpointError, TrainingError
+from bsmeta.training.optim import own_settings
 
 _PLAIN_FILE = "torch.pt"
 _TAG = "pytorch_model"
@@ -112,7 +113,8 @@ class PlainEngine:
     def load(self, folder: Path) -> None:
         state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
         self._accelerator.unwrap_model(self._model).load_state_dict(state["model"])
-        self._optimizer.load_state_dict(state["optimizer"])
+        with own_settings(self._optimizer):
+            self._optimizer.load_state_dict(state["optimizer"])
         if self._accelerator.scaler is not None and state["scaler"] is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
 
@@ -190,25 +192,28 @@ class DeepSpeedEngine:
                 )
 
     def load(self, folder: Path) -> None:
-        if self._model.load_universal_checkpoint():
-            self._load_universal(folder)
-            # What this run saves itself, it reads as it saved it.
-            self._model._config.load_universal_checkpoint = False
-            return
-        path, _ = self._model.load_checkpoint(str(folder), _TAG)
-        if path is None:
-            raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+        optimizer = self._model.optimizer
+        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this, too
+        with own_settings(optimizer):
+            if self._model.load_universal_checkpoint():
+                self._load_universal(folder)
+                # What this run saves itself, it reads as it saved it.
+                self._model._config.load_universal_checkpoint = False
+            else:
+                path, _ = self._model.load_checkpoint(str(folder), _TAG)
+                if path is None:
+                    raise CheckpointError(f"{folder}: DeepSpeed found no checkpoint there")
+        if limit is not None:
+            optimizer.clip_grad = limit
 
     def _load_universal(self, folder: Path) -> None:
-        """Reads a checkpoint of another number of processes, and mends what DeepSpeed makes of it.
+        """Reads a checkpoint of another number of processes, and repairs the optimizer.
 
         For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first one
-        (biases would be decayed) and one shared step counter (which then runs too fast).
+        (biases would be decayed; see `own_settings`) and one shared step counter (which then runs
+        too fast).
         """
         optimizer = self._model.optimizer.optimizer
-        own = [
-            {k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups
-        ]
         try:
             self._model.load_checkpoint(str(folder), "universal")
         except (IndexError, KeyError) as error:
@@ -217,8 +222,6 @@ class DeepSpeedEngine:
                 f"{self._accelerator.num_processes} processes ({error!r}): each must get a part of "
                 "every parameter group; resume with fewer processes"
             ) from error
-        for group, settings in zip(optimizer.param_groups, own, strict=True):
-            group.update(settings)
         for state in optimizer.state.values():
             if isinstance(state.get("step"), torch.Tensor):
                 state["step"] = state["step"].clone()

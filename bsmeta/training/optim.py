@@ -8,12 +8,17 @@ DeepSpeed as well, so that neither Accelerate nor DeepSpeed steps a scheduler of
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
 
 from bsmeta.config.schema import TrainConfig
+
+SETTINGS = ("lr", "betas", "eps", "weight_decay")
+"""What the configuration says of each parameter group."""
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -64,6 +69,18 @@ def learning_rate(config: TrainConfig, update: int) -> float:
         left = 0.5 * (1 + math.cos(math.pi * progress))
     lowest = config.min_learning_rate_ratio
     return config.learning_rate * (lowest + (1.0 - lowest) * left)
+
+
+@contextmanager
+def own_settings(optimizer: Any) -> Iterator[None]:
+    """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
+
+    A saved state brings its own along: a changed `weight_decay` would be ignored.
+    """
+    own = [{name: group[name] for name in SETTINGS} for group in optimizer.param_groups]
+    yield
+    for group, settings in zip(optimizer.param_groups, own, strict=True):
+        group.update(settings)
 
 
 def set_learning_rate(groups: Iterable[dict[str, object]], rate: float) -> None:

@@ -8,6 +8,7 @@ DeepSpeed's universal format, in a folder that goes when the run has read it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -16,16 +17,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.differences import differing
+import yaml
+
+from bsmeta.config.compose import to_yaml
+from bsmeta.config.differences import differences, differing
 from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.training.checkpoint import STATE, Checkpoint, choose
+from bsmeta.training.checkpoint import (
+    CONFIG,
+    STATE,
+    Checkpoint,
+    choose,
+    list_checkpoints,
+    newest_whole,
+)
 from bsmeta.training.disk import check_room
 from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import PlainEngine, engine_name
 
+logger = logging.getLogger(__name__)
+
 _TAG = "pytorch_model"
 # Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
+_UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
+"""Keys that say how a process starts, not how the run trains."""
+
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -35,10 +51,13 @@ class Resume:
 
     Attributes:
         saved: The checkpoint.
+        changed: The keys whose values differ from those that the checkpoint was saved with: the
+            value then, and now. The run continues with those of now.
         converted: Its weights and optimizer, where they were converted for this launch.
     """
 
     saved: Checkpoint
+    changed: dict[str, list[Any]]
     converted: Path | None = None
 
     def release(self, processes: Processes) -> None:
@@ -65,14 +84,57 @@ def resume_point(
         return None
     state = json.loads((saved.folder / STATE).read_text())
     check_launch(saved, state, engine_name(accelerator), global_batch(config, processes.size))
-    if state["engine"] == PlainEngine.name or state["world_size"] == processes.size:
-        return Resume(saved)
+    check_steps(saved, config.max_train_steps)
+    changed = changed_settings(saved, config)
+    if is_readable(state, processes.size):
+        return Resume(saved, changed)
     # The name of an interrupted save: the next start removes it, should this run be killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
     processes.on_main(lambda: convert(saved, folder))
     plugin = accelerator.state.deepspeed_plugin
     plugin.deepspeed_config["checkpoint"] = {"load_universal": True}
-    return Resume(saved, folder)
+    return Resume(saved, changed, folder)
+
+
+def is_readable(state: dict[str, Any], world_size: int) -> bool:
+    """Whether a checkpoint with this trainer state can be loaded as it was saved."""
+    return state["engine"] == PlainEngine.name or bool(state["world_size"] == world_size)
+
+
+def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
+    """The newest whole checkpoint up to a step that can be loaded as it was saved.
+
+    Every rank calls it and gets the same.
+    """
+    past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
+    newest, _ = newest_whole([saved for saved in past if _may_load(saved, processes)], processes)
+    return newest
+
+
+def _may_load(saved: Checkpoint, processes: Processes) -> bool:
+    try:
+        return is_readable(json.loads((saved.folder / STATE).read_text()), processes.size)
+    except (OSError, ValueError, KeyError, TypeError):
+        return True  # damaged: the verification that follows names the file
+
+
+def changed_settings(saved: Checkpoint, config: TrainConfig) -> dict[str, list[Any]]:
+    """The keys, with both values, in which the configuration differs from the checkpoint's."""
+    then = yaml.safe_load((saved.folder / CONFIG).read_text())
+    now = yaml.safe_load(to_yaml(config))
+    found = differences("", then, now)
+    return {key: [old, new] for key, old, new in found if key not in _UNCOMPARED}
+
+
+def log_changes(resume: Resume) -> None:
+    """Logs which settings differ from those of the checkpoint."""
+    if resume.changed:
+        lines = [f"  {key}: {old} -> {new}" for key, (old, new) in resume.changed.items()]
+        logger.warning(
+            "settings changed since %s, used from here on:\n%s",
+            resume.saved.folder.name,
+            "\n".join(lines),
+        )
 
 
 def global_batch(config: TrainConfig, world_size: int) -> int:
@@ -106,6 +168,20 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: i
         )
 
 
+def check_steps(saved: Checkpoint, max_train_steps: int) -> None:
+    """Refuses a run that would have to end before the step that it resumes from.
+
+    Raises:
+        ConfigurationError: If the checkpoint is of a later step than the last.
+    """
+    if saved.step > max_train_steps:
+        raise ConfigurationError(
+            f"max_train_steps={max_train_steps}: {saved.folder} is of step {saved.step} already; "
+            f"expected at least {saved.step}. Raise max_train_steps, or name an earlier checkpoint "
+            "(resume_from_checkpoint_dir=FOLDER)"
+        )
+
+
 def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     """Refuses ranks that would train on different data; all ranks call it with theirs.
 
@@ -117,12 +193,12 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     """
     first, *others = processes.gather(fingerprint)
     for rank, other in enumerate(others, start=1):
-        differences = "\n".join(differing("", first, other, "on rank 0", f"on rank {rank}"))
-        if differences:
+        lines = "\n".join(differing("", first, other, "on rank 0", f"on rank {rank}"))
+        if lines:
             raise ConfigurationError(
                 f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
                 "data set that is changing as data_config.dataset_revision; see that all machines "
-                f"have the same files):\n{differences}"
+                f"have the same files):\n{lines}"
             )
 
 
@@ -132,7 +208,7 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     Raises:
         CheckpointError: If there is no room for it, or DeepSpeed cannot convert it.
     """
-    check_room(saved.folder.parent)
+    check_room(folder.parent, like=saved)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]

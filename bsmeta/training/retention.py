@@ -1,6 +1,7 @@
 """Which checkpoints stay: the last k, every n-th, the best one, and those that a person marked.
 
-Called on rank 0 after a checkpoint is committed, so that there is always a whole one.
+Called on rank 0 after a checkpoint is committed, so that there is always a whole one. Only whole
+checkpoints count among the last k, or damaged ones would push out those that a run can resume from.
 """
 
 from __future__ import annotations
@@ -9,48 +10,125 @@ import json
 import logging
 import math
 import shutil
+from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.training.checkpoint import STATE, Checkpoint, found
+from bsmeta.training.checkpoint import STATE, Checkpoint, list_checkpoints, problems
+from bsmeta.training.distributed import ALONE
 
 logger = logging.getLogger(__name__)
 
 KEEP = "KEEP"
 """A file of this name in a checkpoint keeps it for good."""
 
+# Of each file of a checkpoint: path, size and time of the last change (ns).
+Stamps = list[tuple[str, int, int]]
 
-def prune(out_dir: Path, config: TrainConfig) -> None:
-    """Deletes the checkpoints that nothing keeps; a deletion that fails is a warning."""
-    checkpoints = found(out_dir)
-    kept = to_keep(checkpoints, config)
-    for old in checkpoints:
-        if old in kept:
-            continue
+
+class Retention:
+    """Deletes the old checkpoints of a run (rank 0).
+
+    A checkpoint that this process has not written is read and verified once; later only sizes and
+    times of its files are compared.
+    """
+
+    def __init__(self, out_dir: Path, config: TrainConfig) -> None:
+        self._out_dir = out_dir
+        self._config = config
+        self._verified: dict[Path, tuple[Stamps, bool]] = {}
+        self._resumed_from: Path | None = None
+
+    def protect(self, resumed_from: Checkpoint) -> None:
+        """Keeps the checkpoint that the run resumed from, as long as this process runs."""
+        self._resumed_from = resumed_from.folder.resolve()
+
+    def prune(self, written: Checkpoint) -> None:
+        """Deletes the checkpoints that nothing keeps; a deletion that fails is a warning.
+
+        Args:
+            written: The checkpoint that was committed just now, and so is whole. Those of later
+                steps are not of this run's past, and stay as they are.
+        """
+        self._verified[written.folder] = (_stamps(written.folder), True)
+        past = [one for one in list_checkpoints(self._out_dir) if one.step <= written.step]
+        kept = to_keep(past, self._config, self._is_whole)
+        for old in past:
+            if old not in kept and old.folder.resolve() != self._resumed_from:
+                _delete(old)
+
+    def _is_whole(self, checkpoint: Checkpoint) -> bool:
         try:
-            # Out of the list first: a deletion that is interrupted leaves no damaged checkpoint.
-            doomed = old.folder.with_name(f"tmp-{old.folder.name}-deleted")
-            old.folder.rename(doomed)
-            shutil.rmtree(doomed)
-        except OSError as error:
-            logger.warning("%s could not be deleted: %s", old.folder, error)
+            stamps = _stamps(checkpoint.folder)
+            known = self._verified.get(checkpoint.folder)
+            if known is not None and known[0] == stamps:
+                return known[1]
+            faults = problems(checkpoint, ALONE)
+        except OSError as error:  # it is being deleted or changed right now
+            logger.warning("%s could not be verified: %s", checkpoint.folder, error)
+            return False
+        if faults:
+            logger.warning(
+                "%s is damaged and does not count among keep_last_checkpoints:\n  %s",
+                checkpoint.folder,
+                "\n  ".join(faults),
+            )
+        self._verified[checkpoint.folder] = (stamps, not faults)
+        return not faults
 
 
-def to_keep(checkpoints: list[Checkpoint], config: TrainConfig) -> set[Checkpoint]:
-    """Those of a run's checkpoints (oldest first) that stay; the newest always does."""
+def _stamps(folder: Path) -> Stamps:
+    files = [(path, path.lstat()) for path in folder.rglob("*")]
+    return sorted((str(path), stat.st_size, stat.st_mtime_ns) for path, stat in files)
+
+
+def _delete(checkpoint: Checkpoint) -> None:
+    folder = checkpoint.folder
+    try:
+        # Out of the list first: a deletion that is interrupted leaves no damaged checkpoint.
+        doomed = folder.with_name(f"tmp-{folder.name}-deleted")
+        folder.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", folder, error)
+
+
+def to_keep(
+    checkpoints: list[Checkpoint], config: TrainConfig, is_whole: Callable[[Checkpoint], bool]
+) -> set[Checkpoint]:
+    """Those of a run's checkpoints that stay.
+
+    Args:
+        checkpoints: Oldest first.
+        config: The run.
+        is_whole: Whether a checkpoint is whole; asked of as few as possible, because it may have
+            to read them.
+
+    Returns:
+        The last whole ones with all that is newer than they are, and what the other keys keep.
+    """
     if config.keep_last_checkpoints == 0:
         return set(checkpoints)
-    kept = set(checkpoints[-config.keep_last_checkpoints :])
+    whole = filter(is_whole, reversed(checkpoints))
+    last = list(islice(whole, config.keep_last_checkpoints))
+    oldest = last[-1].step if len(last) == config.keep_last_checkpoints else 0
+    kept = {checkpoint for checkpoint in checkpoints if checkpoint.step >= oldest}
     every = config.keep_every_checkpoint_steps
-    kept |= {one for one in checkpoints if every and one.step % every == 0}
-    kept |= {one for one in checkpoints if (one.folder / KEEP).exists()}
-    if config.keep_best_by is not None:
-        measured = [(figure(one, config.keep_best_by), one) for one in checkpoints]
-        best = min(measured, key=lambda pair: pair[0], default=None)
-        if best is not None and best[0] < math.inf:
-            kept.add(best[1])
-    return kept
+    kept |= {checkpoint for checkpoint in checkpoints if every and checkpoint.step % every == 0}
+    kept |= {checkpoint for checkpoint in checkpoints if (checkpoint.folder / KEEP).exists()}
+    best = config.keep_best_by and _best(checkpoints, config.keep_best_by, is_whole)
+    return kept | {best} if best else kept
+
+
+def _best(
+    checkpoints: list[Checkpoint], name: str, is_whole: Callable[[Checkpoint], bool]
+) -> Checkpoint | None:
+    """The whole checkpoint with the lowest such figure, if one was evaluated."""
+    measured = [(figure(checkpoint, name), checkpoint) for checkpoint in checkpoints]
+    ranked = sorted((pair for pair in measured if pair[0] < math.inf), key=lambda pair: pair[0])
+    return next((checkpoint for _, checkpoint in ranked if is_whole(checkpoint)), None)
 
 
 def figure(saved: Checkpoint, name: str) -> float:

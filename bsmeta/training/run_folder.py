@@ -15,6 +15,7 @@ from bsmeta.config.compose import EXIT_USER_ERROR, to_yaml
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
+from bsmeta.training.checkpoint import CONFIG
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,8 @@ class RunFolder:
         try:
             self._take(resume=resume, overwrite=overwrite)
             checkpoint.clean(self.path)
-            (self.path / "config.yaml").write_text(to_yaml(config))
+            if not (self.path / CONFIG).exists():
+                self._write_config(config)
         except OSError as error:
             raise ConfigurationError(
                 f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
@@ -89,7 +91,7 @@ class RunFolder:
             ) from error
 
     def _take(self, *, resume: bool, overwrite: bool) -> None:
-        checkpoints = checkpoint.found(self.path)
+        checkpoints = checkpoint.list_checkpoints(self.path)
         foreign = _foreign(self.path)
         if foreign and not (resume and checkpoints):  # copied checkpoints may be resumed
             raise ConfigurationError(
@@ -118,7 +120,22 @@ class RunFolder:
                 )
             self._empty()
 
-    def cut_logs(self, step: int) -> None:
+    def begin(self, config: Any, step: int) -> None:
+        """Makes the folder that of a run which continues after `step`, with this configuration.
+
+        Called when nothing can refuse the run any more: until then the folder is as the earlier run
+        left it.
+        """
+        checkpoint.set_aside_newer(self.path, step)
+        self._cut_logs(step)
+        self._write_config(config)
+
+    def _write_config(self, config: Any) -> None:
+        temporary = self.path / f".{CONFIG}.tmp"
+        temporary.write_text(to_yaml(config))
+        os.replace(temporary, self.path / CONFIG)
+
+    def _cut_logs(self, step: int) -> None:
         """Drops what was logged after `step`: those updates are made again."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
+from bsmeta.config.compose import to_yaml
 from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Task
-from bsmeta.training import checkpoint, random_state, retention
+from bsmeta.training import checkpoint, random_state
 from bsmeta.training.disk import check_room, explained
-from bsmeta.training.distributed import Processes
+from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
+from bsmeta.training.retention import Retention
 from bsmeta.training.run_folder import write_status
 
 
@@ -45,7 +46,11 @@ class Saved:
 
 
 class Saver:
-    """Writes the checkpoints of a run. All ranks call `save` and `finish` together."""
+    """Writes the checkpoints of a run. All ranks call `save` and `finish` together.
+
+    Attributes:
+        retention: Deletes old ones after each save (rank 0).
+    """
 
     def __init__(
         self, config: TrainConfig, task: Task, model: nn.Module, engine: Engine, out_dir: Path,
@@ -57,6 +62,7 @@ class Saver:
         self._engine = engine
         self._out_dir = out_dir
         self._processes = processes
+        self.retention = Retention(out_dir, config)
         self._thread: threading.Thread | None = None
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._failure: Exception | None = None
@@ -121,7 +127,10 @@ class Saver:
             saved = writer.commit()
         except Exception as error:
             shutil.rmtree(writer.folder, ignore_errors=True)
-            raise explained(error, self._out_dir) from error
+            explanation = explained(error, self._out_dir)
+            if explanation is error:
+                raise  # `raise error from error` would make the error its own cause
+            raise explanation from error
         seconds = time.perf_counter() - began
         if self._processes.is_main:
             self._committed(Saved(step, saved.folder.name, seconds, seconds))
@@ -144,7 +153,7 @@ class Saver:
         def write() -> None:
             folder = None
             try:
-                writer = checkpoint.Writer(self._out_dir, step, _ALONE)
+                writer = checkpoint.Writer(self._out_dir, step, ALONE)
                 folder = writer.folder
                 write_state(copy, folder / "state")
                 for rank, states in enumerate(generators):
@@ -167,12 +176,9 @@ class Saver:
     ) -> None:
         writer.write_json(checkpoint.DATA, data)
         writer.write_json(checkpoint.STATE, state)
-        shutil.copyfile(self._out_dir / "config.yaml", writer.folder / "config.yaml")
+        (writer.folder / checkpoint.CONFIG).write_text(to_yaml(self._config))
 
     def _committed(self, saved: Saved) -> None:
-        retention.prune(self._out_dir, self._config)
+        self.retention.prune(checkpoint.Checkpoint(self._out_dir / saved.name, saved.step))
         write_status(self._out_dir, "running", saved.step, None)
         self._finished.put(saved)
-
-
-_ALONE = Processes(0, 1, torch.device("cpu"))

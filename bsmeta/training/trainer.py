@@ -22,7 +22,7 @@ from bsmeta.config.schema import TrainConfig
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import EvaluationContext, Task
 from bsmeta.training import random_state
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, found
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint
 from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import make_engine
 from bsmeta.training.feed import Feed
@@ -32,7 +32,13 @@ from bsmeta.training.nonfinite import NonFiniteSteps
 from bsmeta.training.optim import build_optimizer
 from bsmeta.training.profiling import Profile
 from bsmeta.training.progress import Progress, StreamStates
-from bsmeta.training.resuming import Resume, check_same_data, global_batch
+from bsmeta.training.resuming import (
+    Resume,
+    check_same_data,
+    global_batch,
+    log_changes,
+    rollback_point,
+)
 from bsmeta.training.retention import check_figure
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
@@ -116,15 +122,18 @@ class Trainer:
             state = self._load(resume.saved, resume.converted)
             self.states.resumed(state["streams"])
             resume.release(self.processes)
+            self.saver.retention.protect(resume.saved)
         self._open_stream(state)
-        self.processes.on_main(lambda: self.run.cut_logs(self.progress.step))
+        self.processes.on_main(lambda: self.run.begin(self.config, self.progress.step))
         with self._track() as self.tracker:
             self.journal = Journal(
                 self.config, self.run, self.processes, self.tracker, self.throughput, self.nonfinite
             )
             if resume:
-                folder = str(resume.saved.folder)
-                self.tracker.event("resume", self.progress.step, checkpoint=folder)
+                folder, changed = str(resume.saved.folder), resume.changed
+                self.tracker.event("resume", self.progress.step, checkpoint=folder, changed=changed)
+                if self.processes.is_main:
+                    log_changes(resume)
             elif self.config.start_with_eval:
                 self._evaluate()
             try:
@@ -340,19 +349,20 @@ class Trainer:
         return data
 
     def _go_back(self, figures: Figures) -> bool:
-        """Takes weights and step of the last checkpoint, but goes on with the data from here.
+        """Takes weights and step of the last checkpoint, but continues with the data from here.
 
         Returns:
-            False where there is no checkpoint yet: the run just goes on.
+            False where there is no whole checkpoint yet: the run just continues.
         """
         self.saver.finish()
         step = self.progress.step
-        checkpoints = self.processes.broadcast(found(self.run.path))
-        self.tracker.event("spike", step, loss=figures.loss, has_checkpoint=bool(checkpoints))
-        if not checkpoints:
+        self.watchdog.enter(f"step {step}: looking for a checkpoint to go back to")
+        saved = rollback_point(self.run.path, step, self.processes)
+        self.tracker.event("spike", step, loss=figures.loss, has_checkpoint=saved is not None)
+        if saved is None:
             return False
-        self.spikes.went_back(checkpoints[-1].step)
-        self._load(checkpoints[-1])  # but not the states of the streams
+        self.spikes.went_back(saved.step)
+        self._load(saved)  # but not the states of the streams
         self.tracker.event("rollback", step, to_step=self.progress.step)
         return True
 

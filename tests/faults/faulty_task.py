@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def killing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Has this process killed after a phase of its first save."""
-    from bsmeta.training import checkpoint, engines, random_state, retention
+    from bsmeta.training import checkpoint, engines, random_state
+    from bsmeta.training.retention import Retention
 
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
@@ -74,13 +76,35 @@ def kill_after(phase: str) -> None:
         "data": (checkpoint.Writer, "write_json"),
         "manifest": (checkpoint, "_describe"),
         "commit": (checkpoint.Writer, "_seal"),
-        "pruned": (retention, "prune"),
+        "pruned": (Retention, "prune"),
     }[phase]
     setattr(owner, name, killing(getattr(owner, name)))
     if phase == "state" and not os.environ.get("TOY_ZERO_STAGE"):
         from bsmeta.training import saving
 
         saving.write_state = engines.write_state
+
+
+def kill_in_save() -> None:
+    """Has this process killed in a save, after the random generators were written."""
+    from bsmeta.training import random_state
+
+    write = random_state.write
+
+    def wrapped(*arguments: Any) -> None:
+        write(*arguments)
+        die("kill")
+
+    random_state.write = wrapped
+
+
+def spoil(out_dir: Path, step: int) -> None:
+    """Damages the checkpoint of a step, and adds a whole one of a step far ahead."""
+    later = out_dir / "checkpoint-40step"
+    shutil.copytree(out_dir / "checkpoint-2step", later)
+    manifest = json.loads((later / "manifest.json").read_text())
+    (later / "manifest.json").write_text(json.dumps({**manifest, "step": 40}))
+    (out_dir / f"checkpoint-{step}step" / "trainer_state.json").write_text("{")
 
 
 class FaultyLoader(IterableDataset):
@@ -116,6 +140,8 @@ class FaultyTask(toy_task.ToyTask):
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         super().export(model, weights, folder)
+        if KIND == "raise_in_save" and f"checkpoint-{WHEN}step" in str(folder):
+            raise LookupError("no such token in the vocabulary")
         if KIND == "tell":  # what a tracker or a model card would keep of the command line
             (folder / "command_line.json").write_text(json.dumps(sys.argv))
 
@@ -132,6 +158,10 @@ class FaultyTask(toy_task.ToyTask):
         loss = super().loss(model, batch)
         if not HERE_TOO:
             return loss
+        if KIND == "spoiled_spike" and str(step) == WHEN:
+            if not (Path(self.config.out_dir) / "checkpoint-40step").exists():
+                spoil(Path(self.config.out_dir), step - 1)
+            return Loss(loss.sum * 1e4, loss.parts)
         if KIND in ("nan", "spike") and str(step) in WHEN.split(","):
             factor = float("nan") if KIND == "nan" else 1e4
             return Loss(loss.sum * factor, loss.parts)
@@ -149,6 +179,8 @@ class FaultyTask(toy_task.ToyTask):
 def main(config: TrainConfig) -> int:
     if KIND == "kill_after" and HERE_TOO:
         kill_after(WHEN)
+    if KIND == "kill_in_save" and HERE_TOO:
+        kill_in_save()
     toy_task.ToyTask = FaultyTask
     return toy_task.main(config)
 

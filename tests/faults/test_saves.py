@@ -36,6 +36,9 @@ def slow(value: object) -> ParameterSet:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
+ENGINES = pytest.mark.parametrize("stage", [PLAIN, slow(ZERO)], ids=["ddp", "zero2"])
+
+
 PHASES = ("begin", "state", "rng", "export", "data", "manifest", "commit", "pruned")
 
 
@@ -221,6 +224,36 @@ def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_p
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 
 
+@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
+def test_row_9_a_save_that_fails_for_another_reason(start: Start, tmp_path: Path, key: str) -> None:
+    run = start(tmp_path / "run", key, fault="raise_in_save:4")
+    assert run.wait() != 0
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert "no such token in the vocabulary" in state["message"]
+    assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
+
+
+@ENGINES
+def test_row_9_a_rank_that_is_killed_in_a_save_is_named(
+    start: Start, tmp_path: Path, stage: str
+) -> None:
+    run = start(tmp_path / "run", stage=stage, fault="kill_in_save::1")
+    assert run.wait() != 0
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert "No sign of life from rank 1" in state["message"]
+
+
+def test_row_9_a_save_needs_no_file_of_the_run_folder(start: Start, tmp_path: Path) -> None:
+    out_dir = tmp_path / "run"
+    run = start(out_dir, processes=1, fault="slow:0.05")
+    run.until((out_dir / "metrics.jsonl").exists)
+    (out_dir / "config.yaml").unlink()
+    assert run.wait() == 0, run.errors[-3000:]
+    assert "save_steps: 2\n" in (out_dir / "checkpoint-8step" / "config.yaml").read_text()
+
+
 class Malicious:
     """Creates a file when it is unpickled."""
 
@@ -271,6 +304,21 @@ def test_row_15_deepspeed_reads_nothing_that_the_manifest_does_not_vouch_for(
             pickle.dump(Malicious(proof), stream)
     assert start(out_dir, RESUME, stage=stage).wait() != 0
     assert not proof.exists()
+
+
+def test_row_15_a_file_that_the_manifest_does_not_list_is_not_run(
+    start: Start, complete: Start, tmp_path: Path
+) -> None:
+    """DeepSpeed's conversion for another number of processes reads all files of the folder."""
+    out_dir, proof = tmp_path / "run", tmp_path / "proof"
+    complete(out_dir, "max_train_steps=2", stage=ZERO)
+    state = out_dir / "checkpoint-2step" / "state" / "pytorch_model"
+    with (state / "zero_pp_rank_9_mp_rank_00_optim_states.pt").open("wb") as stream:
+        pickle.dump(Malicious(proof), stream)
+    run = start(out_dir, RESUME, "gradient_accumulation_steps=4", processes=1, stage=ZERO)
+    assert run.wait() != 0
+    assert not proof.exists()
+    assert "optim_states.pt: is not listed in manifest.json" in status(out_dir)["message"]
 
 
 @pytest.mark.parametrize("file", ["rng/rank1.pt", slow("data_state.json")])

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.models.manifest import FileEntry
 from bsmeta.training import checkpoint
-from bsmeta.training.distributed import Processes
-
-ALONE = Processes(0, 1, torch.device("cpu"))
+from bsmeta.training.checkpoint import Checkpoint, list_checkpoints
+from bsmeta.training.distributed import ALONE
 
 
 def write(out_dir: Path, step: int) -> Path:
@@ -20,13 +23,15 @@ def write(out_dir: Path, step: int) -> Path:
     (writer.folder / "state").mkdir()
     (writer.folder / "state" / "weights").write_bytes(bytes(range(256)) * 40)
     writer.write_json("trainer_state.json", {"step": step})
+    writer.write_json("data_state.json", {})
+    (writer.folder / "config.yaml").write_text("seed: 1\n")
     return writer.commit().folder
 
 
 def test_a_committed_checkpoint_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
     folder = write(tmp_path, 7)
     assert folder == tmp_path / "checkpoint-7step"
-    assert checkpoint.problems(folder, ALONE) == []
+    assert checkpoint.problems(Checkpoint(folder, 7), ALONE) == []
     assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint-7step"]
 
 
@@ -80,6 +85,100 @@ def test_a_path_that_is_no_checkpoint_is_a_configuration_error(tmp_path: Path) -
 
 def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> None:
     checkpoint.Writer(tmp_path, 5, ALONE)
-    assert checkpoint.found(tmp_path) == []
+    assert list_checkpoints(tmp_path) == []
     checkpoint.clean(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("format", 2, "Invalid enum value 2"),
+        ("step", "7", "got `str` - at `$.step`"),
+        ("step", 8, "is of step 8, but its folder is named checkpoint-7step"),
+        ("files", ["a"], "Expected `object`, got `array` - at `$.files`"),
+        ("files", {}, "does not list trainer_state.json"),
+        ("files", {"a": 5}, "Expected `object`, got `int`"),
+        ("files", {"a": {"bytes": "5", "xxh3": 32 * "0"}}, "Expected `int`, got `str`"),
+        ("files", {"a": {"bytes": 5}}, "missing required field `xxh3`"),
+        ("files", {"../a": {"bytes": 5, "xxh3": 32 * "0"}}, "lists '../a', which is not below"),
+        ("files", {"/a": {"bytes": 5, "xxh3": 32 * "0"}}, "lists '/a', which is not below"),
+    ],
+)
+def test_a_manifest_of_another_form_is_named(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    write(tmp_path, 6)
+    file = write(tmp_path, 7) / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), key: value}))
+    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    assert str(file) in fault
+    assert message in fault
+    assert checkpoint.choose("latest", tmp_path, ALONE) == Checkpoint(
+        tmp_path / "checkpoint-6step", 6
+    )
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "7", '{"files": {}}', 5000 * "["])
+def test_a_manifest_that_is_no_manifest(tmp_path: Path, content: str) -> None:
+    file = write(tmp_path, 7) / "manifest.json"
+    file.write_text(content)
+    (fault,) = checkpoint.problems(Checkpoint(file.parent, 7), ALONE)
+    assert f"{file}: cannot be read" in fault
+
+
+def test_a_copy_under_the_name_of_another_step_is_passed_over(tmp_path: Path) -> None:
+    shutil.copytree(write(tmp_path, 7), tmp_path / "checkpoint-5000step")
+    chosen = checkpoint.choose("latest", tmp_path, ALONE)
+    assert chosen == Checkpoint(tmp_path / "checkpoint-7step", 7)
+
+
+@pytest.mark.parametrize("folder", ["state", "state/pytorch_model", "rng"])
+def test_a_file_to_load_that_the_manifest_does_not_list_is_refused(
+    tmp_path: Path, folder: str
+) -> None:
+    saved = write(tmp_path, 7)
+    (saved / "KEEP").touch()  # what a person may put there
+    (saved / "notes.txt").touch()
+    assert checkpoint.problems(Checkpoint(saved, 7), ALONE) == []
+    (saved / folder).mkdir(exist_ok=True)
+    extra = saved / folder / "zero_pp_rank_9_mp_rank_00_optim_states.pt"
+    for make in (extra.touch, lambda: extra.symlink_to(tmp_path)):
+        make()
+        (fault,) = checkpoint.problems(Checkpoint(saved, 7), ALONE)
+        assert f"{extra}: is not listed in manifest.json" in fault
+        extra.unlink()
+
+
+def test_a_file_that_cannot_be_read_is_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad sector of the disk must not end the run that could resume from the one before."""
+    saved = write(tmp_path, 7)
+    read = checkpoint.describe_file
+
+    def fail(file: Path) -> FileEntry:
+        if file.name == "weights":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(file)
+
+    monkeypatch.setattr(checkpoint, "describe_file", fail)
+    (fault,) = checkpoint.problems(Checkpoint(saved, 7), ALONE)
+    assert fault == f"{saved}/state/weights: cannot be read ([Errno 5] Input/output error)"
+
+
+def test_later_checkpoints_are_set_aside_and_kept(tmp_path: Path) -> None:
+    for _ in range(3):
+        for step in (10, 20, 30):
+            write(tmp_path, step)
+        checkpoint.set_aside_newer(tmp_path, 10)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "checkpoint-10step",
+        "superseded-checkpoint-20step",
+        "superseded-checkpoint-20step.2",
+        "superseded-checkpoint-20step.3",
+        "superseded-checkpoint-30step",
+        "superseded-checkpoint-30step.2",
+        "superseded-checkpoint-30step.3",
+    ]
+    assert [one.step for one in list_checkpoints(tmp_path)] == [10]

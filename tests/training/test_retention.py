@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,20 +9,33 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.training.checkpoint import STATE, found
-from bsmeta.training.retention import KEEP, check_figure, prune
+from bsmeta.training import checkpoint
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
+from bsmeta.training.distributed import ALONE, Processes
+from bsmeta.training.retention import KEEP, Retention, check_figure
 
 
 def make(out_dir: Path, bits: dict[int, float | None]) -> None:
     for step, value in bits.items():
-        folder = out_dir / f"checkpoint-{step}step"
-        folder.mkdir()
+        writer = Writer(out_dir, step, ALONE)
         evaluation = None if value is None else {"bits": value}
-        (folder / STATE).write_text(json.dumps({"evaluation": evaluation}))
+        writer.write_json(STATE, {"evaluation": evaluation})
+        writer.write_json(DATA, {})
+        (writer.folder / "config.yaml").write_text("seed: 1\n")
+        writer.commit()
+
+
+def damage(out_dir: Path, *steps: int) -> None:
+    for step in steps:
+        (out_dir / f"checkpoint-{step}step" / "config.yaml").write_text("seed: 2\n")
+
+
+def prune(out_dir: Path, config: TrainConfig, written: int) -> None:
+    Retention(out_dir, config).prune(Checkpoint(out_dir / f"checkpoint-{written}step", written))
 
 
 def kept(out_dir: Path) -> list[int]:
-    return [one.step for one in found(out_dir)]
+    return [one.step for one in list_checkpoints(out_dir)]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +52,7 @@ def test_the_last_every_nth_and_the_best_stay(
     tmp_path: Path, config: TrainConfig, expected: list[int]
 ) -> None:
     make(tmp_path, {1: 2.0, 2: 1.0, 3: None, 4: float("nan"), 5: 1.5, 6: 1.2})
-    prune(tmp_path, config)
+    prune(tmp_path, config, written=6)
     assert kept(tmp_path) == expected
     assert len(list(tmp_path.iterdir())) == len(expected)
 
@@ -48,8 +60,62 @@ def test_the_last_every_nth_and_the_best_stay(
 def test_a_marked_one_stays(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     (tmp_path / "checkpoint-1step" / KEEP).touch()
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1))
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=1), written=3)
     assert kept(tmp_path) == [1, 3]
+
+
+def test_damaged_ones_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Steps 40 and 30 are damaged: 10 and 20 are what the run can resume from."""
+    make(tmp_path, dict.fromkeys((5, 10, 20, 30, 40, 50)))
+    damage(tmp_path, 30, 40)
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=3), written=50)
+    assert kept(tmp_path) == [10, 20, 30, 40, 50]
+    assert "checkpoint-40step is damaged and does not count" in caplog.text
+
+
+def test_stray_ones_neither_count_nor_are_touched(tmp_path: Path) -> None:
+    make(tmp_path, dict.fromkeys((1, 2, 3, 4, 5000)))
+    (tmp_path / "checkpoint-6000step").mkdir()
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=2), written=4)
+    assert kept(tmp_path) == [3, 4, 5000, 6000]
+
+
+def test_the_one_resumed_from_and_the_one_just_written_stay(tmp_path: Path) -> None:
+    make(tmp_path, dict.fromkeys((10, 20, 30, 40)))
+    config = TrainConfig(keep_last_checkpoints=1)
+    retention = Retention(tmp_path, config)
+    retention.protect(Checkpoint(tmp_path / "checkpoint-10step", 10))
+    for written in (20, 30, 40):
+        retention.prune(Checkpoint(tmp_path / f"checkpoint-{written}step", written))
+        assert [step for step in kept(tmp_path) if step <= written] == [10, written]
+
+
+def test_a_damaged_one_is_not_the_best(tmp_path: Path) -> None:
+    make(tmp_path, {1: 1.5, 2: 1.0, 3: 2.0, 4: None})
+    damage(tmp_path, 2)
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=1, keep_best_by="bits"), written=4)
+    assert kept(tmp_path) == [1, 4]
+
+
+def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[int] = []
+
+    def problems(saved: Checkpoint, processes: Processes) -> list[str]:
+        read.append(saved.step)
+        return checkpoint.problems(saved, processes)
+
+    monkeypatch.setattr("bsmeta.training.retention.problems", problems)
+    make(tmp_path, dict.fromkeys((1, 2, 3)))
+    keep_two = Retention(tmp_path, TrainConfig(keep_last_checkpoints=2))
+    keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
+    assert read == [2]
+    keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
+    assert read == [2]
+    damage(tmp_path, 2)
+    keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
+    assert read == [2, 2]
 
 
 def test_a_deletion_that_fails_is_a_warning(
@@ -60,7 +126,7 @@ def test_a_deletion_that_fails_is_a_warning(
 
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1))
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=1), written=3)
     assert kept(tmp_path) == [3]
     assert "checkpoint-1step could not be deleted" in caplog.text
 

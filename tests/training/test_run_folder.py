@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
@@ -112,9 +113,27 @@ def test_lines_after_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path)
     lines = [json.dumps({"event": "step", "step": step}) for step in (1, 2, 3)]
     for file in (METRICS, "documents-rank0.jsonl"):
         (tmp_path / file).write_text("\n".join([*lines, '{"event": "st']))
-    RunFolder(tmp_path).cut_logs(2)
+    RunFolder(tmp_path).begin(TrainConfig(), 2)
     for file in (METRICS, "documents-rank0.jsonl"):
         assert (tmp_path / file).read_text() == lines[0] + "\n" + lines[1] + "\n"
+
+
+def test_the_configuration_of_an_earlier_run_stays_until_the_new_one_begins(tmp_path: Path) -> None:
+    def seed() -> int:
+        return int(yaml.safe_load((tmp_path / "config.yaml").read_text())["seed"])
+
+    first = RunFolder(tmp_path)
+    first.open(TrainConfig(seed=1), resume=False, overwrite=False)
+    assert seed() == 1
+    first.begin(TrainConfig(seed=1), 0)
+    del first
+    (tmp_path / "checkpoint-4step").mkdir()
+    again = RunFolder(tmp_path)
+    again.open(TrainConfig(seed=2), resume=True, overwrite=False)
+    assert seed() == 1
+    again.begin(TrainConfig(seed=2), 3)
+    assert seed() == 2
+    assert not (tmp_path / "checkpoint-4step").exists()
 
 
 def test_a_line_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
