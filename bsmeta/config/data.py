@@ -105,6 +105,11 @@ class DataConfig:
     )
     bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
     max_bad_documents: int = key(1000, "skip: give up after so many")
+    max_document_chars: int = key(
+        10_000_000,
+        "a document of more characters (with its metadata) is a bad one: encoding takes up to 80 "
+        "bytes of memory for each",
+    )
 
 
 def local_dataset(config: DataConfig) -> str | None:

@@ -10,16 +10,19 @@ from collections import Counter
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.shards import Shard
 from bsmeta.metadata.records import BadDocument
+from bsmeta.metadata.rendering import Rendered
 
 REASONS = (
     "blank_line",
     "byte_order_mark",
     "damaged_file",
-    "empty_text",
+    "document_too_long",
     "end_before_start",
     "html_attributes_mismatch",
+    "line_too_long",
     "missing_position",
     "missing_text",
     "negative_position",
@@ -66,6 +69,8 @@ def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
     if error.reason != "not_json":
         return error
     line = bytes(line)
+    if line == OVERLONG:
+        return BadDocument("line_too_long", f"expected {LONGEST_LINE:,} bytes at most")
     if not line.strip():
         return BadDocument("blank_line", "expected a JSON object")
     if line.startswith(b"\xef\xbb\xbf"):
@@ -75,3 +80,18 @@ def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
     except UnicodeDecodeError as problem:
         return BadDocument("not_utf8", str(problem))
     return error
+
+
+def check_length(rendered: Rendered, config: DataConfig) -> None:
+    """Refuses a document that would take too much memory to encode.
+
+    Raises:
+        BadDocument: `document_too_long`.
+    """
+    length = sum(map(len, (rendered.prefix, rendered.body, rendered.suffix)))
+    if length > config.max_document_chars:
+        raise BadDocument(
+            "document_too_long",
+            f"text and metadata have {length:,} characters, more than "
+            f"data_config.max_document_chars={config.max_document_chars}",
+        )

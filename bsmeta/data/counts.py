@@ -15,8 +15,14 @@ from bsmeta.data.bad_documents import REASONS
 TEST_OVERLAP = "test_overlap"
 """Training documents dropped because they are held out."""
 
+EMPTY_TEXT = "empty_text"
+"""Documents without text: pages may be empty, which is no fault of the data."""
+
 HALF_USED = "half_used_at_phase_switch"
 """Documents of which the rest was dropped where the metadata's schedule switched."""
+
+NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
+"""Why good documents, or parts of them, are left out."""
 
 WITH_METADATA = "documents_with_metadata"
 """Documents that were given any type."""
@@ -30,7 +36,7 @@ def count_names(keys: Sequence[str]) -> list[str]:
     """
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
-    return ["documents", WITH_METADATA, *types, *bad, TEST_OVERLAP, HALF_USED]
+    return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD]
 
 
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
@@ -54,5 +60,5 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
 
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
-    reasons = [float(skipped[reason]) for reason in (*REASONS, TEST_OVERLAP, HALF_USED)]
+    reasons = [float(skipped[reason]) for reason in (*REASONS, *NOT_BAD)]
     return np.array([0.0] * (2 + len(keys)) + reasons)

@@ -52,6 +52,7 @@ def fingerprint(
         "window_documents": config.window_documents,
         "packing": config.packing,
         "bad_documents": config.bad_documents,
+        "max_document_chars": config.max_document_chars,
         "on_test_overlap": config.on_test_overlap,
         "held_out": held_out_fingerprint(config),
         "phase_starts": list(phases.starts),

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 18
+ZST_BLOCK = 1 << 14  # given to the decompressor at once: four bytes may become 128 KB
 GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
 BARE_DEFLATE = -15  # ... and: a deflate stream alone
 TRAILER = 8  # bytes of checksum and size behind the deflate stream of a gzip member
@@ -142,14 +143,16 @@ def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
         while not frame.eof:
             if not data:
                 raise DamagedFileError(CUT)
+            some, data = data[:ZST_BLOCK], data[ZST_BLOCK:]
             try:
-                block = frame.decompress(data)
+                block = frame.decompress(some)
             except zstandard.ZstdError as error:
                 raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
-            if block:
-                yield block
-            data = b"" if frame.eof else file.read(COMPRESSED_BLOCK)
-        data = frame.unused_data or file.read(COMPRESSED_BLOCK)
+            for begin in range(0, len(block), BLOCK):
+                yield block[begin : begin + BLOCK]
+            if not data and not frame.eof:
+                data = file.read(COMPRESSED_BLOCK)
+        data = frame.unused_data + data or file.read(COMPRESSED_BLOCK)
 
 
 # An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of

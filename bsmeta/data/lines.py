@@ -17,6 +17,9 @@ Line = bytes | memoryview
 LONGEST_LINE = 1 << 28
 """Bytes. A shard that unpacks to an endless line would otherwise fill the memory."""
 
+OVERLONG: Line = b"\n"
+"""Stands for a line of more bytes than that, whose content is not kept; no line holds its end."""
+
 
 class LineReader:
     """The lines of one shard, without their ends.
@@ -29,8 +32,7 @@ class LineReader:
         path: The shard.
         line: Number of the line that comes next.
         ended: Whether the last `read` came to the end of what can be read.
-        damage: Why no line can be read beyond it, in a file that is cut or damaged or has a line of
-            more than `LONGEST_LINE` bytes; else empty.
+        damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
     """
 
     def __init__(self, path: str, indexes: IndexCache | None = None) -> None:
@@ -46,6 +48,7 @@ class LineReader:
         self._blocks = content(self.path, self._file, point)
         self._lines: list[Line] = []  # complete lines that were read, the next one last
         self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
+        self._rest_bytes = 0  # of that line; its parts are not kept if these are too many
 
     def read(self, first: int, count: int) -> list[Line]:
         """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
@@ -82,27 +85,40 @@ class LineReader:
         try:
             block = next(self._blocks, None)
         except (DamagedFileError, OSError) as error:
-            self.damage, self._rest = str(error), []
+            self.damage = str(error)
+            self._join_rest()
             return False
         if block is None:
-            last, self._rest = b"".join(self._rest), []
+            last = self._join_rest()
             self._lines = [last] if last else []
             return bool(last)
         end = block.find(b"\n")
         if end < 0:
-            self._rest.append(block)
-            if sum(map(len, self._rest)) <= LONGEST_LINE:
-                return True
-            self.damage, self._rest = f"a line of more than {LONGEST_LINE:,} bytes", []
-            return False
-        lines: list[Line] = [b"".join([*self._rest, block[:end]])]
+            self._add_to_rest(block)
+            return True
+        self._add_to_rest(block[:end])
+        lines = [self._join_rest()]
         view = memoryview(block)
         begin = end + 1
         while (end := block.find(b"\n", begin)) >= 0:
             lines.append(view[begin:end])
             begin = end + 1
-        self._lines, self._rest = lines[::-1], [block[begin:]]
+        self._lines = lines[::-1]
+        self._add_to_rest(block[begin:])
         return True
+
+    def _add_to_rest(self, part: bytes) -> None:
+        self._rest_bytes += len(part)
+        if self._rest_bytes > LONGEST_LINE:
+            self._rest.clear()
+        else:
+            self._rest.append(part)
+
+    def _join_rest(self) -> Line:
+        """The line whose parts were kept; none are any more."""
+        line = OVERLONG if self._rest_bytes > LONGEST_LINE else b"".join(self._rest)
+        self._rest, self._rest_bytes = [], 0
+        return line
 
 
 def first_lines(path: str, count: int) -> list[bytes]:

@@ -23,6 +23,7 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.inflate import DamagedFileError, content
+from bsmeta.data.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.plan import Share
 from bsmeta.data.shards import (
     SUFFIXES,
@@ -230,6 +231,7 @@ class ShareReader:
         damage = ""
         try:
             lines = next(self._blocks).tolist()
+            lines = [line if len(line) <= LONGEST_LINE else OVERLONG for line in lines]
             self.ended = len(lines) < self._count
             if lines and self.ended:
                 next(self._blocks)  # the empty one

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_configs
-from bsmeta.data.bad_documents import Rejecter, reason_of
-from bsmeta.data.counts import TEST_OVERLAP, document_counts
+from bsmeta.data.bad_documents import Rejecter, check_length, reason_of
+from bsmeta.data.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
 from bsmeta.data.encoding import DocumentEncoder
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.lines import Line
@@ -31,6 +31,7 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import TypeSampler
 
 MOST_TYPES = 31  # bits of a signed 32-bit integer
+ENCODED_AT_ONCE = 8_000_000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +162,11 @@ class WindowMaker:
         """A document with all metadata that it has; None if it is bad."""
         try:
             document = self._decoder.decode(line)
-            return self._renderer.render(document, self._metadata.metadata_list)
+            rendered = self._renderer.render(document, self._metadata.metadata_list)
+            check_length(rendered, self._config)
         except BadDocument:
             return None
+        return rendered
 
     def _render(
         self, window: Window, rejecter: Rejecter, sampler: TypeSampler
@@ -174,12 +177,14 @@ class WindowMaker:
             try:
                 document = self._decoder.decode(line)
                 if not document.text:
-                    raise BadDocument("empty_text", "there is nothing to train on")
+                    rejecter.counts[EMPTY_TEXT] += 1
+                    continue
                 if self._is_held_out(document, window, number):
                     rejecter.counts[TEST_OVERLAP] += 1
                     continue
                 types = sampler.draw(document, generator)
                 rendered = self._renderer.render(document, types)
+                check_length(rendered, self._config)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
             else:
@@ -204,6 +209,9 @@ class WindowMaker:
 
     def _cut(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
         """The pieces of each document that are trained on."""
+        return [pieces for batch in batches_of(rendered) for pieces in self._cut_batch(batch)]
+
+    def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
         if self._metadata.without_metadata_same_context:
             plain = self._encoder.encode([one.without_metadata() for one in rendered])
@@ -211,3 +219,20 @@ class WindowMaker:
         if self._metadata.long_documents == "truncate":
             return [pieces[:1] for pieces in cuts]
         return cuts
+
+
+def batches_of(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
+    """Documents in batches, each of about `ENCODED_AT_ONCE` characters or of one longer document.
+
+    A tokenizer needs 10 to 80 bytes of memory for a character of the texts that it is given at
+    once, which for a window of long documents is many gigabytes.
+    """
+    begin = size = 0
+    for place, one in enumerate(rendered):
+        length = len(one.body)
+        if place > begin and size + length > ENCODED_AT_ONCE:
+            yield rendered[begin:place]
+            begin, size = place, 0
+        size += length
+    if begin < len(rendered):
+        yield rendered[begin:]

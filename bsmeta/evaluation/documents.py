@@ -18,7 +18,7 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.bad_documents import reason_of
+from bsmeta.data.bad_documents import check_length, reason_of
 from bsmeta.data.hub_paths import HubPath
 from bsmeta.data.lines import Line, LineReader
 from bsmeta.data.shards import validation_path
@@ -52,6 +52,7 @@ class HeldOutDocuments:
         self.numbers = array("q")
         self.sizes = array("q")
         self.left_out: Counter[str] = Counter()
+        self._config = config
         self._strict = config.bad_documents == "strict"
         self._decoder = DocumentDecoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
@@ -96,7 +97,7 @@ class HeldOutDocuments:
     def _consider(self, number: int, line: Line) -> None:
         try:
             document = self._decoder.decode(line)
-            self._renderer.render(document, self._types)
+            check_length(self._renderer.render(document, self._types), self._config)
         except BadDocument as error:
             self._refuse(number, reason_of(line, error))
             return

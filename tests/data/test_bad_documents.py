@@ -5,16 +5,24 @@ from __future__ import annotations
 import gzip
 import json
 import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
+from zstandard import ZstdCompressor
 
 import bsmeta.metadata
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data import lines, windows
 from bsmeta.data.bad_documents import REASONS
+from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.inflate import BLOCK
+from bsmeta.data.lines import OVERLONG, LineReader
 from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
+from bsmeta.metadata.rendering import Rendered
 from tests.data.helpers import page, pages, small_config, small_tokenizer, write_shard
 
 GOOD = json.dumps(page(1, 5)).encode()
@@ -26,7 +34,8 @@ BAD = {
     "not_an_object": b"[1, 2]",
     "missing_text": b'{"url": "https://example.org"}',
     "text_not_string": b'{"text": 3}',
-    "empty_text": b'{"text": ""}',
+    "document_too_long": json.dumps({"text": "word " * 30_000}).encode(),
+    "line_too_long": json.dumps({"text": "a", "junk": "y" * 40_000_000}).encode(),
     "wrong_type": b'{"text": "a", "metadata_url": "https://example.org"}',
 }
 
@@ -41,13 +50,19 @@ def batches(config: DataConfig, count: int) -> list[MicroBatch]:
     return [next(iterator) for _ in range(count)]
 
 
+@pytest.fixture(autouse=True)
+def _a_lower_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", 30_000_000)
+
+
 def one_stream(path: Path, **changes: object) -> DataConfig:
-    return small_config(path, num_streams=1, window_documents=100, **changes)
+    limits = {"window_documents": 100, "max_document_chars": 100_000}
+    return small_config(path, **({"num_streams": 1} | limits | changes))
 
 
-def shard_with(tmp_path: Path, *lines: bytes) -> Path:
+def shard_with(tmp_path: Path, *some: bytes) -> Path:
     path = tmp_path / "shard.jsonl.gz"
-    path.write_bytes(gzip.compress(b"\n".join([GOOD] * 3 + [*lines] + [GOOD] * 20) + b"\n"))
+    path.write_bytes(gzip.compress(b"\n".join([GOOD] * 3 + [*some] + [GOOD] * 20) + b"\n"))
     return path
 
 
@@ -69,6 +84,72 @@ def test_what_is_no_json(tmp_path: Path, line: bytes) -> None:
 def test_a_long_line_is_fine(tmp_path: Path) -> None:
     line = json.dumps({"text": "x " * 100, "junk": "y" * 10_000_000}).encode()
     assert batches(one_stream(shard_with(tmp_path, line)), 1)
+
+
+def test_an_empty_page_is_no_bad_one(tmp_path: Path) -> None:
+    path = shard_with(tmp_path, b'{"text": ""}', b'{"text": "", "metadata_title": []}')
+    taken = batches(one_stream(path, packing="pad", max_bad_documents=0), 5)
+    assert sum(one.counts["empty_text"] for one in taken) == 2
+    assert sum(one.counts[name] for one in taken for name in COUNTS) == 0
+    assert {position["bad"] for one in taken for position in one.states.values()} == {0}
+    named = {name for one in taken for name in one.documents}
+    assert "shard.jsonl.gz:2" in named
+    assert not named & {"shard.jsonl.gz:3", "shard.jsonl.gz:4"}
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, ZstdCompressor().compress, bytes])
+def test_lines_after_one_that_is_too_long_are_read(
+    tmp_path: Path, packed: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "LONGEST_LINE", 3 * BLOCK)
+    suffix = {gzip.compress: ".gz", bytes: ""}.get(packed, ".zst")
+    path = tmp_path / f"shard.jsonl{suffix}"
+    parts = [b"x" * size for size in (3 * BLOCK, 3 * BLOCK + 1, 5, 9 * BLOCK, 7, 20 * BLOCK)]
+    path.write_bytes(packed(b"\n".join(parts)))
+    reader = LineReader(str(path))
+    read = reader.read(0, 99)
+    assert [bytes(line) for line in read] == [
+        parts[0],
+        OVERLONG,
+        parts[2],
+        OVERLONG,
+        parts[4],
+        OVERLONG,
+    ]
+    assert reader.damage == ""
+
+
+def test_metadata_counts_for_the_length_of_a_document(tmp_path: Path) -> None:
+    title = {"key": "title", "type": "global", "value": "t" * 200_000}
+    path = shard_with(tmp_path, json.dumps({"text": "a", "metadata_title": [title]}).encode())
+    always = {"metadata_probability": 1.0, "random_sample_metadata": False}
+    with pytest.raises(DataError) as error:
+        batches(one_stream(path, **always), 1)
+    assert "line 4: document_too_long: text and metadata have 200," in str(error.value)
+    assert "more than data_config.max_document_chars=100000" in str(error.value)
+    batches(one_stream(path, **always, max_document_chars=300_000), 1)
+
+
+def test_a_window_is_encoded_in_batches_of_bounded_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Into the sequences that it makes as one batch."""
+    write_shard(tmp_path / "a.jsonl.gz", pages(60))
+    whole = batches(one_stream(tmp_path), 10)
+    sizes: list[int] = []
+    encode = DocumentEncoder.encode
+
+    def noted(self: DocumentEncoder, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
+        sizes.append(sum(len(one.body) for one in rendered) if len(rendered) > 1 else 0)
+        return encode(self, rendered)
+
+    monkeypatch.setattr(windows, "ENCODED_AT_ONCE", 500)
+    monkeypatch.setattr(DocumentEncoder, "encode", noted)
+    for one, other in zip(whole, batches(one_stream(tmp_path), 10), strict=True):
+        assert one.documents == other.documents
+        assert all(map(torch.equal, one.tensors.values(), other.tensors.values()))
+    assert len(sizes) > 10
+    assert max(sizes) <= 500
 
 
 def test_skip_counts_each_reason_once(tmp_path: Path) -> None:

@@ -46,6 +46,14 @@ def test_bad_empty_and_repeated_documents_are_left_out_and_counted(tmp_path: Pat
     }
 
 
+def test_a_document_that_is_too_long_is_left_out(tmp_path: Path) -> None:
+    config = shard(tmp_path / "a.jsonl.gz", text("x" * 101), text("x" * 100))
+    config.max_document_chars = 100
+    documents = read(config)
+    assert documents.name(0) == "a.jsonl.gz:1"
+    assert dict(documents.left_out) == {"document_too_long": 1}
+
+
 def test_repeated_texts_may_stay(tmp_path: Path) -> None:
     config = shard(tmp_path / "a.jsonl.gz", text("one"), text("one"))
     assert len(read(config, deduplicate=False)) == 2

@@ -24,6 +24,7 @@ AT_LEAST = {
     "window_documents": 1,
     "num_workers": 0,
     "max_bad_documents": 0,
+    "max_document_chars": 1,
     "hub_cache_gb": 0,
     "hub_retries": 0,
 }
