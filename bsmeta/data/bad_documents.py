@@ -10,6 +10,7 @@ from collections import Counter
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data.files import refuse_bad_copy
 from bsmeta.data.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.shards import Shard
 from bsmeta.metadata.records import BadDocument
@@ -57,6 +58,7 @@ class Rejecter:
             DataError: In strict mode, naming file, line and reason.
         """
         if self._strict:
+            refuse_bad_copy(self._shard.path)
             raise DataError(
                 f"{self._shard.path}, line {line + 1}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and goes on)"

@@ -1,8 +1,7 @@
 """Blocks of remote files on the local disk: bounded, and shared by all processes of a machine.
 
-Each block is a file of its own: its content, and a checksum behind it. It is there whole or not at
-all; one process downloads it while the others that want it wait. What was not read for the longest
-time goes first.
+Each block is a file of its own: its content, then a checksum. It is there whole or not at all; one
+process downloads it while the others that need it wait. The least recently read are removed first.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ class BlockCache:
     def get(
         self, key: str, size: int, make: Callable[[], bytes], cancelled: threading.Event
     ) -> bytes:
-        """A block, from the disk or made anew.
+        """A block, from the disk or made by `make`.
 
         A folder that cannot be written, and a block that is damaged, only cost time.
 
@@ -54,12 +53,11 @@ class BlockCache:
         """
         if not self._limit:
             return make()
-        name = xxhash.xxh3_128_hexdigest(key.encode())
-        path = self._folder / "blocks" / name[:2] / name
+        path = self._path(key)
         if (block := kept(path, size)) is not None:
             return block
         try:
-            lock = self._lock(name)
+            lock = self._lock(path.name)
             lock.acquire(cancel_check=cancelled.is_set)
         except (OSError, Timeout) as error:
             if not cancelled.is_set():
@@ -72,6 +70,15 @@ class BlockCache:
         finally:
             lock.release()
         return block
+
+    def drop(self, key: str) -> None:
+        """Removes a block, if it is there."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        name = xxhash.xxh3_128_hexdigest(key.encode())
+        return self._folder / "blocks" / name[:2] / name
 
     def _lock(self, name: str) -> FileLock:
         folder = self._folder / "locks"
@@ -102,7 +109,7 @@ def kept(path: Path, size: int) -> bytes | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):  # it may be another user's
-        os.utime(path)  # read just now: it goes last
+        os.utime(path)  # the most recently read is removed last
     block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
     if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
         log.warning("%s is damaged and is downloaded again", path)
@@ -111,9 +118,9 @@ def kept(path: Path, size: int) -> bytes | None:
 
 
 def evict(folder: Path, limit: int) -> None:
-    """Removes what was not read for the longest time, if there is more than `limit` bytes.
+    """Removes the least recently read blocks, if there is more than `limit` bytes.
 
-    Other processes may do the same at once: what is gone already is passed over.
+    Other processes may do the same at once: what is gone already is skipped.
     """
     files, total = [], 0
     for entry in folder.glob("*/*"):

@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from filelock import FileLock
 
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.hub import FileRef
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Cache:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
         self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
-    def load(self, path: str, kind: str) -> Arrays | None:
+    def load(self, path: str | FileRef, kind: str) -> Arrays | None:
         """The facts of a kind about a file as it is now; None if they are not there."""
         kept = self._file(path, kind)
         try:
@@ -54,7 +54,7 @@ class Cache:
             log.warning("%s cannot be read and is rebuilt: %s", kept, error or type(error).__name__)
             return None
 
-    def make(self, path: str, kind: str, facts: Callable[[], Arrays]) -> None:
+    def make(self, path: str | FileRef, kind: str, facts: Callable[[], Arrays]) -> None:
         """Keeps the facts that `facts` finds, unless they are there and can be read.
 
         Raises:
@@ -66,8 +66,8 @@ class Cache:
             if self.load(path, kind) is None:
                 write_arrays(kept, facts())
 
-    def _file(self, path: str, kind: str) -> Path:
-        if isinstance(path, HubPath):  # its hash is known without reading it
+    def _file(self, path: str | FileRef, kind: str) -> Path:
+        if isinstance(path, FileRef):  # its hash is known without reading it
             key = xxhash.xxh3_64(f"{VERSION} {path.size} {path.etag}".encode())
         else:
             status = os.stat(path)
@@ -75,7 +75,7 @@ class Cache:
                 key = xxhash.xxh3_64(file.read(HEAD))
             key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
         # A name is for people, and may be as long as the file system allows: not all of it fits.
-        name = os.fsencode(os.path.basename(path))[:LONGEST_NAME].decode(errors="ignore")
+        name = os.fsencode(os.path.basename(str(path)))[:LONGEST_NAME].decode(errors="ignore")
         return self.folder / f"{name}-{key.hexdigest()}.{kind}.npz"
 
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.hub import FileRef
 from bsmeta.data.plan import Phases
 from bsmeta.data.shards import validation_path
 
@@ -72,7 +72,7 @@ def held_out_fingerprint(config: DataConfig) -> str:
     path = validation_path(config)
     if path is None:
         return "nothing"
-    if isinstance(path, HubPath):
+    if isinstance(path, FileRef):
         return path.etag
     if not os.path.exists(path):
         return NOT_THERE

@@ -20,6 +20,7 @@ import xxhash
 from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.cache import Arrays, Cache
+from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import Line, LineReader
 from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
@@ -41,7 +42,7 @@ class HeldOutDocuments:
         self._fingerprints = frozenset(fingerprints.tolist())
 
     @classmethod
-    def of(cls, path: str, cache: Cache) -> HeldOutDocuments:
+    def of(cls, path: str | FileRef, cache: Cache) -> HeldOutDocuments:
         """Those of a file.
 
         Raises:
@@ -96,7 +97,7 @@ class _Text(msgspec.Struct):
     text: str
 
 
-def fingerprints(path: str) -> np.ndarray:
+def fingerprints(path: str | FileRef) -> np.ndarray:
     """Hashes of the texts and URLs of a file (uint64).
 
     Of a line that is no good document, the text alone is known, if it can be read.

@@ -1,165 +1,377 @@
-"""Which files a data set on the Hugging Face Hub has, at one commit.
+"""Requests to the Hugging Face Hub: checked, retried, and explained where they fail for good.
 
-`shards` asks here for what `hf://` stands for. A listing is kept in the cache folder: of a commit
-it never changes, and with HF_HUB_OFFLINE it is all there is.
+`hub_listing` asks for JSON, `files` for bytes of a `FileRef`; both use the session, the endpoint
+and the token of huggingface_hub. Its `HfFileSystem` is not used for them: it retries each request
+five times whatever `hub_retries` is, starts a cut range again, accepts answers of another length,
+content or encoding, needs the Hub to open a file that is cached, and sends the token to any host
+that a `Link` header names.
+
+Messages never contain the token, nor the address of a redirect, which is as good as a password.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import logging
-import os
+import random
 import re
-import tempfile
-from functools import cache
-from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+from urllib.parse import urlsplit
 
-import xxhash
-from huggingface_hub import RepoFile, constants
+import httpx2
+import msgspec
+from huggingface_hub import constants, hf_hub_url
+from huggingface_hub.utils import (
+    build_hf_headers,
+    get_session,
+    get_token_to_send,
+    parse_ratelimit_headers,
+)
 
-from bsmeta.config.checks.data import check_data
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import SCHEME
 from bsmeta.config.errors import DataError
-from bsmeta.data.cache import Cache
-from bsmeta.data.hub_paths import HubPath, HubPattern, HubSettings
-from bsmeta.data.hub_requests import get_json
 
 log = logging.getLogger(__name__)
 
-COMMIT = re.compile("[0-9a-f]{40}")
+FIRST_DELAY = 1.0  # most seconds before the first retry; doubled before each further one
+LONGEST_DELAY = 60.0
+LONGEST_WAIT = 900.0  # seconds that a server may ask us to wait
+SLOWEST = 1024  # bytes per second; a connection that is slower for `SLOW_TIMEOUTS` is dropped
+SLOW_TIMEOUTS = 6  # times HF_HUB_DOWNLOAD_TIMEOUT
+TRANSIENT_STATUS = (408, 425, 429)  # and all from 500 on
+TRANSIENT_ERRORS = (
+    httpx2.TimeoutException,
+    httpx2.NetworkError,
+    httpx2.RemoteProtocolError,
+    httpx2.ProxyError,
+)
+CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+
+Form = TypeVar("Form")
 
 
-def hub_settings(config: DataConfig) -> HubSettings:
-    """How files are read from the Hub in a configuration.
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """How files are read from the Hub.
 
-    Raises:
-        ConfigurationError: If a value is impossible.
+    Attributes:
+        folder: Where listings and blocks of files are kept.
+        cache_bytes: Most bytes of blocks to keep.
+        retries: Failures in a row after which reading is given up.
     """
-    check_data(config)
-    folder = Cache(config.cache_dir).folder / "hub"
-    return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
+
+    folder: str
+    cache_bytes: int
+    retries: int
 
 
-def hub_files(
-    pattern: HubPattern, suffixes: tuple[str, ...], settings: HubSettings
-) -> list[HubPath]:
-    """The files that a pattern stands for: a file, those of a folder, or those of a glob.
+@dataclass(frozen=True, slots=True)
+class FileRef:
+    """A file on the Hub as it was when it was listed.
+
+    Attributes:
+        repo: `owner/name` of the data set.
+        commit: Hash of the commit.
+        file: Path in the data set.
+        size: Bytes.
+        etag: Hash of the content: SHA-256 of a large file, that of Git (SHA-1) of another.
+        settings: How it is read.
+    """
+
+    repo: str
+    commit: str
+    file: str
+    size: int
+    etag: str
+    settings: HubSettings
+
+    def __str__(self) -> str:
+        return f"{self.dataset}@{self.commit}/{self.file}"
+
+    @property
+    def dataset(self) -> str:
+        """The data set without its commit, as a URL."""
+        return f"{SCHEME}datasets/{self.repo}"
+
+
+class TransientError(Exception):
+    """A failure that may be gone at the next attempt.
 
     Args:
-        pattern: The pattern.
-        suffixes: Ends of names of the files that are taken from a folder.
-        settings: How the files will be read.
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached, or nothing matches.
+        cause: What happened.
+        wait: Seconds to wait, where the server asks for it.
     """
-    listed = listing(pattern, settings)
-    if pattern.is_glob:
-        chosen = [path for path in listed if pattern.matches(path.file)]
-    else:
-        chosen = [path for path in listed if path.file == pattern.pattern]
-        if not chosen:
-            folder = HubPattern(pattern.repo, pattern.revision, f"{pattern.pattern}/*")
-            listed = listing(folder, settings) if not pattern.pattern.endswith(suffixes) else []
-            chosen = [path for path in listed if path.endswith(suffixes)]
-    if not chosen:
-        raise DataError(
-            f"hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
-            f"{pattern.revision} (where data_config.dataset_name is set, a local file is named by "
-            "its absolute path)"
-        )
-    return chosen
+
+    def __init__(self, cause: str, wait: float | None = None) -> None:
+        super().__init__(cause if wait is None else f"{cause}, which asks to wait {wait:.0f} s")
+        self.wait = wait
 
 
-def listing(pattern: HubPattern, settings: HubSettings) -> list[HubPath]:
-    """The files in the folder of a pattern (below it, too, for a deep one).
+class SlowError(TransientError):
+    """A connection that brings next to nothing; what it brings is no progress."""
 
-    Raises:
-        DataError: If the Hub refuses or cannot be reached.
+
+class CancelledError(Exception):
+    """The answer is not needed any more."""
+
+
+class Retries:
+    """Waits after each failure, longer every time, and ends after too many in a row.
+
+    Args:
+        retries: Failures in a row that are retried.
+        cancelled: Ends the waiting when set.
     """
-    kept = Path(settings.folder) / "listings"
-    of_revision = kept / listing_name(pattern, pattern.revision)
-    if constants.is_offline_mode():
-        found = load(of_revision)
-        if found is None:
+
+    def __init__(self, retries: int, cancelled: threading.Event | None = None) -> None:
+        self._retries = retries
+        self._cancelled = cancelled or threading.Event()
+        self._failures = 0
+
+    def reset(self) -> None:
+        """There was progress: failures are counted from zero again."""
+        self._failures = 0
+
+    def wait(self, what: str, error: TransientError) -> None:
+        """Waits after a failure, with jitter, so that many processes do not return all at once.
+
+        Args:
+            what: What failed, for the message.
+            error: The failure.
+
+        Raises:
+            DataError: If it was one too many.
+            CancelledError: If the waiting was cancelled.
+        """
+        self._failures += 1
+        if self._failures > self._retries:
             raise DataError(
-                f"HF_HUB_OFFLINE is set, and {kept} has no listing of {pattern.pattern} in "
-                f"hf://datasets/{pattern.repo} at revision {pattern.revision}; start once without "
-                "HF_HUB_OFFLINE, or use local files"
+                f"{what}: given up after {self._failures} failures in a row, the last one: "
+                f"{error}; see whether {shown_endpoint()} can be reached from here (HF_ENDPOINT, a "
+                "proxy), start again later, or raise data_config.hub_retries"
             )
+        longest = min(FIRST_DELAY * 2 ** (self._failures - 1), LONGEST_DELAY)
+        delay = random.uniform(longest / 2, longest)
+        if error.wait is not None:
+            delay = min(error.wait, LONGEST_WAIT) + random.uniform(0, FIRST_DELAY)
+        log.warning("%s: %s; tried again in %.1f s", what, error, delay)
+        if self._cancelled.wait(delay):
+            raise CancelledError
+
+
+def get_json(url: str, what: str, retries: int, form: type[Form]) -> Iterator[Form]:
+    """The pages of an answer in JSON of a given form.
+
+    Raises:
+        DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
+    """
+    attempts = Retries(retries)
+    next_page: str | None = url
+    while next_page:
+        try:
+            with get(next_page, what) as response:
+                page = msgspec.json.decode(b"".join(steady(response.iter_bytes())), type=form)
+                link = response.links.get("next", {}).get("url")
+        except msgspec.ValidationError as error:
+            attempts.wait(what, TransientError(f"the answer is JSON of another form: {error}"))
+        except msgspec.DecodeError:
+            attempts.wait(what, TransientError("the answer is not JSON"))
+        except TransientError as error:
+            attempts.wait(what, error)
+        else:
+            attempts.reset()
+            next_page = str(response.url.join(link)) if link else None
+            if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
+                raise DataError(
+                    f"{what}: the next page of the listing is on another host, "
+                    f"{urlsplit(next_page).hostname}, which must not get the token; set HF_ENDPOINT"
+                    " to the Hub itself, or to a mirror that serves all pages"
+                )
+            yield page
+
+
+def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> bytes:
+    """Bytes `start` to `stop` (exclusive) of a file.
+
+    Where a connection is cut, the next one continues at the first byte that is missing.
+
+    Raises:
+        DataError: If the Hub refuses, has another file by now, or cannot be reached.
+        CancelledError: If it was cancelled.
+    """
+    url = hf_hub_url(
+        ref.repo, ref.file, repo_type="dataset", revision=ref.commit, endpoint=constants.ENDPOINT
+    )
+    data = bytearray()
+    attempts = Retries(ref.settings.retries, cancelled)
+    while start + len(data) < stop:
+        place = start + len(data)
+        headers = {"Range": f"bytes={place}-{stop - 1}", "Accept-Encoding": "identity"}
+        try:
+            with get(url, f"{ref}, bytes {place} to {stop}", headers) as response:
+                check_range(response, ref, place)
+                for part in steady(response.iter_raw()):
+                    data += part[: stop - start - len(data)]
+                    if cancelled.is_set():
+                        raise CancelledError
+                    if start + len(data) == stop:
+                        break
+                else:
+                    raise TransientError("the connection was closed before the end")
+        except TransientError as error:
+            if start + len(data) > place and not isinstance(error, SlowError):
+                attempts.reset()
+            attempts.wait(f"{ref}, byte {start + len(data)} of {ref.size}", error)
+    return bytes(data)
+
+
+@contextlib.contextmanager
+def get(url: str, what: str, headers: dict[str, str] | None = None) -> Iterator[httpx2.Response]:
+    """An answer of the Hub that is no error, to be read inside the context.
+
+    Raises:
+        TransientError: If the request, or reading the answer, may succeed next time.
+        DataError: If it will not.
+    """
+    if constants.is_offline_mode():
+        raise DataError(f"{what}: HF_HUB_OFFLINE is set, and this is not in the cache")
+    timeout = float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    try:
+        sent = build_hf_headers(headers=headers)
+        with get_session().stream("GET", url, headers=sent, timeout=timeout) as response:
+            check_status(response, what)
+            yield response
+    except TRANSIENT_ERRORS as error:
+        raise TransientError(error_message(error)) from None
+    except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+        where = f"{shown_endpoint()} (HF_ENDPOINT)"
+        raise DataError(f"{what}: cannot be read from {where}: {error_message(error)}") from None
+    except RuntimeError as error:
+        # huggingface_hub closes its session when a connection of another thread failed.
+        if "closed" not in str(error):
+            raise
+        raise TransientError("the session was closed") from None
+
+
+def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The parts of an answer.
+
+    Raises:
+        SlowError: If they come slower than `SLOWEST`, one byte before each timeout, for example.
+    """
+    period = SLOW_TIMEOUTS * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    since, count = time.monotonic(), 0
+    for part in parts:
+        yield part
+        count += len(part)
+        seconds = time.monotonic() - since
+        if seconds > period:
+            if count < SLOWEST * seconds:
+                raise SlowError(f"only {count} bytes came in {seconds:.0f} s")
+            since, count = time.monotonic(), 0
+
+
+def check_status(response: httpx2.Response, what: str) -> None:
+    """Raises what a bad status means: an error to retry, or one that says what to do."""
+    status = response.status_code
+    if status in TRANSIENT_STATUS or status >= 500:
+        raise TransientError(f"HTTP {status}", asked_wait(response.headers))
+    if status < 300:
+        return
+    code = response.headers.get("X-Error-Code")
+    if status in (401, 403) and get_token_to_send(None) is None:
+        reason = (
+            "the data set is private or gated, or does not exist; set HF_TOKEN to a token that may "
+            "read it, or correct its name"
+        )
+    elif status in (401, 403):
+        reason = (
+            "the token (HF_TOKEN) is not valid, or may not read this data set (access to a gated "
+            "one is requested on its page), or its name is wrong"
+        )
+    elif code == "RevisionNotFound":
+        reason = (
+            "there is no such revision; correct data_config.dataset_revision or what follows the @"
+        )
+    elif code == "EntryNotFound":
+        reason = "there is no such file or folder in this revision; correct the path"
+    elif status == 404:
+        reason = (
+            "there is no such data set, file or revision, or it is private; correct the name, or "
+            "set HF_TOKEN"
+        )
     else:
-        commit = commit_of(pattern.repo, pattern.revision, settings.retries, constants.ENDPOINT)
-        of_commit = kept / listing_name(pattern, commit)
-        found = load(of_commit)
-        if found is None:
-            found = {"commit": commit, "files": tree(pattern, commit, settings.retries)}
-            save(of_commit, found)
-        if of_revision != of_commit:
-            save(of_revision, found)
-    return [
-        HubPath(pattern.repo, found["commit"], file, size=size, etag=etag, settings=settings)
-        for file, size, etag in found["files"]
-    ]
+        reason = "the request is refused"
+    raise DataError(f"{what}: {shown_endpoint()} answers HTTP {status}: {reason}")
 
 
-@cache
-def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
-    """The commit that a revision is of; asked once, so that a run reads only one.
+def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
+    """Checks that an answer brings a file from byte `start` on, and the file that was listed.
+
+    The Hub's own answer has its commit and hash; what it redirects to knows only its size.
 
     Raises:
-        DataError: If the Hub refuses or cannot be reached.
+        TransientError: If it brings something else.
+        DataError: If it is of another file, or the server does not support byte ranges.
     """
-    if COMMIT.fullmatch(revision):
-        return revision
-    url = f"{endpoint}/api/datasets/{repo}/revision/{quote(revision, safe='')}"
-    what = f"hf://datasets/{repo}@{revision}"
-    (facts,) = get_json(url, what, retries)
-    commit = facts["sha"]
-    log.info("%s is commit %s", what, commit)
-    return str(commit)
+    for answer in (*response.history, response):
+        commit = answer.headers.get("X-Repo-Commit")
+        etag = answer.headers.get("X-Linked-Etag") or answer.headers.get("ETag") or ""
+        etag = etag.removeprefix("W/").strip('"')
+        if commit is not None and (commit != ref.commit or etag not in ("", ref.etag)):
+            expected = f"commit {ref.commit}, ETag {ref.etag}"
+            raise changed(ref, f"commit {commit}, ETag {etag}", expected)
+    encoding = response.headers.get("Content-Encoding", "identity")
+    if encoding != "identity":
+        raise TransientError(f"Content-Encoding {encoding}, which was not requested")
+    length = response.headers.get("Content-Length")
+    if response.status_code != 206:
+        if length != str(ref.size):
+            kind = response.headers.get("Content-Type", "no Content-Type")
+            found = f"HTTP {response.status_code} with {length or 'an unknown number of'} bytes"
+            raise TransientError(f"{found} ({kind}) instead of a part of the file")
+        if start > 0:
+            raise DataError(f"{ref}: the server does not give ranges of bytes, which are needed")
+        return  # the whole file, from which the beginning is taken
+    found = response.headers.get("Content-Range", "")
+    if (match := CONTENT_RANGE.fullmatch(found)) is None or int(match[1]) != start:
+        raise TransientError(f"another part of the file than requested ({found})")
+    if match[3] not in ("*", str(ref.size)):
+        raise changed(ref, f"{match[3]} bytes", f"{ref.size} bytes")
+    if length not in (None, str(int(match[2]) + 1 - start)):
+        raise TransientError(f"{length} bytes in an answer that announces {found}")
 
 
-def tree(pattern: HubPattern, commit: str, retries: int) -> list[tuple[str, int, str]]:
-    """Path, size and hash of each file in the folder of a pattern.
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached.
-    """
-    folder = f"/{quote(pattern.folder, safe='')}" if pattern.folder else ""
-    url = f"{constants.ENDPOINT}/api/datasets/{pattern.repo}/tree/{commit}{folder}"
-    url += f"?recursive={pattern.is_deep}&expand=False"
-    what = f"hf://datasets/{pattern.repo}@{commit}/{pattern.folder}".rstrip("/")
-    files = [
-        RepoFile(**entry)
-        for page in get_json(url, what, retries)
-        for entry in page
-        if entry["type"] == "file"
-    ]
-    return [(file.path, file.size, file.lfs.sha256 if file.lfs else file.blob_id) for file in files]
+def changed(ref: FileRef, found: str, expected: str) -> DataError:
+    """The error for a file that is not the one that was listed."""
+    return DataError(
+        f"{ref}: the file has changed since it was listed: found {found}, expected {expected}; "
+        "start a new run, at a fixed revision (data_config.dataset_revision=COMMIT)"
+    )
 
 
-def listing_name(pattern: HubPattern, revision: str) -> str:
-    """The file that a listing is kept in."""
-    facts = json.dumps([pattern.repo, revision, pattern.folder, pattern.is_deep])
-    return f"{pattern.repo.replace('/', '--')}-{xxhash.xxh3_64_hexdigest(facts.encode())}.json"
+def asked_wait(headers: httpx2.Headers) -> float | None:
+    """Seconds that a server asks us to wait; None if it does not."""
+    after = headers.get("Retry-After", "").strip()
+    if after.isdigit():
+        return float(after)
+    limit = parse_ratelimit_headers(headers)
+    return float(limit.reset_in_seconds) if limit is not None and limit.remaining == 0 else None
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """A listing that was kept; None if there is none."""
-    try:
-        return dict(json.loads(path.read_text()))
-    except (OSError, ValueError):
-        return None
+def error_message(error: Exception) -> str:
+    """The type of an error and its message, without the token."""
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    token = get_token_to_send(None)
+    return text.replace(token, "<token>") if token else text
 
 
-def save(path: Path, found: dict[str, Any]) -> None:
-    """Keeps a listing, all of it or nothing."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(found, file)
-        os.replace(file.name, path)
-    except OSError as error:
-        log.warning("the listing of a data set is not kept: %s", error)
+def shown_endpoint() -> str:
+    """The Hub that is used, without any user or password in its address."""
+    parts = urlsplit(constants.ENDPOINT)
+    host = parts.hostname or ""
+    return f"{parts.scheme}://{host}:{parts.port}" if parts.port else f"{parts.scheme}://{host}"

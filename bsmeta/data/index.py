@@ -26,9 +26,9 @@ import numpy as np
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
 from bsmeta.data.cache import Arrays, Cache
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.files import open_file, size_of
+from bsmeta.data.hub import FileRef
 from bsmeta.data.inflate import BLOCK, AccessPoint
-from bsmeta.data.remote import open_file, size_of
 from bsmeta.data.shards import check_are_files, expand
 
 log = logging.getLogger(__name__)
@@ -86,15 +86,15 @@ class IndexCache:
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
-        self._wanted: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._wanted: queue.SimpleQueue[str | FileRef] = queue.SimpleQueue()
         self._builder = 0  # the process whose thread builds indexes: threads do not survive a fork
 
-    def load(self, path: str) -> ShardIndex | None:
+    def load(self, path: str | FileRef) -> ShardIndex | None:
         """The index of a shard as it is now; None if there is none yet."""
         kept = self._cache.load(path, KIND)
         return ShardIndex.from_arrays(kept) if kept else None
 
-    def build(self, path: str) -> None:
+    def build(self, path: str | FileRef) -> None:
         """Makes the index of a shard unless it is there.
 
         Raises:
@@ -103,7 +103,7 @@ class IndexCache:
         """
         self._cache.make(path, KIND, lambda: build_index(path).arrays())
 
-    def request(self, path: str) -> None:
+    def request(self, path: str | FileRef) -> None:
         """Has the index of a shard built beside other work, if it is worth one."""
         if size_of(path) < SMALLEST:
             return
@@ -121,15 +121,15 @@ class IndexCache:
                 log.warning("no access points for %s: %s", path, error)
 
 
-def build_index(path: str) -> ShardIndex:
+def build_index(path: str | FileRef) -> ShardIndex:
     """The access points of a shard, from one pass over it.
 
     Raises:
         OSError: If the shard is damaged.
     """
-    if path.endswith(".gz"):
+    if str(path).endswith(".gz"):
         return gzip_index(path)
-    if path.endswith(".zst"):  # has no places to enter: it is read from its beginning
+    if str(path).endswith(".zst"):  # has no places to enter: it is read from its beginning
         return ShardIndex(np.zeros((0, 4), np.int64), [])
     with open_file(path) as file:
         ends = line_ends(file)
@@ -138,7 +138,7 @@ def build_index(path: str) -> ShardIndex:
     return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
 
 
-def gzip_index(path: str) -> ShardIndex:
+def gzip_index(path: str | FileRef) -> ShardIndex:
     """The access points of a gzip file, found by indexed_gzip while it is read.
 
     It exports them as a header, then 18 bytes a point, then the windows of those points that have
@@ -148,7 +148,7 @@ def gzip_index(path: str) -> ShardIndex:
 
     exported = io.BytesIO()
     # A local file is read without Python in between.
-    opened = open_file(path) if isinstance(path, HubPath) else contextlib.nullcontext(path)
+    opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
     with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
         ends = line_ends(file)
         file.export_index(fileobj=exported)
@@ -188,7 +188,8 @@ def main() -> None:
     config = DataConfig(cache_dir=arguments.cache)
     indexes = IndexCache(Cache(config.cache_dir))
     try:
-        paths = sorted({path for entry in arguments.shards for path in expand(entry, config)})
+        found = {path for entry in arguments.shards for path in expand(entry, config)}
+        paths = sorted(found, key=str)
         check_are_files(paths)
         for path in paths:
             indexes.build(path)

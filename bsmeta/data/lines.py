@@ -7,9 +7,10 @@ means is decided in `windows`.
 
 from __future__ import annotations
 
+from bsmeta.data.files import open_file, shard_content
+from bsmeta.data.hub import FileRef
 from bsmeta.data.index import IndexCache
-from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
-from bsmeta.data.remote import open_file
+from bsmeta.data.inflate import AccessPoint, DamagedFileError
 
 Line = bytes | memoryview
 """A line, or a view of it in the block that it was read in: copying costs as much as unpacking."""
@@ -35,7 +36,7 @@ class LineReader:
         damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
     """
 
-    def __init__(self, path: str, indexes: IndexCache | None = None) -> None:
+    def __init__(self, path: str | FileRef, indexes: IndexCache | None = None) -> None:
         self.path = path
         self._indexes = indexes
         self._enter(None)
@@ -45,7 +46,7 @@ class LineReader:
         self.ended = False
         self.damage = ""
         self._file = open_file(self.path)  # closed by `close`
-        self._blocks = content(self.path, self._file, point)
+        self._blocks = shard_content(self.path, self._file, point)
         self._lines: list[Line] = []  # complete lines that were read, the next one last
         self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
         self._rest_bytes = 0  # of that line; its parts are not kept if these are too many
@@ -71,6 +72,7 @@ class LineReader:
 
     def close(self) -> None:
         """Closes the file."""
+        self._blocks.close()
         self._file.close()
 
     def _next(self) -> Line | None:
@@ -121,7 +123,7 @@ class LineReader:
         return line
 
 
-def first_lines(path: str, count: int) -> list[bytes]:
+def first_lines(path: str | FileRef, count: int) -> list[bytes]:
     """The first lines of a shard."""
     reader = LineReader(path)
     lines = [bytes(line) for line in reader.read(0, count)]
@@ -129,7 +131,7 @@ def first_lines(path: str, count: int) -> list[bytes]:
     return lines
 
 
-def has_line(path: str, line: int, indexes: IndexCache) -> bool:
+def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
     """Whether a shard has a line of this number."""
     reader = LineReader(path, indexes)
     found = reader.read(line, 1)

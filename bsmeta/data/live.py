@@ -18,7 +18,7 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
 from bsmeta.data.fingerprint import fingerprint
 from bsmeta.data.held_out import HeldOutDocuments
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import first_lines
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Phases, Position, shares_of, unevenness
@@ -101,7 +101,7 @@ class LiveStreams:
 
     def warn_of_slow_resumes(self) -> None:
         """Says so if shards can be entered at their beginning only."""
-        slow = [shard for shard in self.shards if shard.path.endswith(".zst")]
+        slow = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
         if slow:
             log.warning(
                 "%d of the %d shards are .zst, which has no access points: a resumed run reads "
@@ -141,12 +141,12 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
     path = validation_path(config)
     if path is None:
         return None
-    if not isinstance(path, HubPath) and not os.path.exists(path):
+    if not isinstance(path, FileRef) and not os.path.exists(path):
         log.warning(
             "data_config.validation_file: %s is not there: it is left out by name only", path
         )
         return None
-    if not isinstance(path, HubPath) and not os.path.isfile(path):  # a pipe would block the run
+    if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
         raise DataError(
             f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
             "documents"

@@ -18,11 +18,13 @@ from typing import Any, BinaryIO
 
 import xxhash
 
+from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.hub import hub_files, hub_settings
-from bsmeta.data.hub_paths import EVERYWHERE, HubPath, HubPattern
-from bsmeta.data.remote import open_file, size_of
+from bsmeta.data.cache import Cache
+from bsmeta.data.files import open_file, size_of
+from bsmeta.data.hub import FileRef, HubSettings
+from bsmeta.data.hub_listing import EVERYWHERE, HubPattern, hub_files
 
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
 
@@ -37,12 +39,12 @@ class Shard:
     Attributes:
         name: What documents and seeds call it: the file name (with the folders in which the shards
             differ, where several have one file name). It does not depend on where the data lies.
-        path: Where it is read; a `HubPath` for one on the Hub.
+        path: Where it is read; a `FileRef` for one on the Hub.
         size: Bytes of the file.
     """
 
     name: str
-    path: str
+    path: str | FileRef
     size: int
 
 
@@ -53,7 +55,8 @@ def list_shards(config: DataConfig) -> list[Shard]:
         ConfigurationError: If `train_file` is not set, or two shards would have one name.
         DataError: If a path is missing or no file, a pattern matches nothing, or no shard is left.
     """
-    found = sorted(path for entry in entries_of(config) for path in expand(entry, config))
+    found = [path for entry in entries_of(config) for path in expand(entry, config)]
+    found.sort(key=str)
     found = list({real_path(path): path for path in found}.values())  # each file once
     kept = [path for path in found if not is_excluded(path, config)]
     if not kept:
@@ -93,7 +96,7 @@ def entries_of(config: DataConfig) -> list[str]:
     return [in_dataset(str(entry), config) for entry in entries]
 
 
-def expand(entry: str, config: DataConfig) -> list[str]:
+def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
     """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`).
 
     Raises:
@@ -124,7 +127,7 @@ def expand_local(entry: str) -> list[str]:
     return files
 
 
-def check_are_files(paths: Sequence[str]) -> None:
+def check_are_files(paths: Sequence[str | FileRef]) -> None:
     """Refuses folders, links that lead nowhere, pipes: leaving them out could lose data unnoticed.
 
     Raises:
@@ -133,7 +136,7 @@ def check_are_files(paths: Sequence[str]) -> None:
     problems = [
         f"{path} is {what_it_is(path)}"
         for path in paths
-        if not isinstance(path, HubPath) and not os.path.isfile(path)
+        if not isinstance(path, FileRef) and not os.path.isfile(path)
     ]
     if problems:
         more = f", and {len(problems) - 3} more" if len(problems) > 3 else ""
@@ -152,7 +155,18 @@ def what_it_is(path: str) -> str:
     return "no regular file"
 
 
-def validation_path(config: DataConfig) -> str | None:
+def hub_settings(config: DataConfig) -> HubSettings:
+    """How files are read from the Hub in a configuration.
+
+    Raises:
+        ConfigurationError: If a value is impossible.
+    """
+    check_data(config)
+    folder = Cache(config.cache_dir).folder / "hub"
+    return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
+
+
+def validation_path(config: DataConfig) -> str | FileRef | None:
     """Where the validation file is read; None without one.
 
     A local one may be missing: it then is left out of training by its name only.
@@ -177,30 +191,35 @@ def validation_path(config: DataConfig) -> str | None:
     return found[0]
 
 
-def is_excluded(path: str, config: DataConfig) -> bool:
+def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     """Whether a file is the validation file (by its name, or a link to it) or excluded."""
-    name = os.path.basename(path)
+    name = os.path.basename(str(path))
     held_out = config.validation_file and in_dataset(config.validation_file, config)
     if held_out and fnmatch(name, os.path.basename(held_out)):
         return True
-    if held_out and all(map(os.path.exists, (path, held_out))) and os.path.samefile(path, held_out):
+    if held_out and isinstance(path, str) and is_same_file(path, held_out):
         return True
-    return any(fnmatch(name, pattern) or fnmatch(path, pattern) for pattern in config.exclude)
+    return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
 
-def shard_names(paths: Sequence[str]) -> list[str]:
+def is_same_file(path: str, other: str) -> bool:
+    """Whether two paths lead to one file that is there."""
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+
+
+def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     """File names; where two are the same, paths below the folder that all have in common."""
-    names = [os.path.basename(path) for path in paths]
+    names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
-    places = [f"/{path.repo}/{path.file}" if isinstance(path, HubPath) else path for path in paths]
+    places = [f"/{path.repo}/{path.file}" if isinstance(path, FileRef) else path for path in paths]
     common = os.path.commonpath([os.path.dirname(place) for place in places])
     return [Path(place).relative_to(common).as_posix() for place in places]
 
 
-def real_path(path: str) -> str:
+def real_path(path: str | FileRef) -> str | FileRef:
     """What tells files apart, whatever leads to them."""
-    return path if isinstance(path, HubPath) else os.path.realpath(path)
+    return path if isinstance(path, FileRef) else os.path.realpath(path)
 
 
 def shards_fingerprint(
@@ -220,16 +239,16 @@ def shards_fingerprint(
     Raises:
         DataError: If a shard cannot be read.
     """
-    of_hub = [shard for shard in shards if isinstance(shard.path, HubPath)]
-    others = [shard for shard in shards if not isinstance(shard.path, HubPath)]
-    commits = {shard.path.dataset: shard.path.commit for shard in of_hub}  # type: ignore[attr-defined]
+    refs = {shard.name: shard.path for shard in shards if isinstance(shard.path, FileRef)}
+    others = [shard for shard in shards if shard.name not in refs]
+    commits = {ref.dataset: ref.commit for ref in refs.values()}
     with ThreadPoolExecutor(READERS) as pool:
         hashes = pool.map(lambda shard: sampled_hash(shard, opened), others)
         samples = {
             shard.name: {"bytes": shard.size, "sampled_xxh3": found}
             for shard, found in zip(others, hashes, strict=True)
         }
-    return {**commits, **{shard.name: shard.size for shard in of_hub}, **samples}
+    return {**commits, **{name: ref.size for name, ref in refs.items()}, **samples}
 
 
 def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
@@ -241,7 +260,7 @@ def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
     found = xxhash.xxh3_64()
     last = max(shard.size - SAMPLE_BYTES, 0)
     try:
-        with opened(shard.path) as file:
+        with opened(str(shard.path)) as file:
             for place in range(SAMPLES):
                 file.seek(last * place // (SAMPLES - 1))
                 found.update(file.read(SAMPLE_BYTES))

@@ -91,7 +91,7 @@ class TensorFlowSource:
         else:
             shards = list_shards(self._config)
         for shard in shards:
-            if shard.path.endswith(".zst"):
+            if str(shard.path).endswith(".zst"):
                 raise ConfigurationError(
                     f"data_config.reader=tf cannot read {shard.path} (Zstandard); use reader=native"
                 )
@@ -144,8 +144,8 @@ class TensorFlowSource:
         firsts[0] += number * shares[0].stride
         table = data.Dataset.from_tensor_slices(
             (
-                [share.shard.path for share in shares],
-                ["GZIP" if share.shard.path.endswith(".gz") else "" for share in shares],
+                [str(share.shard.path) for share in shares],
+                ["GZIP" if str(share.shard.path).endswith(".gz") else "" for share in shares],
                 np.array(firsts, np.int64),
                 np.array([share.stride for share in shares], np.int64),
             )
@@ -185,7 +185,7 @@ class TensorFlowSource:
         rest = b""
         with self._tf.io.gfile.GFile(shard.path, "rb") as file:
             try:
-                for block in content(shard.path, file):
+                for block in content(str(shard.path), file):
                     *lines, rest = (rest + block).split(b"\n")
                     yield from lines
             except DamagedFileError:
@@ -241,8 +241,8 @@ class ShareReader:
         except errors.OpError as error:
             raise DataError(f"{shard.path} cannot be read: {error.message}") from error
         self._size += sum(map(len, lines)) + len(lines)
-        if self.ended and shard.path.endswith(".gz") and not self._is_complete():
-            damage, whole = cut_of(shard.path)
+        if self.ended and str(shard.path).endswith(".gz") and not self._is_complete():
+            damage, whole = cut_of(str(shard.path))
             lines = lines[: max(whole - first, 0)] if damage else lines
         return Window(epoch, shard, first, lines, damage)
 

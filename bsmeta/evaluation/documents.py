@@ -19,7 +19,8 @@ import xxhash
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.bad_documents import check_length, reason_of
-from bsmeta.data.hub_paths import HubPath
+from bsmeta.data.files import refuse_bad_copy
+from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import Line, LineReader
 from bsmeta.data.shards import validation_path
 from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
@@ -84,7 +85,7 @@ class HeldOutDocuments:
 
     def name(self, index: int) -> str:
         """`<shard file name>:<document number>`, as training names documents."""
-        return f"{os.path.basename(self.path)}:{self.numbers[index]}"
+        return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
     def _read(self) -> Iterator[Line]:
         reader = LineReader(self.path)
@@ -118,6 +119,7 @@ class HeldOutDocuments:
     def _refuse(self, number: int, error: BadDocument) -> None:
         """Count a bad document, or stop at it where the configuration says `strict`."""
         if self._strict:
+            refuse_bad_copy(self.path)
             raise DataError(
                 f"{self.path}, line {number + 1}: {error}; "
                 "mend it, or set data_config.bad_documents=skip"
@@ -125,14 +127,14 @@ class HeldOutDocuments:
         self.left_out[error.reason] += 1
 
 
-def _checked_path(config: DataConfig) -> str:
+def _checked_path(config: DataConfig) -> str | FileRef:
     path = validation_path(config)
     if not path:
         raise ConfigurationError(
             "data_config.validation_file is not set; expected the path of a held-out "
             ".jsonl.gz shard (for bsmeta/evaluate.py: validation_file=PATH)"
         )
-    if not isinstance(path, HubPath) and not os.path.isfile(path):
+    if not isinstance(path, FileRef) and not os.path.isfile(path):
         raise DataError(
             f"validation_file={path} does not exist (from {os.getcwd()}); "
             "expected the path of a held-out .jsonl.gz shard"

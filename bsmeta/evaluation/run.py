@@ -116,7 +116,7 @@ def report_folder(config: EvaluateConfig, location: Location) -> Path:
 
 def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, object]:
     return {
-        "file": os.path.basename(documents.path),
+        "file": os.path.basename(str(documents.path)),
         "documents": len(documents),
         "left_out": dict(documents.left_out),
         "metadata_list": list(data.metadata_config.metadata_list),

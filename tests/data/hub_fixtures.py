@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from bsmeta.data import hub_requests, remote
-from bsmeta.data.hub import commit_of
-from bsmeta.data.hub_paths import HubPath, HubSettings
+from bsmeta.data import files
+from bsmeta.data import hub as hub_requests
+from bsmeta.data.hub import FileRef, HubSettings
+from bsmeta.data.hub_listing import commit_of
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
 
 BLOCK = 1000
@@ -21,7 +22,7 @@ CONTENT = random.Random(0).randbytes(7700)
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server with one file, small blocks and short delays."""
-    monkeypatch.setattr(remote, "BLOCK", BLOCK)
+    monkeypatch.setattr(files, "BLOCK", BLOCK)
     monkeypatch.setattr(hub_requests, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 0.02)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
@@ -35,9 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     close_session()
 
 
-def hub_path(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> HubPath:
+def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> FileRef:
     """The one file of the server."""
     settings = HubSettings(str(folder), cache_bytes, retries)
-    return HubPath(
-        REPO, COMMIT, "data.bin", size=len(CONTENT), etag=etag_of(CONTENT), settings=settings
-    )
+    return FileRef(REPO, COMMIT, "data.bin", len(CONTENT), etag_of(CONTENT), settings)

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from bsmeta.data.blocks import BlockCache, evict
-from tests.data.hub_fixtures import BLOCK, CONTENT, hub_path
+from bsmeta.data.hub import FileRef
+from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
-from tests.data.test_remote import ranges, read
+from tests.data.test_files import ranges, read
 
 NEVER = threading.Event()
 
@@ -39,7 +40,7 @@ def test_what_was_not_read_for_the_longest_time_goes_first(tmp_path: Path) -> No
 
 
 def test_the_limit_holds_for_whole_files(hub: Hub, tmp_path: Path) -> None:
-    path = hub_path(tmp_path, cache_bytes=3 * BLOCK)
+    path = hub_file(tmp_path, cache_bytes=3 * BLOCK)
     for _ in range(2):
         assert read(path) == CONTENT
         assert sum(one.stat().st_size for one in blocks(tmp_path)) <= 3 * BLOCK
@@ -47,13 +48,13 @@ def test_the_limit_holds_for_whole_files(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_no_cache(hub: Hub, tmp_path: Path) -> None:
-    assert read(hub_path(tmp_path, cache_bytes=0)) == CONTENT
+    assert read(hub_file(tmp_path, cache_bytes=0)) == CONTENT
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\0" * 1008])
 def test_a_damaged_block_is_downloaded_again(hub: Hub, tmp_path: Path, damage: bytes) -> None:
-    path = hub_path(tmp_path)
+    path = hub_file(tmp_path)
     read(path)
     for block in blocks(tmp_path):
         block.write_bytes(damage)
@@ -67,7 +68,7 @@ def test_a_folder_that_cannot_be_written_only_costs_time(
     hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("in its place")
-    assert read(hub_path(tmp_path / "file")) == CONTENT
+    assert read(hub_file(tmp_path / "file")) == CONTENT
     assert "are not kept" in caplog.text
 
 
@@ -116,7 +117,7 @@ def test_a_wait_for_another_process_can_be_cancelled(tmp_path: Path) -> None:
 
 
 def test_many_processes(hub: Hub, tmp_path: Path) -> None:
-    path = hub_path(tmp_path, cache_bytes=4 * BLOCK)  # too small: they remove each other's blocks
+    path = hub_file(tmp_path, cache_bytes=4 * BLOCK)  # too small: they remove each other's blocks
     context = multiprocessing.get_context("fork")
     readers = [context.Process(target=_read_thrice, args=(path,)) for _ in range(3)]
     for reader in readers:
@@ -128,9 +129,9 @@ def test_many_processes(hub: Hub, tmp_path: Path) -> None:
     assert not blocks(tmp_path)
 
 
-def _read_thrice(path: str) -> None:
+def _read_thrice(path: FileRef) -> None:
     for _ in range(3):
-        assert read(path) == CONTENT  # type: ignore[arg-type]
+        assert read(path) == CONTENT
 
 
 def test_a_block_whose_time_cannot_be_set_is_read(

@@ -15,7 +15,7 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data import remote
+from bsmeta.data import files
 from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
 from tests.data.helpers import Run, run, same, saved, small_config, small_tokenizer, write_shards
@@ -64,7 +64,7 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.fixture
 def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A server with the same files, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(remote, "BLOCK", 300)
+    monkeypatch.setattr(files, "BLOCK", 300)
     hub.files = hub.listed = shards_in(folder)
     hub.token = TOKEN
     return hub

@@ -14,10 +14,10 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data import files, inflate
 from bsmeta.data import index as index_module
-from bsmeta.data import inflate, remote
 from bsmeta.data.cache import Cache
-from bsmeta.data.hub import commit_of
+from bsmeta.data.hub_listing import commit_of
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
@@ -54,7 +54,7 @@ def whole(folder: Path) -> Run:
 @pytest.fixture
 def stored(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """A server with the same files, private, in blocks of which a shard has several."""
-    monkeypatch.setattr(remote, "BLOCK", 300)
+    monkeypatch.setattr(files, "BLOCK", 300)
     hub.files = hub.listed = shards_in(folder)
     hub.token = TOKEN
     return hub
@@ -216,7 +216,7 @@ def test_access_points(
     hub: Hub, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A line in the middle costs the blocks around it, not those before it."""
-    monkeypatch.setattr(remote, "BLOCK", 20_000)
+    monkeypatch.setattr(files, "BLOCK", 20_000)
     monkeypatch.setattr(inflate, "BLOCK", 10_000)
     monkeypatch.setattr(inflate, "COMPRESSED_BLOCK", 2_000)
     monkeypatch.setattr(index_module, "SPACING", 40_000)

@@ -24,7 +24,7 @@ def test_its_documents_are_read_and_named_as_those_of_a_local_file(
         dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
     )
     documents = HeldOutDocuments(config, max_documents=None, deduplicate=False)
-    assert documents.path == f"hf://datasets/owner/name@{COMMIT}/test.jsonl"
+    assert str(documents.path) == f"hf://datasets/owner/name@{COMMIT}/test.jsonl"
     assert len(documents) == 300
     assert documents[299].text == "text 299"
     assert documents.name(299) == "test.jsonl:299"

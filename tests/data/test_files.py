@@ -9,19 +9,19 @@ import random
 import threading
 from pathlib import Path
 
+import httpx2
 import pytest
 from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
-from bsmeta.data import hub_requests
-from bsmeta.data.hub_answers import asked_wait
-from bsmeta.data.hub_paths import HubPath
-from bsmeta.data.remote import open_file, size_of
-from tests.data.hub_fixtures import BLOCK, CONTENT, hub_path
+from bsmeta.data import hub as hub_requests
+from bsmeta.data.files import HubFile, open_file, size_of
+from bsmeta.data.hub import FileRef, asked_wait
+from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 
 
-def read(path: HubPath) -> bytes:
+def read(path: FileRef) -> bytes:
     with open_file(path) as file:
         return file.read()
 
@@ -31,7 +31,7 @@ def ranges(hub: Hub) -> list[str]:
 
 
 def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
-    path = hub_path(tmp_path)
+    path = hub_file(tmp_path)
     assert read(path) == CONTENT
     assert size_of(path) == len(CONTENT)
     assert ranges(hub) == ["0-999", *(f"{i}000-{i}999" for i in range(1, 7)), "7000-7699"]
@@ -41,7 +41,7 @@ def test_the_content_in_blocks(hub: Hub, tmp_path: Path) -> None:
 
 def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
     generator = random.Random(1)
-    with open_file(hub_path(tmp_path)) as file:
+    with open_file(hub_file(tmp_path)) as file:
         for _ in range(200):
             start, count = generator.randrange(8000), generator.choice([1, 100, 3000])
             assert file.seek(start) == start
@@ -53,18 +53,17 @@ def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
 def test_the_next_block_is_fetched_ahead_only_when_the_file_is_read_on(
     hub: Hub, tmp_path: Path
 ) -> None:
-    with open_file(hub_path(tmp_path)) as file:
-        raw = file.raw  # type: ignore[attr-defined]
-        assert raw.read(10) == CONTENT[:10]
+    with HubFile(hub_file(tmp_path)) as file:
+        assert file.read(10) == CONTENT[:10]
         assert ranges(hub) == ["0-999"]
-        assert raw.read(10) == CONTENT[10:20]
-        raw._ahead.block()
+        assert file.read(10) == CONTENT[10:20]
+        file._ahead.block()
         assert ranges(hub) == ["0-999", "1000-1999"]
 
 
 def test_the_token_goes_to_the_hub(hub: Hub, tmp_path: Path) -> None:
     hub.token = TOKEN
-    assert read(hub_path(tmp_path)) == CONTENT
+    assert read(hub_file(tmp_path)) == CONTENT
 
 
 @pytest.mark.parametrize("where", [is_content, is_anything])
@@ -73,12 +72,12 @@ def test_a_few_bad_answers_are_outlasted(
     hub: Hub, tmp_path: Path, status: int, where: object
 ) -> None:
     hub.faults = [failing(status, 3, {"Retry-After": "0"}, where)]  # type: ignore[arg-type]
-    assert read(hub_path(tmp_path)) == CONTENT
+    assert read(hub_file(tmp_path)) == CONTENT
 
 
 def test_a_cut_connection_is_resumed_at_the_very_byte(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [cutting(333, 3)]
-    assert read(hub_path(tmp_path)) == CONTENT
+    assert read(hub_file(tmp_path)) == CONTENT
     assert ranges(hub)[:5] == ["0-999", "333-999", "666-999", "999-999", "1000-1999"]
 
 
@@ -86,7 +85,7 @@ def test_cuts_that_bring_something_each_time_never_count_as_too_many(
     hub: Hub, tmp_path: Path
 ) -> None:
     hub.faults = [cutting(100, 80)]
-    assert read(hub_path(tmp_path, retries=1)) == CONTENT
+    assert read(hub_file(tmp_path, retries=1)) == CONTENT
 
 
 def test_a_connection_that_hangs_is_given_up_for_another(
@@ -103,14 +102,14 @@ def test_a_connection_that_hangs_is_given_up_for_another(
         return True
 
     hub.faults = [hang]
-    assert read(hub_path(tmp_path)) == CONTENT
+    assert read(hub_file(tmp_path)) == CONTENT
     assert hung.is_set()
     released.set()
 
 
 def test_a_hub_that_stays_away(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [failing(500, 1000, where=lambda one: "-3999" in one.range)]
-    with open_file(hub_path(tmp_path)) as file:
+    with open_file(hub_file(tmp_path)) as file:
         assert file.read(3000) == CONTENT[:3000]
         with pytest.raises(DataError) as error:
             file.read(1)
@@ -129,7 +128,7 @@ def test_a_file_that_is_always_cut_at_one_byte(hub: Hub, tmp_path: Path) -> None
 
     hub.faults = [cut_at_500]
     with pytest.raises(DataError, match=r"byte 500 of 7700: given up after 5 failures .*Protocol"):
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
     assert ranges(hub) == ["0-999"] + ["500-999"] * 4
 
 
@@ -139,16 +138,20 @@ def test_nobody_listens(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "ENDPOINT", nobody)
     with pytest.raises(DataError, match=r"ConnectError: .*see whether http://127\.0\.0\.1:9 can"):
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
 
 
 @pytest.mark.parametrize(
     ("status", "headers", "message"),
     [
         (401, {}, r"HTTP 401: the token \(HF_TOKEN\) is not valid, or may not read"),
-        (403, {"X-Error-Code": "GatedRepo"}, r"HTTP 403: the token .*gated ones must be asked"),
+        (403, {"X-Error-Code": "GatedRepo"}, r"HTTP 403: the token .*access to a gated one is"),
         (404, {"X-Error-Code": "EntryNotFound"}, "HTTP 404: there is no such file or folder"),
-        (404, {"X-Error-Code": "RevisionNotFound"}, "no such revision; mend data_config.dataset_r"),
+        (
+            404,
+            {"X-Error-Code": "RevisionNotFound"},
+            "no such revision; correct data_config.data",
+        ),
         (404, {"X-Error-Code": "RepoNotFound"}, "there is no such data set, file or revision"),
         (410, {}, "HTTP 410: the request is refused"),
     ],
@@ -158,7 +161,7 @@ def test_refusals_are_not_tried_again(
 ) -> None:
     hub.faults = [failing(status, 1000, headers, where=is_anything)]
     with pytest.raises(DataError, match=message):
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
     assert len(hub.requests) == 1
 
 
@@ -166,11 +169,11 @@ def test_no_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     hub.token = TOKEN
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", True)
     with pytest.raises(DataError, match="private or gated, or does not exist; set HF_TOKEN to"):
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
 
 
 def test_another_content_at_the_same_path(hub: Hub, tmp_path: Path) -> None:
-    with open_file(hub_path(tmp_path, cache_bytes=0)) as file:
+    with open_file(hub_file(tmp_path, cache_bytes=0)) as file:
         assert file.read(BLOCK) == CONTENT[:BLOCK]
         hub.files["data.bin"] = CONTENT[::-1]
         file.seek(5000)
@@ -186,7 +189,7 @@ def test_another_commit_or_size(hub: Hub, tmp_path: Path) -> None:
 
     hub.faults = [other_size]
     with pytest.raises(DataError, match="found 9 bytes, expected 7700 bytes"):
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
 
     def other_commit(answer: Answer) -> bool:
         answer.give(302, {"X-Repo-Commit": "abc", "Location": "/stored/data.bin"})
@@ -194,7 +197,7 @@ def test_another_commit_or_size(hub: Hub, tmp_path: Path) -> None:
 
     hub.faults = [failing(500, 0), lambda one: not is_content(one) and other_commit(one)]
     with pytest.raises(DataError, match="found commit abc, ETag , expected commit c0ffee"):
-        read(hub_path(tmp_path / "2"))
+        read(hub_file(tmp_path / "2"))
 
 
 def test_a_server_without_ranges(hub: Hub, tmp_path: Path) -> None:
@@ -204,7 +207,7 @@ def test_a_server_without_ranges(hub: Hub, tmp_path: Path) -> None:
         return is_content(answer)
 
     hub.faults = [whole]
-    with open_file(hub_path(tmp_path)) as file:
+    with open_file(hub_file(tmp_path)) as file:
         assert file.read(BLOCK) == CONTENT[:BLOCK]
         with pytest.raises(DataError, match="does not give ranges of bytes"):
             file.read(1)
@@ -216,7 +219,7 @@ def test_no_secret_is_said(
     caplog.set_level(logging.INFO)
     hub.faults = [failing(503, 1000)]
     with pytest.raises(DataError) as error:
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
     assert "HTTP 503" in caplog.text
     said = f"{error.value}" + "".join(
         one.getMessage() for one in caplog.records if one.name.startswith("bsmeta")
@@ -225,7 +228,7 @@ def test_no_secret_is_said(
     assert "s3cret" not in said
     monkeypatch.setenv("HF_TOKEN", "hf_\x07bell")
     with pytest.raises(DataError) as error:
-        read(hub_path(tmp_path))
+        read(hub_file(tmp_path))
     assert "bell" not in str(error.value)
 
 
@@ -240,7 +243,7 @@ def test_no_secret_is_said(
     ],
 )
 def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
-    assert asked_wait(headers) == seconds
+    assert asked_wait(httpx2.Headers(headers)) == seconds
 
 
 def test_the_asked_wait_is_kept_and_delays_grow(
@@ -256,7 +259,7 @@ def test_the_asked_wait_is_kept_and_delays_grow(
     monkeypatch.setattr(hub_requests, "FIRST_DELAY", 1.0)
     monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
-    path = hub_path(tmp_path, retries=5)
+    path = hub_file(tmp_path, retries=5)
     assert hub_requests.read_range(path, 0, 10, Clock()) == CONTENT[:10]
     bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]
     assert len(waited) == 5
@@ -265,25 +268,25 @@ def test_the_asked_wait_is_kept_and_delays_grow(
 
 def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [failing(500, 10**6, where=lambda one: "-1999" in one.range)]
-    file = open_file(hub_path(tmp_path, retries=10**6))
-    raw = file.raw  # type: ignore[attr-defined]
-    assert raw.read(20) + raw.read(20) == CONTENT[:40]
-    thread = raw._ahead._thread
+    file = HubFile(hub_file(tmp_path, retries=10**6))
+    assert file.read(20) + file.read(20) == CONTENT[:40]
+    thread = file._ahead._thread
     file.close()
     assert not thread.is_alive()
 
 
 def test_a_path_survives_pickling(tmp_path: Path) -> None:
-    path = hub_path(tmp_path)
+    path = hub_file(tmp_path)
     again = pickle.loads(pickle.dumps(path))
-    assert again == path == f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin"
+    assert again == path
+    assert str(again) == f"hf://datasets/owner/name@c0ffee{'0' * 34}/data.bin"
     assert (again.file, again.size, again.settings) == ("data.bin", 7700, path.settings)
 
 
 def test_offline_only_what_is_kept(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = hub_path(tmp_path)
+    path = hub_file(tmp_path)
     with open_file(path) as file:
         file.read(2 * BLOCK)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)

@@ -13,8 +13,8 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.hub import commit_of
-from bsmeta.data.hub_paths import HubPath, HubPattern
+from bsmeta.data.hub import FileRef
+from bsmeta.data.hub_listing import HubPattern, commit_of
 from bsmeta.data.shards import list_shards, shards_fingerprint, validation_path
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 
@@ -78,7 +78,8 @@ def test_the_validation_file_is_left_out_by_its_name(files: Hub, tmp_path: Path)
 
 def test_where_the_validation_file_is_read(files: Hub, tmp_path: Path) -> None:
     def path(**values: Any) -> str | None:
-        return validation_path(config(tmp_path, **values))
+        path = validation_path(config(tmp_path, **values))
+        return None if path is None else str(path)
 
     on_hub = f"{URL}@{COMMIT}/test.jsonl.gz"
     assert path() is None
@@ -107,8 +108,8 @@ def test_two_revisions_of_a_file(files: Hub, tmp_path: Path) -> None:
 def test_sizes_and_commits_stand_in_the_fingerprint(files: Hub, tmp_path: Path) -> None:
     shards = list_shards(config(tmp_path, train_file=f"{URL}/[ab].*"))
     assert shards_fingerprint(shards) == {URL: COMMIT, "a.jsonl.gz": 10, "b.jsonl.gz": 10}
-    assert isinstance(shards[0].path, HubPath)
-    assert shards[0].path == f"{URL}@{COMMIT}/a.jsonl.gz"
+    assert isinstance(shards[0].path, FileRef)
+    assert str(shards[0].path) == f"{URL}@{COMMIT}/a.jsonl.gz"
 
 
 def test_the_revision_is_resolved_once(files: Hub, tmp_path: Path) -> None:
@@ -154,7 +155,10 @@ def test_an_endpoint_that_is_no_hub(files: Hub, tmp_path: Path) -> None:
     ("train_file", "message"),
     [
         ("hf://datasets/owner/other/*.gz", "HTTP 404: there is no such data set, file or revision"),
-        (f"{URL}@gone/*.gz", "HTTP 404: there is no such revision; mend data_config.dataset_rev"),
+        (
+            f"{URL}@gone/*.gz",
+            "HTTP 404: there is no such revision; correct data_config",
+        ),
         (f"{URL}/nowhere/*.gz", "HTTP 404: there is no such file or folder in this revision"),
         (f"{URL}/*.csv", r"nothing matches \*\.csv at revision main"),
         (f"{URL}/gone.jsonl.gz", r"nothing matches gone\.jsonl\.gz at revision main"),

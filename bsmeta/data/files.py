@@ -1,0 +1,303 @@
+"""Files of documents, on the local disk (`str`) or on the Hub (`FileRef`), opened the same way.
+
+A `HubFile` fetches blocks of several megabytes through the cache of `blocks`, the next one in a
+thread while the reader works on this one. What the Hub sends once in error must not stay in the
+cache: a file that is read as a whole is compared with its hash, and so is one that turns out to be
+damaged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
+from typing import BinaryIO, cast
+
+import xxhash
+from fsspec.spec import AbstractBufferedFile
+
+from bsmeta.config.errors import DataError
+from bsmeta.data.blocks import BlockCache
+from bsmeta.data.hub import CancelledError, FileRef, read_range
+from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
+
+BLOCK = 4 << 20  # bytes of a file that are requested at once
+
+
+class BadCopyError(DataError):
+    """A file of the Hub was read from a copy that does not have its hash."""
+
+
+def open_file(path: str | FileRef) -> BinaryIO:
+    """Opens a file for reading.
+
+    Raises:
+        OSError: If it is a local one that cannot be read.
+    """
+    return cast(BinaryIO, HubFile(path)) if isinstance(path, FileRef) else open(path, "rb")
+
+
+def size_of(path: str | FileRef) -> int:
+    """Bytes of a file."""
+    return path.size if isinstance(path, FileRef) else os.path.getsize(path)
+
+
+def shard_content(
+    path: str | FileRef, file: BinaryIO, point: AccessPoint | None = None
+) -> Generator[bytes, None, None]:
+    """The content of a shard in blocks; see `inflate.content`.
+
+    Where a file of the Hub is damaged, its copy is checked and, if it is a bad one, downloaded
+    again; it is then read again up to the same byte, and from there on.
+
+    Raises:
+        DamagedFileError: After everything before the damage, if the file on the Hub is damaged.
+        DataError: If what was read before the damage is not what the Hub has.
+    """
+    if not isinstance(path, FileRef):
+        yield from content(path, file, point)
+        return
+    read, count = xxhash.xxh3_64(), 0
+    try:
+        for block in content(path.file, file, point):
+            read.update(block)
+            count += len(block)
+            yield block
+        return
+    except BadCopyError:
+        pass  # the cache has the right one by now
+    except DamagedFileError:
+        check_copy(path)
+    with open_file(path) as again:
+        blocks = content(path.file, again, point)
+        yield skip_same(blocks, count, read.digest(), path)
+        yield from blocks
+
+
+def skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) -> bytes:
+    """Skips `count` bytes that must be those of `digest`; returns the rest of their last block."""
+    skipped, rest = xxhash.xxh3_64(), b""
+    with contextlib.suppress(DamagedFileError):
+        while count and (block := next(blocks, b"")):
+            skipped.update(block[:count])
+            rest = block[count:]
+            count -= len(block) - len(rest)
+    if count or skipped.digest() != digest:
+        raise bad_copy(ref)
+    return rest
+
+
+def check_copy(ref: FileRef) -> bool:
+    """Compares a file with its hash, and downloads it again if the cache has another content.
+
+    Returns:
+        Whether it was right at once.
+
+    Raises:
+        DataError: If the Hub sends another content than it lists, or cannot be reached.
+    """
+    if is_right(ref):
+        return True
+    drop(ref)
+    if not is_right(ref):
+        drop(ref)
+        raise DataError(
+            f"{ref}: the Hub sends another content than it lists (hash {ref.etag}), twice; see "
+            "whether a proxy changes it, or read another revision (data_config.dataset_revision)"
+        )
+    return False
+
+
+def refuse_bad_copy(path: str | FileRef) -> None:
+    """Called where a document is refused: its fault may be that of a bad copy.
+
+    Raises:
+        DataError: If the cache had another content than the Hub; it has the right one now.
+    """
+    if isinstance(path, FileRef) and not check_copy(path):
+        raise bad_copy(path)
+
+
+def is_right(ref: FileRef) -> bool:
+    """Whether the content of a file, from the cache or the Hub, has the hash that is listed."""
+    found, cache, never = ContentHash(ref), block_cache(ref), threading.Event()
+    for start in range(0, ref.size, BLOCK):
+        found.add(start, fetch(ref, cache, start, never))
+    return found.is_right is not False
+
+
+def drop(ref: FileRef) -> None:
+    """Removes the blocks of a file from the cache."""
+    cache = block_cache(ref)
+    for start in range(0, ref.size, BLOCK):
+        cache.drop(block_key(ref, start))
+
+
+def bad_copy(ref: FileRef) -> BadCopyError:
+    """The error for a copy of a file that was read before it turned out to be a bad one."""
+    return BadCopyError(
+        f"{ref}: the downloaded copy (in {ref.settings.folder}) did not have the listed hash "
+        f"{ref.etag}; it was removed and downloaded again, but documents of the bad copy were read:"
+        " resume from a checkpoint that is older than them"
+    )
+
+
+def block_cache(ref: FileRef) -> BlockCache:
+    """The cache that the blocks of a file are kept in."""
+    return BlockCache(ref.settings.folder, ref.settings.cache_bytes)
+
+
+def block_key(ref: FileRef, start: int) -> str:
+    """What identifies the content of a block of a file."""
+    return f"{ref.etag} {ref.size} {start} {min(start + BLOCK, ref.size)}"
+
+
+def fetch(ref: FileRef, cache: BlockCache, start: int, cancelled: threading.Event) -> bytes:
+    """A block of a file, from the cache or the Hub."""
+    stop = min(start + BLOCK, ref.size)
+    return cache.get(
+        block_key(ref, start),
+        stop - start,
+        lambda: read_range(ref, start, stop, cancelled),
+        cancelled,
+    )
+
+
+class ContentHash:
+    """The hash of a file whose blocks come in their order, as the Hub lists it.
+
+    Args:
+        ref: The file.
+
+    Attributes:
+        is_right: Whether the file has its hash; None until its last block is added.
+    """
+
+    def __init__(self, ref: FileRef) -> None:
+        self._ref = ref
+        self._place = 0
+        self._hash = (
+            hashlib.sha256()
+            if len(ref.etag) == 64
+            else hashlib.sha1(f"blob {ref.size}\0".encode(), usedforsecurity=False)
+        )
+        self.is_right: bool | None = None
+
+    def add(self, start: int, block: bytes) -> None:
+        """Adds the block at byte `start`, unless blocks before it were left out."""
+        if start == self._place:
+            self._hash.update(block)
+            self._place += len(block)
+            if self._place == self._ref.size:
+                self.is_right = self._hash.hexdigest() == self._ref.etag
+
+
+class HubFile(AbstractBufferedFile):
+    """A file on the Hub, for reading.
+
+    Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: what
+    cannot be reached must not be taken for the end of a shard.
+
+    Args:
+        ref: The file.
+    """
+
+    def __init__(self, ref: FileRef) -> None:
+        self._ref = ref
+        self._blocks = block_cache(ref)
+        self._hash = ContentHash(ref)
+        self._reads = 0  # in a row, without a seek to another place
+        self._ahead: Ahead | None = None
+        memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": 1}}
+        super().__init__(None, str(ref), block_size=BLOCK, size=ref.size, **memory)
+
+    def seek(self, loc: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to another place; nothing is fetched yet."""
+        place = self.loc
+        if super().seek(loc, whence) != place:
+            self._reads = 0
+        return int(self.loc)
+
+    def read(self, length: int = -1) -> bytes:
+        """Up to `length` bytes, all if it is negative.
+
+        Raises:
+            DataError: If the file cannot be read or has changed.
+            BadCopyError: If it was read as a whole and does not have its hash.
+        """
+        data: bytes = super().read(length)
+        self._reads += 1
+        if self._reads > 1:  # the first lines of a file are often all that is needed
+            self._fetch_ahead((self.loc - 1) // BLOCK * BLOCK + BLOCK)
+        return data
+
+    def close(self) -> None:
+        """Ends what is still being fetched: a thread must not survive into a forked process."""
+        self._drop_ahead()
+        super().close()
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.start == start:
+            block = ahead.block()
+        else:
+            if ahead is not None:
+                ahead.cancel()
+            block = self._fetch(start, threading.Event())
+        if self._hash.is_right is False:
+            check_copy(self._ref)
+            raise bad_copy(self._ref)
+        return block
+
+    def _fetch_ahead(self, start: int) -> None:
+        if self._ahead is None and start < self.size:
+            self._ahead = Ahead(start, lambda cancelled: self._fetch(start, cancelled))
+
+    def _fetch(self, start: int, cancelled: threading.Event) -> bytes:
+        block = fetch(self._ref, self._blocks, start, cancelled)
+        self._hash.add(start, block)
+        return block
+
+    def _drop_ahead(self) -> None:
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            ahead.cancel()
+
+
+class Ahead:
+    """A block that a thread is fetching.
+
+    Args:
+        start: The first byte of the block.
+        fetch: Fetches it, until the event is set.
+    """
+
+    def __init__(self, start: int, fetch: Callable[[threading.Event], bytes]) -> None:
+        self.start = start
+        self._fetch = fetch
+        self._cancelled = threading.Event()
+        self._future: Future[bytes] = Future()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def block(self) -> bytes:
+        """The block, or the error instead of it."""
+        return self._future.result()
+
+    def cancel(self) -> None:
+        """Ends the fetching, and waits until it has ended."""
+        self._cancelled.set()
+        if not sys.is_finalizing():  # then the thread is not running any more
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._future.set_result(self._fetch(self._cancelled))
+        except CancelledError:
+            self._future.cancel()
+        except BaseException as error:
+            self._future.set_exception(error)  # raised where the block is needed

@@ -1,0 +1,261 @@
+"""What the Hub sends in error is noticed, leaves the cache, and costs no document."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data import inflate
+from bsmeta.data.files import BadCopyError, ContentHash
+from bsmeta.data.hub import FileRef, HubSettings
+from bsmeta.data.lines import LineReader
+from bsmeta.data.shards import list_shards
+from bsmeta.evaluation.documents import HeldOutDocuments
+from tests.data.helpers import run, same, small_config
+from tests.data.hub_server import Answer, Fault, Hub, is_content
+
+generator = random.Random(3)
+LINES = [
+    json.dumps({"text": " ".join(generator.choices(["ab", "cde", "fg", "hijk"], k=40))}).encode()
+    for _ in range(300)
+]
+PLAIN = b"".join(line + b"\n" for line in LINES)
+GZIP = b"".join(  # a member in each block of 1000 bytes, filled up with zeros
+    gzip.compress(b"".join(line + b"\n" for line in LINES[start : start + 25]), mtime=0).ljust(
+        1000, b"\0"
+    )
+    for start in range(0, 300, 25)
+)
+assert len(GZIP) == 12_000
+
+
+@pytest.fixture(autouse=True)
+def small_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read and unpacked in parts, as large ones are."""
+    monkeypatch.setattr(inflate, "BLOCK", 1 << 11)
+    monkeypatch.setattr(inflate, "COMPRESSED_BLOCK", 1000)
+
+
+def config(folder: Path, **values: Any) -> DataConfig:
+    url = "hf://datasets/owner/name/*.jsonl*"
+    return small_config(folder, train_file=url, cache_dir=str(folder / "cache"), **values)
+
+
+def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> FileRef:
+    """The one file of the server."""
+    hub.files = hub.listed = {name: content}
+    (found,) = list_shards(config(folder, **values))
+    assert isinstance(found.path, FileRef)
+    return found.path
+
+
+def read_lines(ref: FileRef) -> tuple[list[bytes], str]:
+    """All lines, and the damage that was found after them."""
+    reader = LineReader(ref)
+    lines: list[bytes] = []
+    while some := reader.read(reader.line, 7):
+        lines += map(bytes, some)
+    reader.close()
+    return lines, reader.damage
+
+
+def corrupting(change: Callable[[bytes], bytes], start: int, times: int = 1) -> Fault:
+    """The first answers with the block at byte `start` have another content of the same length."""
+    left = [times]
+
+    def fault(answer: Answer) -> bool:
+        if not is_content(answer) or answer.asked()[0] != start or not left[0]:
+            return False
+        left[0] -= 1
+        first, last = answer.asked()
+        (content,) = answer.hub.files.values()
+        headers = {"Content-Range": f"bytes {first}-{last}/{len(content)}"}
+        answer.give(206, headers, change(content[first : last + 1]))
+        return True
+
+    return fault
+
+
+def page(part: bytes) -> bytes:
+    """An error page in place of the block."""
+    return b"<html>the proxy is asleep</html>".ljust(len(part), b" ")
+
+
+def flip(bit: int) -> Callable[[bytes], bytes]:
+    """Flips one bit of the block."""
+
+    def flipped(part: bytes) -> bytes:
+        value = bytearray(part)
+        value[bit // 8] ^= 1 << bit % 8
+        return bytes(value)
+
+    return flipped
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize("start", [0, 2000, 3000])
+def test_a_page_in_a_gzip_file_is_fetched_again_without_a_lost_or_doubled_line(
+    hub: Hub, tmp_path: Path, start: int, kept: bool
+) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP, hub_cache_gb=20 if kept else 0)
+    hub.faults = [corrupting(page, start)]
+    assert read_lines(ref) == (LINES, "")
+    assert read_lines(ref) == (LINES, "")
+
+
+def test_a_flipped_bit_in_a_gzip_file_is_never_trained_on_unnoticed(
+    hub: Hub, tmp_path: Path
+) -> None:
+    outcomes = set()
+    for bit in range(0, 8000, 397):
+        ref = shard(hub, tmp_path / str(bit), "s.jsonl.gz", GZIP)
+        hub.faults = [corrupting(flip(bit), 2000)]
+        try:
+            assert read_lines(ref) == (LINES, "")
+            outcomes.add("continued")
+        except BadCopyError:
+            outcomes.add("ended")
+        assert read_lines(ref) == (LINES, "")
+    assert outcomes == {"continued", "ended"}
+
+
+def test_a_flipped_bit_in_a_plain_file_ends_the_run_and_is_gone_in_the_next(
+    hub: Hub, tmp_path: Path
+) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl", PLAIN)
+    letter = PLAIN.index(b"ab", 4000) - 4000
+    hub.faults = [corrupting(flip(8 * letter + 1), 4000)]
+    with pytest.raises(DataError, match=r"jsonl: the downloaded copy \(in .*/hub\) did not have"):
+        read_lines(ref)
+    hub.requests.clear()
+    assert read_lines(ref) == (LINES, "")
+    assert not hub.requests
+
+
+def test_a_file_of_one_block_is_compared_before_anything_of_it_is_read(
+    hub: Hub, tmp_path: Path
+) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl", PLAIN[:900])
+    hub.faults = [corrupting(flip(300), 0)]
+    assert b"\n".join(read_lines(ref)[0]) == PLAIN[:900].strip(b"\n")
+
+
+def test_a_hub_that_always_sends_another_content(hub: Hub, tmp_path: Path) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP)
+    hub.faults = [corrupting(page, 2000, times=10**6)]
+    with pytest.raises(DataError, match=f"another content than it lists .hash {ref.etag}., twice"):
+        read_lines(ref)
+    assert not [path for path in tmp_path.glob("cache/hub/blocks/*/*") if path.is_file()]
+
+
+def test_a_file_that_is_damaged_on_the_hub_itself(hub: Hub, tmp_path: Path) -> None:
+    content = GZIP[:2000] + page(b" " * 1000) + GZIP[3000:]
+    lines, damage = read_lines(shard(hub, tmp_path, "s.jsonl.gz", content))
+    assert lines == LINES[: len(lines)]
+    assert 0 < len(lines) < 300
+    assert "cannot be decompressed" in damage
+
+
+@pytest.mark.parametrize("bad_documents", ["strict", "skip"])
+def test_a_run_neither_fails_for_ever_nor_skips_documents(
+    hub: Hub, tmp_path: Path, bad_documents: str
+) -> None:
+    shard(hub, tmp_path, "s.jsonl.gz", GZIP)
+    values = {"num_streams": 1, "bad_documents": bad_documents}
+    whole = run(config(tmp_path / "1", **values), 4)
+    hub.faults = [corrupting(page, 1000)]
+    disturbed = run(config(tmp_path / "2", **values), 4)
+    assert same(disturbed, whole)
+
+
+def test_a_strict_run_that_meets_a_flipped_bit_names_the_copy(hub: Hub, tmp_path: Path) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl", PLAIN)
+    quote = PLAIN.index(b'": "', 1000) - 1000
+    hub.faults = [corrupting(flip(8 * quote), 1000)]
+    strict = config(tmp_path, num_streams=1, bad_documents="strict")
+    with pytest.raises(DataError, match="did not have the listed hash"):
+        run(strict, 4)
+    assert read_lines(ref) == (LINES, "")
+    assert len(run(strict, 4).steps) == 4
+
+
+def test_a_held_out_file(hub: Hub, tmp_path: Path) -> None:
+    hub.files = hub.listed = {"test.jsonl": PLAIN}
+    quote = PLAIN.index(b'": "', 1000) - 1000
+    hub.faults = [corrupting(flip(8 * quote), 1000)]
+    own = DataConfig(
+        dataset_name="owner/name", validation_file="test.jsonl", cache_dir=str(tmp_path)
+    )
+    with pytest.raises(DataError, match="did not have the listed hash"):
+        HeldOutDocuments(own, max_documents=None, deduplicate=False)
+    assert len(HeldOutDocuments(own, max_documents=None, deduplicate=False)) == 300
+
+
+def encoded(answer: Answer) -> None:
+    answer.give(206, {"Content-Encoding": "gzip", "Content-Range": "bytes 0-999/1"}, b"x")
+
+
+def short_page(answer: Answer) -> None:
+    answer.give(200, {"Content-Type": "text/html"}, b"<html>")
+
+
+def without_length(answer: Answer) -> None:
+    answer.send_response(200)
+    answer.end_headers()
+    answer.wfile.write(GZIP)
+    answer.close_connection = True
+
+
+def other_length(answer: Answer) -> None:
+    first, last = answer.asked()
+    answer.give(206, {"Content-Range": f"bytes {first}-{last}/{len(GZIP)}"}, b"<html>")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (encoded, "Content-Encoding gzip, which was not requested"),
+        (short_page, r"HTTP 200 with 6 bytes \(text/html\) instead of a part of the file"),
+        (without_length, r"HTTP 200 with an unknown number of bytes \(no Content-Type\) instead"),
+        (other_length, "6 bytes in an answer that announces bytes 2000-2999/"),
+    ],
+)
+def test_an_answer_that_is_no_part_of_the_file_is_retried_and_named(
+    hub: Hub, tmp_path: Path, wrong: Callable[[Answer], None], message: str
+) -> None:
+    ref = shard(hub, tmp_path, "s.jsonl.gz", GZIP, hub_retries=3)
+    left = [3]
+
+    def fault(answer: Answer) -> bool:
+        if not is_content(answer) or answer.asked()[0] != 2000 or not left[0]:
+            return False
+        left[0] -= 1
+        wrong(answer)
+        return True
+
+    hub.faults = [fault]
+    assert read_lines(ref) == (LINES, "")
+    ref = shard(hub, tmp_path / "2", "s.jsonl.gz", GZIP, hub_retries=3)
+    left[0] = 10**6
+    with pytest.raises(DataError, match=f"byte 2000 of {len(GZIP)}: given up after 4 .*{message}"):
+        read_lines(ref)
+
+
+def test_the_hash_of_git_for_small_files() -> None:
+    content = b"hello\n"
+    assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
+    for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:
+        found = ContentHash(FileRef("a/b", "c", "f", 6, etag, HubSettings("", 0, 0)))
+        found.add(0, content[:2])
+        assert found.is_right is None
+        found.add(2, content[2:])
+        assert found.is_right is right
