@@ -11,9 +11,11 @@ from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import composed_files
+from bsmeta.config.notes import notes
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
+from bsmeta.data.preview import missing_types
 from bsmeta.tasks import TASKS
 
 
@@ -28,7 +30,8 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
     with _refusal_in_status(config):
         checked = check_run(config, os.environ, list(TASKS), mistakes)
     if is_main:
-        print_summary(config, checked.launch, composed_files())
+        remarks = [*notes(config), *missing_types(config.data_config)]
+        print_summary(config, checked.launch, composed_files(), remarks)
     if config.check_only:
         return 0
 

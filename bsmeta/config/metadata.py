@@ -187,6 +187,13 @@ class MetadataConfig:
     )
 
 
+def weight_of(name: str, config: MetadataConfig) -> float:
+    """A type's weight in the draw, given by its key or by the name of its column."""
+    weights = config.random_sample_metadata_weights
+    names = [name, *(column for column, key in COLUMN_KEYS.items() if key == name)]
+    return next((weights[one] for one in names if one in weights), 1.0)
+
+
 def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
     """What metadata is drawn by, phase by phase; the configuration itself without a schedule.
 

@@ -60,14 +60,21 @@ def summary(
     ]
 
 
-def print_summary(config: TrainConfig, launch: Launch, files: Sequence[str] = ()) -> None:
-    """Prints the table on standard output."""
+def print_summary(
+    config: TrainConfig, launch: Launch, files: Sequence[str] = (), notes: Sequence[str] = ()
+) -> None:
+    """Prints the table on standard output, and below it what a person should look at."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for name, value in summary(config, launch, files):
         table.add_row(name, value)
-    Console(soft_wrap=False).print(table, highlight=False)
+    console = Console(soft_wrap=False)
+    console.print(table, highlight=False)
+    for note in notes:
+        console.print(
+            f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _model(config: TrainConfig) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 
-from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, weight_of
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Document
 
@@ -25,7 +25,7 @@ class TypeSampler:
         self._probability = config.metadata_probability
         self._draws_some = config.random_sample_metadata
         self._chances = [  # looked up once: drawing is a part of the stream's time
-            (key, _is_always_present(key), _dropout(key, config), _weight(key, config))
+            (key, _is_always_present(key), _dropout(key, config), weight_of(key, config))
             for key in config.metadata_list
         ]
 
@@ -67,7 +67,7 @@ class TypeSampler:
 def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
     """What is configured for each type: its weight in the draw, and its chance to be left out."""
     return {
-        key: {"weight": _weight(key, config), "left_out": _dropout(key, config)}
+        key: {"weight": weight_of(key, config), "left_out": _dropout(key, config)}
         for key in config.metadata_list
     }
 
@@ -83,10 +83,3 @@ def _dropout(key: str, config: MetadataConfig) -> float:
     if key == "html":
         kept *= config.html_overall_sample_rate
     return 1.0 - kept
-
-
-def _weight(key: str, config: MetadataConfig) -> float:
-    """A type's weight, given by its key or by the name of its column."""
-    weights = config.random_sample_metadata_weights
-    names = [key, *(column for column, column_key in COLUMN_KEYS.items() if column_key == key)]
-    return next((weights[name] for name in names if name in weights), 1.0)

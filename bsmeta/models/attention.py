@@ -136,7 +136,38 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
     first, second = (losses(one.to(like.device), positions.to(like.device)) for one in ids)
     if not torch.allclose(first[:, half:], second[:, half:], rtol=1e-4, atol=1e-4):
+        others = "" if name in (SDPA, "eager") else "attn_implementation=sdpa, or "
         raise ConfigurationError(
             f"attn_implementation: under {name} the documents packed into a sequence see each "
-            "other with this model; choose another (sdpa), or data_config.packing=pad"
+            "other with this model, which does not start its attention again where position_ids "
+            f"do (as OPT and BERT); expected a model that does. Fix: {others}"
+            "data_config.packing=pad, or data_config.cross_document_attention=true"
+        )
+
+
+@torch.no_grad()
+def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
+    """Changes the last token, and looks whether that changes losses before it.
+
+    Args:
+        losses: As for `check_isolation`.
+        like: As for `check_isolation`.
+        vocabulary: Number of tokens.
+
+    Raises:
+        ConfigurationError: If a token sees those after it.
+    """
+    rows, length = like.shape
+    if length < 3:
+        return
+    ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % vocabulary
+    positions = torch.arange(length).expand(rows, -1).to(like.device)
+    first, second = (losses(each.to(like.device), positions) for each in (ids, changed))
+    if not torch.allclose(first[:, :-1], second[:, :-1], rtol=1e-4, atol=1e-4):
+        raise ConfigurationError(
+            "model_name (or model_config_file): tokens of this model see those after them, which "
+            "they are to predict (as BERT's do without is_decoder); expected a causal language "
+            "model. Fix: name another model"
         )

@@ -15,6 +15,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from bsmeta.config.checks.files import positions_problems
+from bsmeta.config.checks.problems import refuse
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.schema import TrainConfig
@@ -47,7 +49,7 @@ class CausalLanguageModel:
         self._attention = ""
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
-        self._must_check = not config.data_config.cross_document_attention
+        self._must_check = True
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -60,6 +62,8 @@ class CausalLanguageModel:
         key = "model_config_file" if random_weights else "model_name"
         source = config.model_config_file or config.model_name
         shape = _load(AutoConfig, key, source)
+        positions = getattr(shape, "max_position_embeddings", None)
+        refuse([*positions_problems(config, positions, f"{key}={source}")])
         attention = attention_of.choose(
             config.attn_implementation,
             shape,
@@ -118,11 +122,12 @@ class CausalLanguageModel:
                 each of shape [micro-batch, sequence length].
 
         Raises:
-            ConfigurationError: If this model lets packed documents see each other (looked at once).
+            ConfigurationError: If tokens see what they must not (looked at once): those after them,
+                or other documents.
         """
         if self._must_check:
             self._must_check = False
-            self._check_isolation(model, batch["input_ids"])
+            self._check_sight(model, batch["input_ids"])
         total, losses = self.batch_losses(model, batch)
         is_target = batch["loss_mask"][:, 1:]
         types = batch["document_types"][:, 1:]
@@ -169,7 +174,7 @@ class CausalLanguageModel:
         each = functional.cross_entropy(logits, filled.flatten(), reduction="none")
         return each.sum(), each.detach().view(filled.shape)[:, :-1]
 
-    def _check_isolation(self, model: nn.Module, like: torch.Tensor) -> None:
+    def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
             borders = attention_of.borders(positions)
             return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
@@ -177,7 +182,10 @@ class CausalLanguageModel:
         was_training = model.training
         model.eval()
         with as_written(self._config.torch_compile):
-            attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
+            attention_of.check_causality(losses, like, self._vocabulary)
+            data = self._config.data_config
+            if data.packing == "best_fit" and not data.cross_document_attention:
+                attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:

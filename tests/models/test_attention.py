@@ -9,7 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig
+from transformers import (
+    AutoModelForCausalLM,
+    BertConfig,
+    GPT2Config,
+    LlamaConfig,
+    OPTConfig,
+)
 from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.config.errors import ConfigurationError
@@ -24,6 +30,10 @@ LLAMA = LlamaConfig(
     intermediate_size=32,
 )
 GPT2 = GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=2, n_positions=256)
+OPT = OPTConfig(
+    vocab_size=96, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=32,
+    word_embed_proj_dim=32,
+)  # fmt: skip
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2], [0, 1, 0, 0, 1, 2, 3, 4]])
 
 
@@ -152,6 +162,32 @@ def test_a_model_whose_documents_see_each_other_is_found(shape: Any) -> None:
 
     with pytest.raises(ConfigurationError, match="under sdpa the documents packed"):
         attention.check_isolation(leaking, like, 96, "sdpa")
+
+
+@pytest.mark.parametrize("shape", [LLAMA, OPT], ids=["llama", "opt"])
+def test_tokens_that_see_none_after_them_pass(shape: Any) -> None:
+    like = torch.zeros(2, 16, dtype=torch.int64)
+    attention.check_causality(losses_of(built(shape, "sdpa")), like, 96)
+
+
+def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
+    shape = BertConfig(
+        vocab_size=96,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    like = torch.zeros(2, 16, dtype=torch.int64)
+    with pytest.raises(ConfigurationError, match="tokens of this model see those after them"):
+        attention.check_causality(losses_of(built(shape, "eager")), like, 96)
+
+
+def test_no_other_implementation_is_advised_where_it_would_not_help() -> None:
+    like = torch.zeros(2, 16, dtype=torch.int64)
+    with pytest.raises(ConfigurationError, match=r"Fix: data_config\.packing=pad, or") as caught:
+        attention.check_isolation(losses_of(built(OPT, "sdpa")), like, 96, "sdpa")
+    assert "attn_implementation=sdpa" not in str(caught.value)
 
 
 def test_auto_takes_flash_attention_only_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,13 @@ ZERO = {
     "log_trace_cache_warnings", "leaf_module",
 }  # fmt: skip
 
+# Names that DeepSpeed has given up, with the block that says the same.
+RENAMED = {
+    "cpu_offload": 'offload_optimizer, as {"device": "cpu"}',
+    "cpu_offload_params": 'offload_param, as {"device": "cpu"}',
+    "cpu_offload_use_pin_memory": "pin_memory of offload_optimizer",
+}
+
 WHOLE = "(the file)"
 
 
@@ -102,4 +109,7 @@ def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
             if name not in known and name not in ELSEWHERE:
                 expected = f"a key that this trainer runs DeepSpeed with{nearest(name, known)}"
                 fix = "correct the name, or delete it"
+                if name in RENAMED:
+                    expected = f"its new name, {RENAMED[name]}"
+                    fix = f"write {RENAMED[name]}"
                 yield Problem(prefix + name, file, "an unknown key", expected, fix)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,9 @@ from pathlib import Path
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.data import in_dataset, local_dataset
 from bsmeta.config.schema import TrainConfig
+
+# How files end that people train on elsewhere.
+FOREIGN = (".parquet", ".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 
 
 def file_problems(config: TrainConfig) -> Iterator[Problem]:
@@ -46,13 +50,35 @@ def _data(config: TrainConfig) -> Iterator[Problem]:
         fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
         yield _missing("data_config.train_file", entry, expected, fix)
+    yield from _foreign(config)
     held_out = data.validation_file and in_dataset(data.validation_file, data)
     if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
         return
-    if config.eval_steps > 0:
+    if os.path.isdir(held_out):
+        names = sorted(name for name in os.listdir(held_out) if ".jsonl" in name)
+        fix = f"data_config.validation_file={os.path.join(held_out, (names or ['FILE'])[0])}"
+        found = f"{show(held_out)}, which is a folder"
+        yield Problem("data_config.validation_file", HYDRA, found, "one file", fix)
+    elif config.eval_steps > 0:
         expected = "the held-out shard, which is read every eval_steps updates"
         fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
         yield _missing("data_config.validation_file", held_out, expected, fix)
+
+
+def _foreign(config: TrainConfig) -> Iterator[Problem]:
+    """Files that hold documents in a form that is not read, seen by their names."""
+    data = config.data_config
+    files = data.train_file or []
+    files = [files] if isinstance(files, (str, os.PathLike)) else files
+    entries = [("train_file", str(entry)) for entry in files]
+    if data.validation_file:
+        entries.append(("validation_file", data.validation_file))
+    for key, entry in entries:
+        suffix = next((end for end in FOREIGN if entry.lower().endswith(end)), None)
+        if suffix is not None:
+            expected = "lines of JSON: .jsonl.gz, .jsonl.zst or .jsonl"
+            fix = 'write each document as a line of JSON, with its text under "text"'
+            yield Problem(f"data_config.{key}", HYDRA, show(entry), expected, fix)
 
 
 def _out_dir(name: str) -> Iterator[Problem]:
@@ -100,6 +126,39 @@ def _model(config: TrainConfig) -> Iterator[Problem]:
             continue
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
         yield _missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
+    yield from _positions(config)
+
+
+def _positions(config: TrainConfig) -> Iterator[Problem]:
+    """The model's positions, where its shape lies on this disk."""
+    key = "model_config_file" if config.model_config_file is not None else "model_name"
+    name = getattr(config, key)
+    file = os.path.join(name, "config.json") if os.path.isdir(name) else name
+    try:
+        shape = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # on the Hub, or refused where it is loaded
+        return
+    if isinstance(shape, dict):
+        names = ("max_position_embeddings", "n_positions")
+        known = [shape[name] for name in names if isinstance(shape.get(name), int)]
+        yield from positions_problems(config, known[0] if known else None, f"{key}={name}")
+
+
+def positions_problems(
+    config: TrainConfig, positions: int | None, source: str
+) -> Iterator[Problem]:
+    """Yields a problem if sequences are longer than the model has positions for.
+
+    Args:
+        config: The run.
+        positions: Positions of the model; None: it knows no limit.
+        source: The key that names the model, and its value.
+    """
+    length = config.data_config.metadata_config.max_seq_len
+    if positions is not None and length > positions:
+        key = "data_config.metadata_config.max_seq_len"
+        expected = f"at most {positions}, the positions of the model ({source})"
+        yield Problem(key, HYDRA, show(length), expected, f"{key}={positions}")
 
 
 def _is_path(name: str) -> bool:

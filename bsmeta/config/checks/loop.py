@@ -7,13 +7,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.problems import HYDRA, Problem, show
+from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
 from bsmeta.config.checks.shared import look_up
 from bsmeta.config.checks.speed import speed_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import TrainConfig
 
 STAGE = "zero_optimization.stage"
+# What an evaluation during training measures, by task: the lowest may be kept.
+FIGURES = {
+    "causal_lm": (
+        "bits_per_byte_with", "bits_per_byte_without", "text_bits_per_byte", "difference",
+        "difference_low", "difference_high", "perplexity_with", "perplexity_without",
+        "mean_document_difference", "mean_document_difference_low",
+        "mean_document_difference_high", "sign_test_p",
+    ),
+}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -35,12 +44,29 @@ def loop_problems(
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
-    if config.keep_best_by is not None and config.eval_steps == 0:
-        expected = "null, because eval_steps=0 evaluates nothing"
-        fix = "keep_best_by=null, or eval_steps=1000, for example"
-        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+    yield from _evaluation(config)
     yield from _names(config)
     yield from speed_problems(config, launch, document)
+
+
+def _evaluation(config: TrainConfig) -> Iterator[Problem]:
+    """What is asked of an evaluation that does not take place, or does not have it."""
+    best, held_out = config.keep_best_by, config.data_config.validation_file
+    if best is not None and config.eval_steps == 0:
+        expected = "null, because eval_steps=0 evaluates nothing"
+        fix = "keep_best_by=null, or eval_steps=1000, for example"
+        yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
+    elif best is not None and config.task in FIGURES and best not in FIGURES[config.task]:
+        figures = FIGURES[config.task]
+        expected = f"one of {', '.join(figures)}{nearest(best, figures)}"
+        fix = f"keep_best_by={closest(best, figures)}"
+        yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
+    best = best if config.eval_steps else None
+    asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
+    for key in [key for key, value in asked.items() if value is not None and held_out is None]:
+        expected = "no evaluation, because there is no held-out file"
+        fix = f"data_config.validation_file=FILE, or leave {key} out"
+        yield Problem(key, HYDRA, show(asked[key]), expected, fix)
 
 
 def _names(config: TrainConfig) -> Iterator[Problem]:

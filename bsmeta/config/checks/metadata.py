@@ -14,6 +14,7 @@ from bsmeta.config.metadata import (
     HtmlParserConfig,
     MetadataConfig,
     during,
+    weight_of,
 )
 
 _CHOICES = {
@@ -40,7 +41,35 @@ def metadata_problems(config: MetadataConfig) -> list[Problem]:
     found += _bucket_problems(config)
     found += _html_problems(config.html_parser_config)
     found += _schedule_problems(config)
+    found += _undrawn_problems(config)
     return found
+
+
+def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Types that are asked for and can never be drawn: the run would train on text alone."""
+    columns = config.metadata_column_list
+    if columns == [] and config.metadata_list and config.metadata_list != ["meta_tokens"]:
+        expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
+        fix = _set("metadata_column_list", "null (for text alone: metadata_probability=0)")
+        yield _problem("metadata_column_list", "[]", expected, fix)
+    phases = {f"schedule.{n}.": during(one, config) for n, one in enumerate(config.schedule)}
+    for prefix, phase in (phases or {"": config}).items():
+        types = phase.metadata_list
+        if not types or not phase.metadata_probability > 0:
+            continue
+        dropped = {name for name, chance in phase.metadata_dropout.items() if chance >= 1}
+        if phase.html_overall_sample_rate <= 0:
+            dropped.add("html")
+        if dropped.issuperset(types):
+            found = f"{', '.join(types)} left out of every document"
+            fix = "a chance below 1 (for text alone: metadata_probability=0)"
+            expected = "a type that can be drawn"
+            yield _problem(f"{prefix}metadata_dropout", found, expected, fix)
+        elif phase.random_sample_metadata and not any(weight_of(name, phase) for name in types):
+            key = f"{prefix}random_sample_metadata_weights"
+            fix = "give one of them a weight (for text alone: metadata_probability=0)"
+            expected = "a type of metadata_list that can be drawn"
+            yield _problem(key, f"0 for {', '.join(types)}", expected, fix)
 
 
 def _list_problems(config: MetadataConfig) -> Iterator[Problem]:

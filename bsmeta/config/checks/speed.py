@@ -44,6 +44,11 @@ def speed_problems(
     if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
         expected = "two numbers: the first and the last update of the trace, from 1"
         yield Problem("profile_steps", HYDRA, show(list(steps)), expected, "profile_steps=[10,12]")
+    elif config.profile and steps[1] > config.max_train_steps:
+        expected = f"updates of the run, which makes {config.max_train_steps} (max_train_steps)"
+        last = config.max_train_steps
+        fix = f"profile_steps=[{max(1, last - 2)},{last}]"
+        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, fix)
 
 
 def _attention(config: TrainConfig, launch: Launch) -> Iterator[Problem]:

@@ -1,0 +1,70 @@
+"""What a run may do but hardly means: shown below the start-up table.
+
+What cannot be is refused by the checks; this is what may be meant all the same, such as a weight
+for a type that a choice of metadata has left out.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from itertools import pairwise
+
+from bsmeta.config.data import DataConfig, in_dataset
+from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig, phase_starts
+from bsmeta.config.schema import TrainConfig
+
+_METADATA = "data_config.metadata_config"
+
+
+def notes(config: TrainConfig) -> list[str]:
+    """One line for each thing that has no effect."""
+    metadata = config.data_config.metadata_config
+    return [
+        *_weights(metadata),
+        *_phases(metadata, config.max_train_steps),
+        *_excluded(config.data_config),
+    ]
+
+
+def _weights(config: MetadataConfig) -> Iterator[str]:
+    """Weights of types that cannot be drawn; they may be named by the key or the column."""
+    named = config.random_sample_metadata_weights
+    absent = [name for name in named if COLUMN_KEYS.get(name, name) not in config.metadata_list]
+    if absent and config.metadata_list and config.metadata_probability > 0:
+        yield (
+            f"{_METADATA}.random_sample_metadata_weights names {', '.join(absent)}, which "
+            "metadata_list does not have"
+        )
+
+
+def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
+    starts = [*phase_starts(config, max_train_steps), max_train_steps]
+    for number, (start, end) in enumerate(pairwise(starts)):
+        if start == end and config.schedule:
+            yield (
+                f"{_METADATA}.schedule.{number} never takes place: its share of "
+                f"{config.schedule[number].share:g} is less than one of {max_train_steps:,} updates"
+            )
+
+
+def _excluded(config: DataConfig) -> Iterator[str]:
+    """Entries of `exclude` that match none of the training shards on this disk."""
+    entries = config.train_file or []
+    entries = [entries] if isinstance(entries, (str, os.PathLike)) else entries
+    paths = [in_dataset(str(entry), config) for entry in entries]
+    if not config.exclude or config.prepared or any("://" in path for path in paths):
+        return
+    files: list[str] = []
+    for path in paths:
+        pattern = os.path.join(path, "*") if os.path.isdir(path) else path
+        files += glob.glob(pattern, recursive=True)
+    for excluded in config.exclude:
+        if not any(_matches(file, excluded) for file in files):
+            yield f"data_config.exclude: {excluded} matches none of {len(files)} training shards"
+
+
+def _matches(file: str, pattern: str) -> bool:
+    return fnmatch(os.path.basename(file), pattern) or fnmatch(os.path.abspath(file), pattern)

@@ -1,0 +1,80 @@
+"""A look at the first documents before a run: is the metadata there that it is to train on?
+
+A type that no document has is no error (`metadata_list` may name more than a data set holds), but a
+misspelt one would silently train on text alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import UserError
+from bsmeta.config.metadata import phase_configs
+from bsmeta.data.lines import first_lines
+from bsmeta.data.shards import list_shards
+from bsmeta.metadata.columns import UNREADABLE
+from bsmeta.metadata.processors import PROCESSORS
+from bsmeta.metadata.records import BadDocument, DocumentDecoder
+
+DOCUMENTS = 64
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
+_NAME = msgspec.json.Decoder(str)
+
+
+def missing_types(config: DataConfig) -> list[str]:
+    """A line about the types of `metadata_list` that none of the first documents has.
+
+    Empty where there are none, or where the shards are not on a disk of this machine. Shards that
+    cannot be read are left to the run, which says so in its place.
+    """
+    metadata = config.metadata_config
+    phases = phase_configs(metadata)
+    wanted = {name for one in phases if one.metadata_probability > 0 for name in one.metadata_list}
+    if not wanted or config.prepared:
+        return []
+    try:
+        shards = list_shards(config)
+        if not shards or "://" in shards[0].path:
+            return []
+        lines = first_lines(shards[0].path, DOCUMENTS)
+    except (UserError, OSError, EOFError):
+        return []
+    decoder = DocumentDecoder(metadata)
+    missing = [name for name in metadata.metadata_list if name in wanted and not _is_made(name)]
+    for line in lines:
+        try:
+            document = decoder.decode(line)
+        except BadDocument:
+            continue
+        missing = [name for name in missing if not document.has(name)]
+    if not missing:
+        return []
+    whole = "; it would train on text alone" if len(missing) == len(metadata.metadata_list) else ""
+    return [
+        f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
+        f"(metadata_list){whole}. Their columns: {', '.join(_columns(lines)) or 'none'}"
+    ]
+
+
+def _is_made(name: str) -> bool:
+    """Whether a type needs no record."""
+    kind = PROCESSORS.get(name)
+    return kind is not None and kind.always_present
+
+
+def _columns(lines: Sequence[bytes]) -> list[str]:
+    """Names of the metadata that lines have, as columns and in lists of records."""
+    found: set[str] = set()
+    for line in lines:
+        try:
+            row = _KEYS.decode(line)
+            found |= {name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"}
+            for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():
+                found.add(_NAME.decode(record["key"]))
+        except (*UNREADABLE, KeyError):
+            continue
+    return sorted(found)

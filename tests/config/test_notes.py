@@ -1,0 +1,167 @@
+"""What a run would do without effect: refused where it cannot be, else shown below the table."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.checks.files import file_problems
+from bsmeta.config.checks.loop import FIGURES, loop_problems
+from bsmeta.config.checks.metadata import metadata_problems
+from bsmeta.config.compose import compose
+from bsmeta.config.launch import Launch
+from bsmeta.config.metadata import MetadataConfig, Phase
+from bsmeta.config.notes import notes
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.preview import missing_types
+from bsmeta.evaluation.statistics import Figures
+from tests.config.test_refusals import named, start
+
+METADATA = "data_config.metadata_config"
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ({"metadata_column_list": []}, ["metadata_column_list"]),
+        ({"metadata_column_list": [], "metadata_list": ["meta_tokens"]}, []),
+        ({"metadata_column_list": [], "metadata_list": []}, []),
+        (
+            {"random_sample_metadata_weights": {"url": 0, "website_desc": 0}},
+            ["random_sample_metadata_weights"],
+        ),
+        ({"random_sample_metadata_weights": {"url": 0}}, []),
+        (
+            {
+                "random_sample_metadata_weights": {"url": 0, "website_desc": 0},
+                "random_sample_metadata": False,
+            },
+            [],
+        ),
+        ({"metadata_dropout": {"url": 1.0, "website_description": 1.0}}, ["metadata_dropout"]),
+        ({"metadata_list": ["html"], "html_overall_sample_rate": 0.0}, ["metadata_dropout"]),
+        (
+            {"schedule": [Phase(share=0.5), Phase(share=0.5, metadata_dropout={"url": 1.0})]},
+            [],
+        ),
+        (
+            {
+                "schedule": [
+                    Phase(share=0.5, types=["url"], metadata_dropout={"url": 1.0}),
+                    Phase(share=0.5, types=[]),
+                ]
+            },
+            ["schedule.0.metadata_dropout"],
+        ),
+    ],
+)
+def test_metadata_that_can_never_be_drawn_is_refused(
+    values: dict[str, Any], keys: list[str]
+) -> None:
+    config = MetadataConfig(**{"metadata_list": ["url", "website_description"], **values})
+    found = [problem.key for problem in metadata_problems(config)]
+    assert found == [f"{METADATA}.{key}" for key in keys]
+    config.metadata_probability = 0.0
+    assert keys == ["metadata_column_list"] or metadata_problems(config) == []
+
+
+def test_types_that_no_document_has_are_named_with_the_columns_there_are(tmp_path: Path) -> None:
+    columns = [
+        {"text": "a", "metadata_url": [{"key": "url", "type": "global", "value": "x"}]},
+        {"text": "b", "metadata": [{"key": "author", "type": "global", "value": "y"}]},
+    ]
+    with gzip.open(tmp_path / "a.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps(row) + "\n" for row in columns)
+    (tmp_path / "broken.jsonl").write_text("[]\n")
+
+    def told(types: str, *overrides: str) -> list[str]:
+        fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
+        changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
+        return missing_types(compose(TrainConfig, "demo", changed).data_config)
+
+    columns_there_are = "(metadata_list){}. Their columns: author, url"
+    start_of = "none of the first 2 documents of a.jsonl.gz has "
+    alone = "; it would train on text alone"
+    assert told("[urls,titel]") == [f"{start_of}urls, titel " + columns_there_are.format(alone)]
+    assert told("[url,titel]") == [f"{start_of}titel " + columns_there_are.format("")]
+    assert told("[url,meta_tokens,author]") == []
+    assert told("[urls]", f"{METADATA}.metadata_probability=0") == []
+    assert told("[url]", f"{METADATA}.metadata_column_list=[html]") == [
+        f"{start_of}url " + columns_there_are.format(alone)
+    ]
+    assert told("[urls]", "data_config.train_file=nowhere/*.gz") == []
+    assert told("[urls]", f"data_config.train_file={tmp_path}/broken.jsonl") != []
+
+
+def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
+    changed = [
+        f"{METADATA}.random_sample_metadata_weights={{urls: 2, generation_datasource: 3}}",
+        f"{METADATA}.schedule=[{{share: 0.9}}, {{share: 0.1}}]",
+        "max_train_steps=3",
+        "data_config.exclude=['*001*', nothing.gz]",
+    ]
+    assert notes(compose(TrainConfig, "demo", changed)) == [
+        f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
+        f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 updates",
+        "data_config.exclude: nothing.gz matches none of 7 training shards",
+    ]
+    assert notes(compose(TrainConfig, "demo")) == notes(compose(TrainConfig, "v2")) == []
+    done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
+    assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ({"keep_best_by": "bits"}, ["keep_best_by"]),
+        ({"keep_best_by": "bits_per_byte_with"}, []),
+        ({"profile": True, "max_train_steps": 11}, ["profile_steps"]),
+        ({"profile": True, "max_train_steps": 12}, []),
+        ({"max_train_steps": 11}, []),
+    ],
+)
+def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[str]) -> None:
+    config = compose(TrainConfig, "demo")
+    for key, value in values.items():
+        setattr(config, key, value)
+    launch = Launch(source="test", num_processes=1)
+    assert [problem.key for problem in loop_problems(config, launch, None)] == keys
+    config.data_config.validation_file = None
+    asked = ["keep_best_by"] if config.keep_best_by else []
+    config.start_with_eval = True
+    found = [problem.key for problem in loop_problems(config, launch, None)]
+    assert sorted(found) == sorted([*keys, *asked, "start_with_eval"])
+
+
+def test_the_figures_are_those_of_the_evaluation() -> None:
+    known = {*Figures.__dataclass_fields__, "text_bits_per_byte"}
+    assert known.issuperset(FIGURES["causal_lm"])
+
+
+@pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
+def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({name: 200}))
+    for key, source in (("model_config_file", tmp_path / "config.json"), ("model_name", tmp_path)):
+        fixed = ["model_config_file=null", f"{key}={source}", f"{METADATA}.max_seq_len="]
+        (problem,) = file_problems(compose(TrainConfig, "demo", [*fixed[:2], f"{fixed[2]}201"]))
+        assert (problem.key, problem.fix) == (
+            f"{METADATA}.max_seq_len",
+            f"{METADATA}.max_seq_len=200",
+        )
+        assert [*file_problems(compose(TrainConfig, "demo", [*fixed[:2], f"{fixed[2]}200"]))] == []
+
+
+def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "held_out").mkdir()
+    (tmp_path / "held_out" / "b.jsonl").touch()
+    (tmp_path / "a.parquet").touch()
+    arguments = ["data_config.train_file=a.parquet", "data_config.validation_file=held_out"]
+    done = start(tmp_path, "--config-name", "demo", "check_only=true", *arguments)
+    assert named(done.stderr) == ["data_config.train_file", "data_config.validation_file"]
+    assert 'found "a.parquet", expected lines of JSON: .jsonl.gz' in done.stderr
+    assert 'found "held_out", which is a folder, expected one file' in done.stderr
+    assert "Fix: data_config.validation_file=held_out/b.jsonl" in done.stderr
