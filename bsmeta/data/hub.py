@@ -178,7 +178,7 @@ def get_json(url: str, what: str, retries: int, form: type[Form]) -> Iterator[Fo
                 link = response.links.get("next", {}).get("url")
         except msgspec.ValidationError as error:
             attempts.wait(what, TransientError(f"the answer is JSON of another form: {error}"))
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             attempts.wait(what, TransientError("the answer is not JSON"))
         except TransientError as error:
             attempts.wait(what, error)
@@ -188,8 +188,8 @@ def get_json(url: str, what: str, retries: int, form: type[Form]) -> Iterator[Fo
             if next_page and urlsplit(next_page)[:2] != urlsplit(url)[:2]:
                 raise DataError(
                     f"{what}: the next page of the listing is on another host, "
-                    f"{urlsplit(next_page).hostname}, which must not get the token; set HF_ENDPOINT"
-                    " to the Hub itself, or to a mirror that serves all pages"
+                    f"{urlsplit(next_page).netloc}, which must not get the token; set HF_ENDPOINT "
+                    "to the Hub itself, or to a mirror that serves all pages"
                 )
             yield page
 
@@ -271,7 +271,7 @@ def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
         seconds = time.monotonic() - since
         if seconds > period:
             if count < SLOWEST * seconds:
-                raise SlowError(f"only {count} bytes came in {seconds:.0f} s")
+                raise SlowError(f"only {count} bytes came in {seconds:.1f} s")
             since, count = time.monotonic(), 0
 
 

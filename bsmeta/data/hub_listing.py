@@ -46,7 +46,7 @@ class Entry(msgspec.Struct):
     type: str
     path: str
     oid: str
-    size: int = 0
+    size: Annotated[int, msgspec.Meta(ge=0)] = 0
     lfs: Lfs | None = None
 
 
