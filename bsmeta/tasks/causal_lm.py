@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -72,7 +73,8 @@ class CausalLanguageModel:
         )
         how = {"dtype": torch.float32, "attn_implementation": attention}
         if random_weights:
-            model = AutoModelForCausalLM.from_config(shape, **how)
+            with _named(key, source):
+                model = AutoModelForCausalLM.from_config(shape, **how)
         else:
             model = load_weights(source, f"{key}={source}", **how)
         if len(self.tokenizer) > model.get_input_embeddings().weight.shape[0]:
@@ -92,9 +94,10 @@ class CausalLanguageModel:
     def shape(self) -> nn.Module:
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
-        shape = _load(AutoConfig, key, config.model_config_file or config.model_name)
+        source = config.model_config_file or config.model_name
+        shape = _load(AutoConfig, key, source)
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
-        with torch.device("meta"):
+        with torch.device("meta"), _named(key, source):
             return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
@@ -247,10 +250,23 @@ class WithBorders:
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
     """`from_pretrained`, with a message that names the key."""
-    try:
+    with _named(key, name):
         return kind.from_pretrained(name, **arguments)
-    except (OSError, ValueError) as error:
+
+
+@contextmanager
+def _named(key: str, name: str) -> Iterator[None]:
+    """Names the key in what transformers raises for a model that it cannot build.
+
+    Values that make no sense end in errors of many types, wherever they are used first.
+    """
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        what = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
         raise ConfigurationError(
-            f"{key}: {name} cannot be loaded: {error}. Expected a folder, a file of one, or a name "
-            "on the Hub"
+            f"{key}: {name} cannot be loaded: {what}. Expected a folder, a file of one, or a name "
+            "on the Hub, with values that transformers builds a model from"
         ) from error

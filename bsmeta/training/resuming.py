@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.differences import differences, differing
@@ -179,6 +180,33 @@ def check_steps(saved: Checkpoint, max_train_steps: int) -> None:
             f"max_train_steps={max_train_steps}: {saved.folder} is of step {saved.step} already; "
             f"expected at least {saved.step}. Raise max_train_steps, or name an earlier checkpoint "
             "(resume_from_checkpoint_dir=FOLDER)"
+        )
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """The shape of each parameter, also where ZeRO-3 has partitioned it."""
+    return {
+        name: list(getattr(parameter, "ds_shape", parameter.shape))
+        for name, parameter in model.named_parameters()
+    }
+
+
+def check_same_model(
+    saved: Checkpoint, saved_shapes: dict[str, list[int]], shapes: dict[str, list[int]]
+) -> None:
+    """Refuses a checkpoint of a model of another shape.
+
+    Raises:
+        ConfigurationError: Naming some parameters that differ.
+    """
+    lines = list(differing("", saved_shapes, shapes, "in the checkpoint"))
+    if lines:
+        some = "\n".join(lines[:3])
+        raise ConfigurationError(
+            f"{saved.folder} holds a model of another shape ({len(lines)} of "
+            f"{len(shapes | saved_shapes)} parameters differ):\n{some}\nExpected the model_name, "
+            f"model_config_file and tokenizer_name of {saved.folder / 'config.yaml'}; pass these, "
+            "or start a new run in another out_dir"
         )
 
 

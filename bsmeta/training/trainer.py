@@ -35,8 +35,10 @@ from bsmeta.training.progress import Progress, StreamStates
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
+    check_same_model,
     global_batch,
     log_changes,
+    parameter_shapes,
     rollback_point,
 )
 from bsmeta.training.retention import check_figure
@@ -88,6 +90,7 @@ class Trainer:
 
         torch.manual_seed(config.seed)  # the same weights on every rank
         model = task.build_model()
+        self._shapes = parameter_shapes(model)
         self.model: nn.Module
         self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
@@ -301,6 +304,7 @@ class Trainer:
             "world_size": self.processes.size,
             "global_batch": global_batch(self.config, self.processes.size),
             "engine": self.engine.name,
+            "parameters": self._shapes,
             "evaluation": self._evaluated[1] if self._evaluated[0] == step else None,
             "consecutive_skips": self.nonfinite.consecutive,
             "last_losses": self.spikes.state(),
@@ -337,6 +341,7 @@ class Trainer:
         """Restores everything but the data stream, whose state it returns."""
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = json.loads((saved.folder / STATE).read_text())
+        check_same_model(saved, state["parameters"], self._shapes)
         self.engine.load(weights or saved.folder / "state")
         self.progress = Progress(**state["progress"])
         self.nonfinite.consecutive = int(state["consecutive_skips"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -262,3 +263,28 @@ def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
             "url": {"weight": 2.0, "left_out": 0.0, "realised": 0.5},
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 3}, "The hidden size .128. is not a multiple"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"hidden_size": "many"}, "Field 'hidden_size' expected int, got str"),
+        ({"hidden_size": -4}, "negative dimension -4"),
+        ({"hidden_act": "gelou"}, "KeyError.'gelou'."),
+        ({"model_type": "lama"}, "does not recognize this architecture"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_transformers_rejects_is_refused_by_its_key(
+    change: dict[str, Any], message: str, config: TrainConfig, tmp_path: Path
+) -> None:
+    assert config.model_config_file is not None
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(json.loads(Path(config.model_config_file).read_text()) | change))
+    task = CausalLanguageModel(replace(config, model_config_file=str(file)))
+    with pytest.raises(ConfigurationError, match=rf"(?s)model_config_file: {file} .*{message}"):
+        task.build_model()
+    with pytest.raises(ConfigurationError, match=f"model_config_file: {file} cannot be loaded"):
+        task.shape()

@@ -1,0 +1,34 @@
+"""A run resumes with the model that it was started with, and with no other."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("toy_task.py")
+RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
+
+
+@pytest.mark.parametrize("stage", [None, "2"])
+def test_a_model_of_another_shape_is_refused(
+    stage: str | None,
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+    tmp_path: Path,
+) -> None:
+    environ = {} if stage is None else {"TOY_ZERO_STAGE": stage}
+    out_dir = f"out_dir={tmp_path / 'run'}"
+    launch(SCRIPT, *RUN, out_dir, processes=1 if stage is None else 2, **environ)
+    resumed = launch(
+        SCRIPT, *RUN, out_dir, "resume_from_checkpoint_dir=latest", "max_train_steps=4",
+        processes=1 if stage is None else 2, check=False, TOY_WIDTH="16", **environ,
+    )  # fmt: skip
+    assert "holds a model of another shape (3 of 4 parameters differ):" in resumed.stderr
+    assert "0.weight: [8, 2] in the checkpoint, [16, 2] now" in resumed.stderr
+    if stage is None:  # torchrun prints a traceback of its own
+        assert "Traceback" not in resumed.stderr
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 2)
