@@ -10,6 +10,7 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import pickle
 import random
 import sys
 import threading
@@ -180,16 +181,27 @@ class Processes:
 
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Runs `action` on rank 0 alone; its result, or its error, comes to every rank."""
-        outcome: tuple[Any, Exception | None] = (None, None)
-        if self.is_main:
-            try:
-                outcome = (action(), None)
-            except Exception as error:
-                outcome = (None, error)
-        result, failure = self.broadcast(outcome)
-        if failure is not None:
-            raise failure
+        if not self.is_main:
+            result, failure = self.broadcast(None)
+            if failure is not None:
+                raise failure
+            return result
+        try:
+            result = action()
+        except Exception as error:
+            self.broadcast((None, _portable(error)))
+            raise
+        self.broadcast((result, None))
         return result
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or its text where it cannot be pickled (it may hold a connection, or a lock)."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))

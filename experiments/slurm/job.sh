@@ -12,28 +12,22 @@ set -euo pipefail
 # shellcheck source=experiments/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-newest_checkpoint() { # its step, 0 where there is none
-  local newest=0 folder step
-  for folder in "$OUT_DIR"/checkpoint-*step; do
-    step=${folder##*/checkpoint-}
-    step=${step%step}
-    [[ ! -d $folder || $step -le $newest ]] || newest=$step
-  done
-  echo "$newest"
+# A line for each checkpoint. Steps alone would not show progress: a run that passes over damaged
+# checkpoints sets them aside, and begins at an earlier step than the newest one.
+checkpoints() {
+  stat -c '%n %i %y' "$OUT_DIR"/checkpoint-*step/manifest.json 2>/dev/null | sort || true
 }
 
 # Queues the job again if it was stopped before its end; not if it can never get further.
-requeue() { # STEP that it began with
+requeue() { # CHECKPOINTS that were there before
   [[ $STATE == preempted || (-n $SIGNALLED && $STATE != "done" && $CODE -ne $EXIT_USER_ERROR) ]] ||
     return 0
-  local newest
-  newest=$(newest_checkpoint)
-  if [[ $newest -le $1 ]]; then
-    say "stopped without a checkpoint beyond step $1: not queued again, because it would never end." \
+  if [[ -z $(comm -13 <(echo "$1") <(checkpoints)) ]]; then
+    say "stopped without a new checkpoint: not queued again, because it would never end." \
       "Give the job more time (--time), or earlier notice (--signal=B:USR1@SECONDS)"
     exit "$EXIT_FAILURE"
   fi
-  say "stopped; queued again, to go on from step $newest"
+  say "stopped; queued again, to resume from the newest checkpoint"
   scontrol requeue "$SLURM_JOB_ID"
 }
 
@@ -58,8 +52,8 @@ if $DRY_RUN; then
 fi
 
 before=$(status_mark)
-step=$(newest_checkpoint)
+saved=$(checkpoints)
 run_with_signals USR1 "${command[@]}"
 read_outcome "$before"
-[[ ${BSMETA_REQUEUE:-false} != true ]] || requeue "$step"
+[[ ${BSMETA_REQUEUE:-false} != true ]] || requeue "$saved"
 exit "$CODE"

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -107,6 +108,14 @@ def spoil(out_dir: Path, step: int) -> None:
     (out_dir / f"checkpoint-{step}step" / "trainer_state.json").write_text("{")
 
 
+class UnportableError(LookupError):
+    """Cannot be pickled, as many an error that holds a connection."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
 class FaultyLoader(IterableDataset):
     """The stream through a loader process, which dies or raises at a batch of one rank."""
 
@@ -141,7 +150,7 @@ class FaultyTask(toy_task.ToyTask):
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         super().export(model, weights, folder)
         if KIND == "raise_in_save" and f"checkpoint-{WHEN}step" in str(folder):
-            raise LookupError("no such token in the vocabulary")
+            raise UnportableError("no such token in the vocabulary")
         if KIND == "tell":  # what a tracker or a model card would keep of the command line
             (folder / "command_line.json").write_text(json.dumps(sys.argv))
 

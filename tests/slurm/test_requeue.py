@@ -75,9 +75,7 @@ def test_stopped_by_the_time_limit_and_queued_again(
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), output[-4000:]
     assert int(ended["Restarts"]) >= 1
     assert "job.sh: SIGUSR1: passed on" in output
-    assert output.count("job.sh: stopped; queued again, to go on from step") == int(
-        ended["Restarts"]
-    )
+    assert output.count("job.sh: stopped; queued again, to resume") == int(ended["Restarts"])
 
     code, said = run(tmp_path, "train.sh", *overrides, "out_dir=undisturbed", BSMETA_CONFIG="demo")
     assert code == 0, said
