@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import os
+
+PARENT = os.getppid()
+if __name__ == "__main__":
+    from bsmeta.training.signals import hold_signals
+
+    hold_signals()  # until the folder of the run is known
+
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +24,7 @@ from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
 from bsmeta.data.preview import missing_types
 from bsmeta.tasks import TASKS
+from bsmeta.training.signals import StopRequest, release_signals
 
 
 def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
@@ -34,6 +42,11 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         print_summary(config, checked.launch, composed_files(), remarks)
     if config.check_only:
         return 0
+    stop = StopRequest()
+    if config.estimate:
+        release_signals()
+    else:
+        stop.install(Path(config.out_dir), PARENT)
 
     # Accelerate takes seconds to import: not for a configuration that is wrong.
     with _refusal_in_status(config):
@@ -46,7 +59,7 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
 
     from bsmeta.training.run import run
 
-    return run(config, task, checked.deepspeed_config)
+    return run(config, task, checked.deepspeed_config, stop)
 
 
 @contextmanager

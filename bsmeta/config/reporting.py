@@ -50,8 +50,10 @@ def is_reporter() -> bool:
 def wait_for_reporter() -> None:
     """Waits to be ended by the launcher; returns only if the reporter has not exited in time."""
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):  # no longer a request to save and stop
+        numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+        for number in numbers:  # no longer a request to save and stop
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
     time.sleep(WAIT_CONNECTED_S if _is_connected() else WAIT_S)
 
 

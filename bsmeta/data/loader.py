@@ -194,8 +194,11 @@ def micro_batches(
                     raise block
             yield from merged(in_turn, size, names)
     finally:
-        # At once: kept alive by the error's traceback, the iterator would be collected as part of
-        # a cycle, its queues first, and then wait 10 s in vain for each of its processes.
+        # At once: the iterator would wait 5 s for each process that is itself waiting for data.
+        # And kept alive by the error's traceback, it would be collected as part of a cycle, its
+        # queues first, and then wait 10 s in vain for each of them.
+        for process in getattr(iterator, "_workers", ()):
+            process.terminate()
         del iterator
 
 
@@ -232,8 +235,8 @@ def _set_up_worker(_: int) -> None:
     inherited from the trainer do not run); a SIGTERM of the trainer itself ends the process.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -99,14 +99,13 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
     """
 
     def give_up() -> None:
-        print(
-            f"{what} took more than {seconds:g} s (distributed_timeout_s); start the run again. "
-            "The stacks of this process:",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        os._exit(1)
+        try:
+            print_stacks(
+                f"{what} took more than {seconds:g} s (distributed_timeout_s); start the run "
+                "again. The stacks of this process:"
+            )
+        finally:
+            os._exit(1)
 
     timer = threading.Timer(seconds, give_up)
     timer.daemon = True
@@ -115,6 +114,14 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def print_stacks(message: str) -> None:
+    """Prints a message and the stacks of all threads, unless standard error is closed."""
+    with suppress(OSError):
+        print(message, file=sys.stderr, flush=True)
+        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        sys.stderr.flush()
 
 
 def _quiet_libraries() -> None:
@@ -143,6 +150,7 @@ class Processes:
         self.rank = rank
         self.size = size
         self.device = device
+        self._hosts: Any = None
 
     @classmethod
     def of(cls, accelerator: Accelerator) -> Processes:
@@ -178,6 +186,17 @@ class Processes:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def agree(self, value: bool) -> bool:
+        """Whether `value` holds on every rank. Waits for their hosts, never for a device."""
+        if self.size == 1:
+            return value
+        if self._hosts is None:  # all ranks come here together
+            is_gloo = self.device.type == "cpu"  # NCCL connects devices only
+            self._hosts = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
+        held = torch.tensor(int(value))
+        dist.all_reduce(held, dist.ReduceOp.MIN, group=self._hosts)
+        return bool(held)
 
     def on_main(self, action: Callable[[], Result]) -> Result:
         """Runs `action` on rank 0 alone; its result, or its error, comes to every rank."""

@@ -22,6 +22,7 @@ from bsmeta.tasks.base import Task
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
@@ -85,7 +86,9 @@ def probe(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | No
         watchdog = Watchdog(Processes.of(accelerator), Path(folder), config.distributed_timeout_s)
         watchdog.start()
         try:
-            trainer = Trainer(silent, task, accelerator, RunFolder(Path(folder)), watchdog)
+            trainer = Trainer(
+                silent, task, accelerator, RunFolder(Path(folder)), watchdog, StopRequest()
+            )
             figures = trainer.probe(warm_up, updates - warm_up)
         finally:
             watchdog.stop()

@@ -15,15 +15,24 @@ from bsmeta.training import hub
 from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
-from bsmeta.training.run_folder import RunFolder, write_refusal, write_status
+from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
+from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 
-def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None) -> int:
+def run(
+    config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None, stop: StopRequest
+) -> int:
     """Trains, leaves `status.json` behind, and returns the exit code (0 done, 75 preempted).
+
+    Args:
+        config: The run.
+        task: What is trained.
+        deepspeed_config: Without any `"auto"`, or None for plain training.
+        stop: Installed.
 
     Raises:
         UserError: If the folder, the data or the launch is not what the configuration says.
@@ -43,10 +52,11 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
     processes.on_main(
         lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
     )
+    stop.leave = lambda name: write_stopped_start(folder.path, name) if processes.is_main else None
     watchdog = Watchdog(processes, folder.path, config.distributed_timeout_s)
     watchdog.start()
     try:
-        code = _train(config, task, accelerator, folder, watchdog)
+        code = _train(config, task, accelerator, folder, watchdog, stop)
     except Exception as error:
         ending = watchdog.explain(explained(error, folder.path))
         if watchdog.speaks():
@@ -62,8 +72,9 @@ def run(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None
 
 
 def _train(
-    config: TrainConfig, task: Task, accelerator: Accelerator, folder: RunFolder, watchdog: Watchdog
-) -> int:
+    config: TrainConfig, task: Task, accelerator: Accelerator, folder: RunFolder,
+    watchdog: Watchdog, stop: StopRequest,
+) -> int:  # fmt: skip
     processes = Processes.of(accelerator)
 
     def tell(state: str, step: int, exit_code: int | None) -> None:
@@ -75,7 +86,7 @@ def _train(
     watchdog.step = resume.saved.step if resume else 0
     tell("running", watchdog.step, None)
     watchdog.enter("building the model")
-    trainer = Trainer(config, task, accelerator, folder, watchdog)
+    trainer = Trainer(config, task, accelerator, folder, watchdog, stop)
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
         tell("preempted", trainer.progress.step, EXIT_PREEMPTED)

@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from filelock import FileLock, Timeout
 
-from bsmeta.config.compose import EXIT_USER_ERROR, to_yaml
+from bsmeta.config.compose import EXIT_PREEMPTED, EXIT_USER_ERROR, to_yaml
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
@@ -52,16 +53,36 @@ def write_refusal(out_dir: Path, message: str) -> None:
     is left alone: a finished run, a run that is in progress in the folder, and a folder that no run
     has made.
     """
+    _write_of_start(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
+
+
+def _write_of_start(out_dir: Path, write: Callable[[], None]) -> None:
     try:
         if _foreign(out_dir) or _state(out_dir) == "done":
             return
         out_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(out_dir / _LOCK, timeout=0):
-            write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message)
+            write()
     except Timeout:
         return
     except OSError as error:  # the message itself is more important
         logger.warning("%s: status.json could not be written: %s", out_dir, error)
+
+
+def write_early_stop(out_dir: Path, name: str) -> None:
+    """Writes into `status.json` that a signal ended a run before it had taken its folder.
+
+    What `write_refusal` leaves alone is left alone here, too.
+    """
+    _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
+
+
+def write_stopped_start(out_dir: Path, name: str) -> None:
+    """Writes into `status.json` that a signal ended a run before its first step (exit code 75)."""
+    checkpoints = checkpoint.found(out_dir)
+    step = checkpoints[-1].step if checkpoints else 0
+    message = f"stopped by {name} before the first step of this start"
+    write_status(out_dir, "preempted", step, EXIT_PREEMPTED, message)
 
 
 class RunFolder:

@@ -1,21 +1,161 @@
-"""Signals that ask a run to end: noted here, acted on by all ranks together after a step."""
+"""Signals that ask a run to end, and the death of its launcher, which asks for the same.
+
+Before the first step there is nothing to save: a signal ends the process at once, with a status.
+Afterwards it is noted, and all ranks act on it together after a step. Where a rank waits for data,
+perhaps for minutes, the signal ends that wait.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import Any, TextIO
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+from bsmeta.config.reporting import note_exit_code, rank
+
+EXIT_PREEMPTED = 75
+LAUNCHER_GONE = "the end of the launcher"
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Ignored by what was started under nohup, or in the background of a script: they stay so.
+_FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+
+
+def hold_signals() -> None:
+    """Has signals wait until the run knows its folder."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, (*_SIGNALS, *_FROM_TERMINAL))
+
+
+def release_signals() -> None:
+    """Ends `hold_signals`."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_SIGNALS, *_FROM_TERMINAL))
+
+
+class WaitEnded(BaseException):
+    """A signal came while the run waited; no `Exception`, or retries would catch it."""
 
 
 class StopRequest:
-    """Remembers the first such signal; further ones change nothing."""
+    """Remembers the first signal that asks the run to end; further ones change nothing.
+
+    Attributes:
+        name: That signal, or `LAUNCHER_GONE`; None while there is none.
+        leave: Called with that name, in a thread, where a signal ends the process before the first
+            step: writes the status.
+    """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        for number in SIGNALS:
+        self.leave: Callable[[str], None] | None = None
+        self._is_starting = True
+        self._is_waiting = False
+        self._parent = 0
+
+    def install(self, out_dir: Path, parent: int) -> None:
+        """Handles signals from now on, and the end of the launcher.
+
+        Args:
+            out_dir: Of the run; its status is written if a signal ends the start.
+            parent: Process id of the parent when this process began.
+        """
+        self.leave = lambda name: _note_in_folder(out_dir, name)
+        sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
+        # The main thread may stand in compiled code, which waits for other ranks: a thread acts.
+        reading, writing = os.pipe()
+        os.set_blocking(writing, False)
+        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+        threading.Thread(target=self._leave_early, args=(reading,), daemon=True).start()
+        for number in _SIGNALS:
             signal.signal(number, self._note)
+        for number in _FROM_TERMINAL:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._note)
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            self._watch_launcher(parent)
+        release_signals()
+
+    def begin(self) -> None:
+        """From now on there is something to save: signals are only noted."""
+        self._is_starting = False
+
+    @contextmanager
+    def ends_wait(self) -> Iterator[None]:
+        """A block that waits, and that a signal ends.
+
+        Raises:
+            WaitEnded: If a signal has come.
+        """
+        try:
+            self._is_waiting = True
+            if self.name is not None:
+                raise WaitEnded
+            yield
+        finally:
+            self._is_waiting = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.name is None:
-            self.name = signal.Signals(number).name
+            self.name = self._name(number)
+        if self._is_waiting:
+            raise WaitEnded
+
+    def _name(self, number: int) -> str:
+        if self._parent and os.getppid() != self._parent:
+            return LAUNCHER_GONE
+        return signal.Signals(number).name
+
+    def _leave_early(self, numbers: int) -> None:
+        while number := os.read(numbers, 1)[0]:
+            if self._is_starting and self.leave is not None:
+                try:
+                    self.leave(self._name(number))
+                    note_exit_code(EXIT_PREEMPTED)
+                finally:
+                    os._exit(EXIT_PREEMPTED)
+
+    def _watch_launcher(self, parent: int) -> None:
+        """Has the kernel send SIGTERM when torchrun ends, which may be killed by any signal.
+
+        Its processes would otherwise train on without it, and hold the run's folder.
+        """
+        self._parent = parent
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _note_in_folder(out_dir: Path, name: str) -> None:
+    """Leaves the status of a run that a signal ended before it had taken its folder."""
+    if rank() == 0:
+        from bsmeta.training.run_folder import write_early_stop
+
+        write_early_stop(out_dir, name)
+
+
+class _Lossy:
+    """A stream that may be lost: the closed terminal or the dead reader of a pipe ends no run.
+
+    Who is asked to stop must still save: `… | tee log` takes Ctrl-C, too, and ends before the run.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

@@ -71,6 +71,7 @@ class Trainer:
         accelerator: Accelerator,
         run: RunFolder,
         watchdog: Watchdog,
+        stop: StopRequest,
     ) -> None:
         self.config = config
         self.task = task
@@ -79,14 +80,20 @@ class Trainer:
         self.run = run
         self.watchdog = watchdog
         self.progress = Progress()
-        self.stop = StopRequest()
+        self.stop = stop
         self.states = StreamStates()
         self.garbage = GarbageCollection()
         self._last_saved = -1
         self._evaluated: tuple[int, dict[str, float]] = (-1, {})
         self._totals: dict[str, float] = {}  # of the data of the next step, over all ranks
         self._stopping = False
+        self._is_dataless = False
         self._unread: deque[Update] = deque()
+
+        # A GPU works on the next step while the figures of this one are read. Who may have to take
+        # a step back must know its loss at once.
+        waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
+        self._lag = 0 if waits else 1
 
         torch.manual_seed(config.seed)  # the same weights on every rank
         model = task.build_model()
@@ -103,8 +110,9 @@ class Trainer:
             self.profile,
         )  # fmt: skip
         self.steps = Stepper(
-            updater, config.max_train_steps, self._told, self.processes, watchdog, self.profile
-        )
+            updater, config.max_train_steps, self._told, self.processes, watchdog, self.profile,
+            stop, agrees=self._lag > 0 and self.processes.size > 1,
+        )  # fmt: skip
         plain = accelerator.unwrap_model(self.model)
         self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
         self.nonfinite = NonFiniteSteps(
@@ -113,10 +121,6 @@ class Trainer:
         self.spikes = SpikeDetector(
             config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
         )
-        # A GPU works on the next step while the figures of this one are read. Who may have to take
-        # a step back must know its loss at once.
-        waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
-        self._lag = 0 if waits else 1
 
     def train(self, resume: Resume | None) -> Outcome:
         """Trains to `max_train_steps`, or until a signal; the state is saved either way."""
@@ -170,9 +174,12 @@ class Trainer:
         return self.throughput.figures()
 
     def _loop(self) -> Outcome:
+        self.stop.begin()
         self.throughput.start()
         while self.progress.step < self.config.max_train_steps:
             if not self.steps.ready:
+                self._read()  # why there is no data, if there was an update before
+            if not self.steps.ready and not self._stopping:
                 self._take(self.steps.begin(self.progress.step + 1))
             if self._stopping:
                 break
@@ -181,8 +188,11 @@ class Trainer:
             if not self._read(keep=self._lag):
                 self._evaluate_and_save_if_due()
         self._read()
+        self.watchdog.step = self.progress.step
         self._save()
         self.saver.finish()
+        if self._is_dataless:
+            self.steps.raise_error()
         if self.progress.step == self.config.max_train_steps:
             return Outcome.DONE
         self.tracker.event("stop", self.progress.step, reason=self.stop.name)
@@ -236,7 +246,8 @@ class Trainer:
         """Acts on what the ranks told each other."""
         if totals["unsaved"]:
             self.saver.finish()  # raises why
-        self._stopping = self._stopping or totals["stop"] > 0
+        self._is_dataless = self._is_dataless or totals["dataless"] > 0
+        self._stopping = self._stopping or self._is_dataless or totals["stop"] > 0
         self._totals = counted(totals)
 
     def _update(self) -> None:

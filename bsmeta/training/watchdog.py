@@ -13,9 +13,9 @@ import faulthandler
 import json
 import logging
 import os
-import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from typing import Any
 import torch.distributed as dist
 
 from bsmeta.config.errors import TrainingError, UserError
-from bsmeta.training.distributed import Processes
+from bsmeta.training.distributed import Processes, print_stacks
 from bsmeta.training.run_folder import write_status
 
 logger = logging.getLogger(__name__)
@@ -103,6 +103,7 @@ class Watchdog:
             phase, since, *_ = self._phase
             if time.monotonic() - since > self._timeout:
                 self._give_up(phase)
+                return
 
     def _beat(self) -> None:
         if self._store is not None:
@@ -118,26 +119,24 @@ class Watchdog:
         with self._ending:
             if self._stopped.is_set():
                 return  # the main thread came back meanwhile, with an error of its own
-            told = self._reported()
-            self._end(phase, self.blame() if told is None else str(told))
+            try:
+                told = self._reported()
+                self._end(phase, self.blame() if told is None else str(told))
+            finally:  # a full disk, or a closed standard error, must not keep the process alive
+                os._exit(EXIT_FAILURE)
 
     def _end(self, phase: str, blamed: str) -> None:
         text = f"no progress for {self._timeout:.0f} s in: {phase}. {blamed}"
-        print(
-            f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:",
-            file=sys.stderr,
-            flush=True,
-        )
-        faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        with (self._out_dir / f"stacks-rank{self._processes.rank}.txt").open("w") as file:
+        self._report(TrainingError(text))
+        stacks = self._out_dir / f"stacks-rank{self._processes.rank}.txt"
+        with suppress(OSError), stacks.open("w") as file:
             file.write(text + "\n")
             file.flush()
             faulthandler.dump_traceback(file=file, all_threads=True)
-        self._report(TrainingError(text))
         if self.speaks():
-            write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
-        sys.stderr.flush()
-        os._exit(EXIT_FAILURE)
+            with suppress(OSError):
+                write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
+        print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
 
     # --- who is to blame --------------------------------------------------------------------
 
@@ -191,11 +190,7 @@ class Watchdog:
         return explained
 
     def _explained(self, error: Exception) -> Exception:
-        if str(error).startswith("DataLoader worker"):
-            error = TrainingError(
-                f"rank {self._processes.rank}: a loader process died ({error}); the usual cause is "
-                "memory: lower data_config.num_workers or data_config.window_documents"
-            )
+        error = self.named(error)
         if self._store is None:
             return error
         if not is_connection_error(error):
@@ -210,12 +205,20 @@ class Watchdog:
             time.sleep(_REPORT_WAIT_S)
         return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
 
+    def named(self, error: Exception) -> Exception:
+        """The error, or one that names the rank and the usual cause where a loader process died."""
+        if not str(error).startswith("DataLoader worker"):
+            return error
+        return TrainingError(
+            f"rank {self._processes.rank}: a loader process died ({error}); the usual cause is "
+            "memory: lower data_config.num_workers or data_config.window_documents"
+        )
+
     def _report(self, error: Exception) -> None:
         if self._store is None:
             return
-        report = {"user": isinstance(error, UserError), "message": str(error)}
         try:
-            self._store.set(_key("failure", self._processes.rank), json.dumps(report))
+            self._store.set(_key("failure", self._processes.rank), json.dumps(report_of(error)))
         except RuntimeError:
             logger.debug("the other ranks could not be told", exc_info=True)
 
@@ -226,8 +229,7 @@ class Watchdog:
             for rank in range(self._processes.size):
                 if self._store.check([_key("failure", rank)]):
                     report = json.loads(self._store.get(_key("failure", rank)))
-                    kind = UserError if report["user"] else TrainingError
-                    return kind(f"rank {rank}: {report['message']}")
+                    return reported_error(rank, report)
         except RuntimeError:
             logger.debug("the store cannot be reached", exc_info=True)
         return None
@@ -241,6 +243,18 @@ def is_connection_error(error: Exception) -> bool:
     """Whether the error only says that another rank could not be reached."""
     known = isinstance(error, dist.DistError)
     return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
+
+
+def report_of(error: Exception) -> dict[str, Any]:
+    """What another rank needs to know to end with the same error."""
+    return {"user": isinstance(error, UserError), "message": str(error)}
+
+
+def reported_error(rank: int, report: dict[str, Any]) -> Exception:
+    """The error that another rank has reported."""
+    kind = UserError if report["user"] else TrainingError
+    prefix = f"rank {rank}: "
+    return kind(prefix + str(report["message"]).removeprefix(prefix))
 
 
 def _key(kind: str, rank: int) -> str:

@@ -184,6 +184,7 @@ def bare(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any)
 def ours(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The trainer of this project, with metrics at every step."""
     from bsmeta.training.run import run
+    from bsmeta.training.signals import StopRequest
 
     class Fed(CausalLanguageModel):
         """The task with batches from the benchmark."""
@@ -191,7 +192,7 @@ def ours(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any)
         def train_stream(self, rank: int, world_size: int, state: Any) -> Stream:
             return rounds()
 
-    run(config, Fed(config), zero)
+    run(config, Fed(config), zero, StopRequest())
 
 
 def trainer(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:

@@ -28,6 +28,7 @@ sys.path.insert(0, str(HERE.parent / "training"))
 import toy_task  # noqa: E402
 
 from bsmeta.config.compose import run_entry_point  # noqa: E402
+from bsmeta.config.errors import UserError  # noqa: E402
 from bsmeta.config.schema import TrainConfig  # noqa: E402
 from bsmeta.data.loader import _set_up_worker  # noqa: E402
 from bsmeta.tasks.base import Loss  # noqa: E402
@@ -116,6 +117,25 @@ class UnportableError(LookupError):
         self.lock = threading.Lock()
 
 
+def read_late() -> None:
+    """Has the loop begin each update before it has read the one before, as on a GPU."""
+    from bsmeta.training import trainer
+
+    class LateStepper(trainer.Stepper):
+        def __init__(self, *arguments: Any, agrees: bool, **named: Any) -> None:
+            super().__init__(*arguments, agrees=True, **named)
+
+    class LateTrainer(trainer.Trainer):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self._lag = 1
+
+    trainer.Stepper = LateStepper
+    import bsmeta.training.run
+
+    bsmeta.training.run.Trainer = LateTrainer
+
+
 class FaultyLoader(IterableDataset):
     """The stream through a loader process, which dies or raises at a batch of one rank."""
 
@@ -125,6 +145,8 @@ class FaultyLoader(IterableDataset):
         self.phase = stream.phase
 
     def __iter__(self) -> Iterator[Any]:
+        if KIND in ("data_hang", "data_raise"):
+            return self._inside()
         if get_worker_info() is None:
             return iter(
                 DataLoader(self, batch_size=None, num_workers=1, worker_init_fn=_set_up_worker)
@@ -136,6 +158,10 @@ class FaultyLoader(IterableDataset):
             if HERE_TOO and number == int(WHEN):
                 if KIND == "loader_kill":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if KIND.endswith("_hang"):
+                    time.sleep(10_000)
+                if KIND == "data_raise":
+                    raise UserError("a broken document")
                 raise ValueError("a broken document")
             yield batch
 
@@ -159,7 +185,12 @@ class FaultyTask(toy_task.ToyTask):
         self.batch = stream.start // (stream.size * world_size)
         if KIND == "other_data" and HERE_TOO:
             stream.fingerprint = {**stream.fingerprint, "shards": {"a.jsonl.gz": 5}}
-        return FaultyLoader(stream) if KIND.startswith("loader") else stream
+        return FaultyLoader(stream) if KIND.startswith(("loader", "data_")) else stream
+
+    def build_model(self) -> nn.Module:
+        if KIND == "start_hang" and HERE_TOO:
+            time.sleep(10_000)
+        return super().build_model()
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         step = self.batch // self.config.gradient_accumulation_steps + 1
@@ -190,6 +221,8 @@ def main(config: TrainConfig) -> int:
         kill_after(WHEN)
     if KIND == "kill_in_save" and HERE_TOO:
         kill_in_save()
+    if os.environ.get("TOY_READS_LATE"):
+        read_late()
     toy_task.ToyTask = FaultyTask
     return toy_task.main(config)
 

@@ -40,7 +40,14 @@ ALL_STAGES = pytest.mark.parametrize(
 
 @ENGINES
 @pytest.mark.parametrize(
-    "number", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+    "number",
+    [
+        signal.SIGUSR1,
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+        ),
+    ],
 )
 def test_row_4_a_signal_to_one_rank(
     start: Start, complete: Start, tmp_path: Path, stage: str, number: signal.Signals

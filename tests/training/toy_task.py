@@ -95,6 +95,7 @@ class ToyTask:
 
 def main(config: TrainConfig) -> int:
     from bsmeta.training.run import run
+    from bsmeta.training.signals import StopRequest
 
     stage = os.environ.get("TOY_ZERO_STAGE")
     deepspeed = None
@@ -110,7 +111,9 @@ def main(config: TrainConfig) -> int:
             "bf16": {"enabled": config.mixed_precision == "bf16"},
             "steps_per_print": 10**9,
         }
-    return run(config, ToyTask(config), deepspeed)
+    stop = StopRequest()
+    stop.install(Path(config.out_dir), os.getppid())
+    return run(config, ToyTask(config), deepspeed, stop)
 
 
 if __name__ == "__main__":
