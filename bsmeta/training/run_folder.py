@@ -79,7 +79,7 @@ def write_early_stop(out_dir: Path, name: str) -> None:
 
 def write_stopped_start(out_dir: Path, name: str) -> None:
     """Writes into `status.json` that a signal ended a run before its first step (exit code 75)."""
-    checkpoints = checkpoint.found(out_dir)
+    checkpoints = checkpoint.list_checkpoints(out_dir)
     step = checkpoints[-1].step if checkpoints else 0
     message = f"stopped by {name} before the first step of this start"
     write_status(out_dir, "preempted", step, EXIT_PREEMPTED, message)
