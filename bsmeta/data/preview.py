@@ -38,7 +38,7 @@ def missing_types(config: DataConfig) -> list[str]:
         return []
     try:
         shards = list_shards(config)
-        if not shards or "://" in shards[0].path:
+        if not shards or "://" in str(shards[0].path):
             return []
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):

@@ -13,8 +13,10 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.hub import FileRef
 from bsmeta.data.hub_listing import HubPattern, commit_of
+from bsmeta.data.preview import missing_types
 from bsmeta.data.shards import list_shards, shards_fingerprint, validation_path
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 
@@ -241,3 +243,10 @@ def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) ->
     assert done.returncode == 2
     assert "may not read this data set" in done.stderr
     assert "hf_wrong" not in done.stderr
+
+
+def test_files_on_the_hub_are_not_looked_at_before_a_run(files: Hub, tmp_path: Path) -> None:
+    metadata = MetadataConfig(metadata_list=["title"], metadata_probability=1.0)
+    own = config(tmp_path, train_file=f"{URL}/[ab].*", metadata_config=metadata)
+    assert missing_types(own) == []
+    assert not [path for _, path, _ in files.requests if path.startswith("/stored/")]
