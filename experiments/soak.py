@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+EXIT_USER_ERROR = 2
 REPOSITORY = Path(__file__).resolve().parents[1]
 DEFAULTS = {"steps": "200", "kills": "15", "launch": "cpu.yaml", "folder": "runs/soak", "seed": "0"}
 
@@ -171,12 +172,20 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def main() -> int:
-    """Runs both, compares them, prints the figures."""
-    given = dict(argument.split("=", 1) for argument in sys.argv[1:])
-    unknown = given.keys() - DEFAULTS.keys()
+    """Runs both, compares them, prints the metrics."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return 0
+    pairs = [argument.partition("=") for argument in sys.argv[1:]]
+    unknown = [name for name, equals, _ in pairs if name not in DEFAULTS or not equals]
     if unknown:
-        sys.exit(f"unknown: {', '.join(unknown)}; expected some of {', '.join(DEFAULTS)}")
-    values = {**DEFAULTS, **given}
+        print(
+            f"unknown: {', '.join(unknown)}; expected some of "
+            f"{', '.join(f'{name}={value}' for name, value in DEFAULTS.items())}",
+            file=sys.stderr,
+        )
+        return EXIT_USER_ERROR
+    values = {**DEFAULTS, **{name: value for name, _, value in pairs}}
     folder = Path(values["folder"]).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     steps, kills, launch = int(values["steps"]), int(values["kills"]), values["launch"]

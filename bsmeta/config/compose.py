@@ -64,7 +64,8 @@ def run_entry_point(
             be composed, so that it can tell its own findings along with them; it must refuse.
     """
     if {"--help", "-h"} & set(sys.argv[1:]):
-        print(describe(schema, os.path.basename(sys.argv[0]), config_name))
+        whole = "all" in sys.argv[1:]
+        print(describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole))
         sys.exit(0)
     logging.basicConfig(
         level=logging.WARNING,

@@ -16,6 +16,9 @@ from typing import Any
 
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
 
+PARTS = "parts"
+"""The folder of `hydra_configs/` that is no group: its files are for `${from_file:…}`."""
+
 # The first key under each heading, in the order of the schema.
 HEADINGS = {
     ("TrainConfig", "task"): "Task and model",
@@ -26,6 +29,31 @@ HEADINGS = {
     ("TrainConfig", "trackers"): "Trackers, logs and upload",
     ("TrainConfig", "distributed_timeout_s"): "Processes and checks",
 }
+
+
+# The keys of `--help`: those that most runs set.
+MAIN = (
+    "data_config.train_file",
+    "data_config.validation_file",
+    "data_config.metadata_config.metadata_list",
+    "data_config.metadata_config.metadata_probability",
+    "data_config.metadata_config.max_seq_len",
+    "data_config.per_device_train_batch_size",
+    "data_config.num_workers",
+    "model_name",
+    "model_config_file",
+    "learning_rate",
+    "num_warmup_steps",
+    "max_train_steps",
+    "gradient_accumulation_steps",
+    "gradient_checkpointing",
+    "mixed_precision",
+    "seed",
+    "out_dir",
+    "resume_from_checkpoint_dir",
+    "eval_steps",
+    "save_steps",
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +97,9 @@ def key_names(schema: type) -> list[str]:
 
 def group_options() -> dict[str, list[str]]:
     """The groups of `hydra_configs/` (`model=…`, `+recipes=…`) and what each offers."""
-    folders = sorted(path for path in CONFIG_FOLDER.iterdir() if path.is_dir())
+    folders = sorted(
+        path for path in CONFIG_FOLDER.iterdir() if path.is_dir() and path.name != PARTS
+    )
     return {path.name: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
 
 
@@ -100,8 +130,15 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
     return sorted(parts.items(), key=lambda part: part[0].startswith(("`", "Entries")))
 
 
-def describe(schema: type, program: str, config_name: str) -> str:
-    """The text of `--help`; docs/configuration.md holds the same (bsmeta.config.reference)."""
+def describe(schema: type, program: str, config_name: str, *, whole: bool = True) -> str:
+    """The text of `--help`; docs/configuration.md holds the same (bsmeta.config.reference).
+
+    Args:
+        schema: The dataclass of the configuration.
+        program: The name of the entry point.
+        config_name: The file that is used without `--config-name`.
+        whole: Every key (`--help all`), or only those that most runs set.
+    """
     lines = [
         f"usage: {program} [--config-name NAME] [key=value ...]",
         "",
@@ -111,15 +148,36 @@ def describe(schema: type, program: str, config_name: str) -> str:
         "${from_file:PATH} and ${other.key}.",
         "",
     ]
-    if "TrainConfig" in {one.__name__ for one in schema.__mro__}:
+    is_training = "TrainConfig" in {base.__name__ for base in schema.__mro__}
+    if is_training:
         lines.append("groups, which set several keys at once (recipes with a +):")
         lines += [f"    {name}={' | '.join(found)}" for name, found in group_options().items()]
         lines.append("")
-    for one in keys(schema):
+    if is_training and not whole:
+        named = {key.name: key for key in keys(schema)}
+        inherited = {
+            name for base in schema.__mro__[1:] for name in vars(base).get("__annotations__", {})
+        }
+        own = [key for name, key in named.items() if name.partition(".")[0] not in inherited]
+        if schema.__name__ != "TrainConfig":
+            lines += _listed(f"Keys of {program}", own)
+        lines += _listed("The keys that most runs set", [named[name] for name in MAIN])
+        rest = ", ".join(f"{heading} ({len(found)})" for heading, found in sections(schema))
+        lines.append(f"--help all shows all {len(named)} keys: {rest.replace('`', '')}.")
+        return "\n".join(lines)
+    for heading, found in sections(schema):
+        lines += _listed(heading.replace("`", ""), found)
+    return "\n".join(lines)
+
+
+def _listed(heading: str, found: list[Key]) -> list[str]:
+    """Keys below their heading, each with its meaning in a second line."""
+    lines = [heading, "-" * len(heading)]
+    for one in found:
         twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""
         lines.append(f"{one.name}: {one.type} = {one.default}")
         lines.append(f"    {one.meaning}{twin}")
-    return "\n".join(lines)
+    return [*lines, ""]
 
 
 def type_name(kind: Any) -> str:

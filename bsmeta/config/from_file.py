@@ -1,6 +1,8 @@
 """`${from_file:PATH}`: the content of another file as (part of) a value of a configuration.
 
-    metadata_config: ${from_file:metadata/url.yaml}
+    data_config:
+      metadata_config:
+        html_parser_config: ${from_file:parts/html_v2.yaml}
 
 PATH is relative to the config folder that the file stands in (`hydra_configs/`, or the one of
 `--config-dir`), else to `hydra_configs/`; it may hold `${oc.env:NAME,default}`. YAML and JSON files

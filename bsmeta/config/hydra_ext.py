@@ -23,6 +23,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsmeta.config import from_file
+from bsmeta.config.describe import PARTS
 from bsmeta.config.errors import ConfigurationError
 
 VERSION = "1.3"
@@ -59,7 +60,7 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
         own_folder: The config folder of the user, whose files win over those of the same name.
     """
     plugins = Plugins.instance()  # registers Hydra's own sources, which would replace ours later
-    reading.no_groups = frozenset(keys)
+    reading.no_groups = frozenset({*keys, PARTS})
     reading.own_folder = own_folder
     reading.left_out.clear()
     reading.left_out_defaults.clear()

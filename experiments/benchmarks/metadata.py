@@ -30,7 +30,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.masks import token_kinds
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.sampling import choose_types
+from bsmeta.metadata.sampling import TypeSampler
 
 METADATA_LIST = [
     "html",
@@ -86,11 +86,12 @@ def measure(
 ) -> dict[str, float]:
     """Microseconds per page by step, and means per page of what was made."""
     decoder, renderer, rng = DocumentDecoder(config), Renderer(config), random.Random(0)
+    sampler = TypeSampler(config)
     watch, tokens, tags = Stopwatch(), 0, 0
     for line in lines:
         for _ in range(repeats):
             document = watch.time("decode", decoder.decode, line)
-            types = watch.time("sample", choose_types, document, config, rng)
+            types = watch.time("sample", sampler.draw, document, rng)
             rendered = watch.time("render", renderer.render, document, types)
             strings = [rendered.prefix, rendered.lead + rendered.body]
             _, body = watch.time("tokenize", tokenizer.encode_batch, strings)

@@ -134,6 +134,9 @@ def states_table(setting: Setting) -> str:
 
 def main() -> None:
     """Prints the tables for the keys of the command line."""
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(__doc__)
+        return
     known = [field.name for field in fields(Setting)]
     given = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
     unknown = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in known]

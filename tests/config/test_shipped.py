@@ -31,8 +31,8 @@ def checked(config_name: str, launch_file: Path, *overrides: str) -> dict[str, o
 
 def test_all_files_are_here() -> None:
     names = [path.stem for path in LAUNCH_FILES]
-    assert names == ["cpu", "cpu_zero2", "ddp", "zero1", "zero2", "zero3"]
-    assert [path.stem for path in JSON_FILES] == ["cpu", "v2", "zero1", "zero2", "zero3"]
+    assert names == ["cpu", "cpu_zero2", "ddp", "zero1", "zero2", "zero2_offload", "zero3"]
+    assert [path.stem for path in JSON_FILES] == ["cpu", "offload", "v2", "zero1", "zero2", "zero3"]
 
 
 @pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda path: path.stem)
