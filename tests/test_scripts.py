@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,52 @@ def test_the_first_of_several_machines(tmp_path: Path) -> None:
 def test_dry_run_starts_nothing(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="started"):
         run("experiments/train.sh", tmp_path, ["--dry-run"], BSMETA_CONFIG="demo")
+
+
+@pytest.mark.parametrize("place", ["beside job.sh", "elsewhere"])
+def test_a_batch_script_under_another_name_finds_the_job(place: str, tmp_path: Path) -> None:
+    """SLURM runs a copy; scontrol says where the original lies, and its arguments."""
+    slurm = tmp_path / "with space" / "experiments" / "slurm"
+    slurm.mkdir(parents=True)
+    (slurm / "job.sh").write_text('#!/usr/bin/env bash\necho "job $BSMETA_REQUEUE $*"\n')
+    (slurm / "job.sh").chmod(0o755)
+    original = (slurm if place == "beside job.sh" else tmp_path) / "my job.sh"
+    shutil.copy(REPOSITORY / "experiments" / "slurm" / "train.sbatch", original)
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/usr/bin/env bash\necho "   Command={original} seed=1 out_dir=a"\n')
+    scontrol.chmod(0o755)
+    environ = {
+        **os.environ,
+        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(tmp_path / "with space"),
+    }
+    copy = shutil.copy(original, tmp_path / "slurm_script")
+    command = ["bash", str(copy), "seed=1", "out_dir=a"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "job true seed=1 out_dir=a\n"), done.stderr
+    (slurm / "job.sh").unlink()
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no job.sh beside it" in done.stderr) == (2, True)
+
+
+HELPED = [
+    *sorted((REPOSITORY / "experiments" / "benchmarks").glob("*.py")),
+    *sorted((REPOSITORY / "experiments" / "hpsearch").glob("*.py")),
+    REPOSITORY / "experiments" / "soak.py",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", HELPED, ids=lambda path: path.stem)
+def test_every_program_answers_to_help(script: Path) -> None:
+    command = [sys.executable, str(script), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_soak_test_names_a_word_that_is_no_setting() -> None:
+    command = [sys.executable, str(REPOSITORY / "experiments" / "soak.py"), "kills"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.startswith("unknown: kills; expected")) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.compose import compose, load_resolved, to_yaml
+from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.schema import TrainConfig
 
 METADATA = "data_config.metadata_config"
@@ -85,8 +88,30 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
 
 
-def test_help_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:
-    text = start(tmp_path, "--help").stdout
+def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help", "all").stdout
     assert "learning_rate: float = 5e-05" in text
     assert "[DeepSpeed: gradient_accumulation_steps]" in text
     assert "data_config.metadata_config.metadata_list: list[str] = ['html', " in text
+    named = [key.name for key in keys(TrainConfig)]
+    assert [name for name in named if f"\n{name}: " not in text] == []
+    headings = [heading.replace("`", "") for heading, _ in sections(TrainConfig)]
+    assert [heading for heading in headings if f"\n{heading}\n---" not in text] == []
+
+
+def test_help_begins_with_the_keys_that_matter(tmp_path: Path) -> None:
+    lines = start(tmp_path, "--help").stdout.splitlines()
+    named = [line.partition(":")[0] for line in lines if re.match(r"[\w.]+: ", line)]
+    assert named[0] == "usage"
+    assert tuple(named[1:]) == MAIN
+    assert len(MAIN) == 20
+    assert lines[-1].startswith("--help all shows all ")
+    assert "data_config.metadata_config (" in lines[-1]
+
+
+def test_help_of_other_programs_begins_with_their_own_keys() -> None:
+    text = describe(ExplainConfig, "explain.py", "v2", whole=False)
+    own, _, rest = text.partition("The keys that most runs set")
+    assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
+    assert "learning_rate" not in own
+    assert "learning_rate" in rest

@@ -93,3 +93,27 @@ def test_values_that_users_rely_on() -> None:
     assert config.data_config.metadata_config.metadata_list[0] == "html"
     assert config.gradient_checkpointing
     assert config.extra_steps_to_eval_save_at == [2]
+
+
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        ("html_v2.yaml", "html_parser_config"),
+        ("weights_v2.yaml", "random_sample_metadata_weights"),
+    ],
+)
+def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
+    """As in the docstring of `from_file`, and by v2."""
+    part = REPOSITORY / "hydra_configs" / "parts" / file
+    override = f"data_config.metadata_config.{key}=${{from_file:parts/{file}}}"
+    metadata = compose(TrainConfig, "demo", [override]).data_config.metadata_config
+    assert getattr(metadata, key) == getattr(
+        compose(TrainConfig, "v2").data_config.metadata_config, key
+    )
+    assert f"for {key}" in part.read_text().splitlines()[0]
+
+
+def test_every_part_is_tried_above() -> None:
+    parts = REPOSITORY / "hydra_configs" / "parts"
+    assert sorted(path.name for path in parts.iterdir()) == ["html_v2.yaml", "weights_v2.yaml"]
+    assert "parts" not in group_options()
