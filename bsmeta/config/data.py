@@ -72,7 +72,9 @@ class DataConfig:
         "is installed and gives the same ids)",
     )
     num_streams: int = key(
-        8, "logical streams that the data is cut into; world size x workers must divide it"
+        8,
+        "logical streams, each with as many bytes of documents; world size x workers must divide "
+        "it",
     )
     window_documents: int = key(512, "documents that a stream reads, packs and shuffles at a time")
     num_workers: int = key(0, "loader processes of each rank (0: in the training process)")

@@ -7,9 +7,11 @@ means is decided in `windows`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bsmeta.data.files import open_file, shard_content
 from bsmeta.data.hub import FileRef
-from bsmeta.data.index import IndexCache
+from bsmeta.data.index import IndexCache, ShardIndex
 from bsmeta.data.inflate import AccessPoint, DamagedFileError
 
 Line = bytes | memoryview
@@ -39,6 +41,7 @@ class LineReader:
     def __init__(self, path: str | FileRef, indexes: IndexCache | None = None) -> None:
         self.path = path
         self._indexes = indexes
+        self._index: ShardIndex | None = None
         self._enter(None)
 
     def _enter(self, point: AccessPoint | None) -> None:
@@ -53,17 +56,30 @@ class LineReader:
 
     def read(self, first: int, count: int) -> list[Line]:
         """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
-        self._go_to(first)
+        return self.take(range(first, first + count))
+
+    def take(self, numbers: Sequence[int]) -> list[Line]:
+        """The lines of these numbers, which rise: fewer where the shard ends or is damaged."""
         lines: list[Line] = []
-        while len(lines) < count and (line := self._next()) is not None:
-            lines.append(line)
-        self.ended = len(lines) < count
+        # A view among lines that are not wanted would keep their whole block in memory.
+        copies = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
+        may_look = True  # for an index: once, because that means to read from the disk
+        for number in numbers:
+            if number != self.line:
+                self._go_to(number, may_look=may_look)
+                may_look = False
+            line = self._next()
+            if line is None:
+                break
+            lines.append(bytes(line) if copies else line)
+        self.ended = len(lines) < len(numbers)
         return lines
 
-    def _go_to(self, line: int) -> None:
+    def _go_to(self, line: int, *, may_look: bool) -> None:
         if line < self.line or line > self.line + len(self._lines):
-            index = self._indexes.load(self.path) if self._indexes else None
-            point = index.before(line) if index else None
+            if self._index is None and self._indexes and may_look:
+                self._index = self._indexes.load(self.path)
+            point = self._index.before(line) if self._index else None
             if line < self.line or (point and point.line > self.line + len(self._lines)):
                 self.close()
                 self._enter(point)

@@ -16,12 +16,13 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
+from bsmeta.data.dealing import Share, deal
 from bsmeta.data.fingerprint import fingerprint
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import first_lines
 from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Phases, Position, shares_of, unevenness
+from bsmeta.data.plan import Phases, Position
 from bsmeta.data.shards import Shard, validation_path, what_it_is
 from bsmeta.data.sources import Source, source_of
 from bsmeta.data.streams import LogicalStream
@@ -30,7 +31,6 @@ from bsmeta.data.windows import WindowMaker
 log = logging.getLogger(__name__)
 
 SAMPLE_LINES = 8
-UNEVEN = 1.5
 
 
 class LiveStreams:
@@ -59,7 +59,8 @@ class LiveStreams:
         self._phases = phases
         self._source = source_of(config)
         self.shards = self._source.shards()
-        check_streams_have_documents(self._source, self.shards, config)
+        self._dealt = deal(self.shards, config.num_streams)
+        check_streams_have_documents(self._source, self._dealt, config)
         self._maker = WindowMaker(
             config,
             tokenizer,
@@ -79,25 +80,11 @@ class LiveStreams:
         self, stream: int, position: Position, epochs: int | None = None
     ) -> Iterator[PackedSequence]:
         """The sequences of a stream; see `LogicalStream.sequences`."""
-        shares = shares_of(stream, self.shards, self._config.num_streams)
+        shares = self._dealt[stream]
         logical = LogicalStream(
             stream, shares, self._maker, self._config, self._seed, self._source, self._phases
         )
         return logical.sequences(position, epochs)
-
-    def warn_of_unevenness(self) -> None:
-        """Says so if some streams own much less than others."""
-        streams = self._config.num_streams
-        uneven = unevenness(self.shards, streams)
-        if uneven > UNEVEN:
-            log.warning(
-                "the largest of data_config.num_streams=%d streams owns %.1f times as much of the "
-                "%d shards as the smallest, whose documents are read so much more often; a number "
-                "of streams that divides the shards would be even",
-                streams,
-                uneven,
-                len(self.shards),
-            )
 
     def warn_of_slow_resumes(self) -> None:
         """Says so if shards can be entered at their beginning only."""
@@ -112,24 +99,24 @@ class LiveStreams:
 
 
 def check_streams_have_documents(
-    source: Source, shards: Sequence[Shard], config: DataConfig
+    source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
-    """Where streams share a shard, its last one must have a window of it.
+    """A stream that owns the beginning of no shard must have a document nevertheless.
 
     Raises:
-        ConfigurationError: If it has not.
+        ConfigurationError: If one has none.
     """
-    for stream in range(max(config.num_streams - len(shards), 0), config.num_streams):
-        for share in shares_of(stream, shards, config.num_streams):
-            first = share.first_document(0, config.window_documents)
-            if first and not source.has_line(share.shard, first):
-                raise ConfigurationError(
-                    f"data_config.num_streams={config.num_streams} is too many for "
-                    f"{len(shards)} shards: {share.stride} streams share {share.shard.name} in "
-                    f"windows of data_config.window_documents={config.window_documents}, but "
-                    f"it has no document {first} with which the last one's first window would "
-                    "begin; lower num_streams or window_documents, or add shards"
-                )
+    for stream, shares in enumerate(dealt):
+        firsts = [(share, share.documents(0, 1)[0]) for share in shares]
+        if any(first == 0 for _, first in firsts):
+            continue
+        if not any(source.has_line(share.shard, first) for share, first in firsts):
+            where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
+            raise ConfigurationError(
+                f"data_config.num_streams={config.num_streams} is too many: no document is left "
+                f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
+                "shards"
+            )
 
 
 def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:

@@ -1,33 +1,20 @@
-"""Which stream reads what, and in which order: arithmetic on integers, no file is opened.
+"""Where streams stand, and how their sequences are dealt out to processes: arithmetic on integers.
 
 The data is cut into S logical streams whatever the number of processes. A stream owns the same
-shares of shards in every epoch and walks them in an order drawn for that epoch. Where a stream
-stands is a `Position`: a few integers, from which it can be made anew anywhere.
+documents in every epoch (`dealing`) and walks its shares in an order drawn for that epoch. Where it
+stands is a `Position`: a few integers, from which it can be rebuilt anywhere.
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.seeds import derive, permutation
-from bsmeta.data.shards import Shard
 
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The windows of a shard that one stream owns: `offset`, `offset + stride`, and so on."""
-
-    shard: Shard
-    offset: int
-    stride: int
-
-    def first_document(self, window: int, window_documents: int) -> int:
-        """The number in its shard of the first document of the share's `window`-th window."""
-        return (self.offset + window * self.stride) * window_documents
+VERSION = 2
+"""Of saved positions. In version 1 streams owned whole shards, or windows of them in turn."""
 
 
 class Position(NamedTuple):
@@ -55,15 +42,25 @@ class Position(NamedTuple):
 
     def state(self) -> dict[str, int]:
         """The position as it is saved."""
-        return self._asdict()
+        return {"version": VERSION, **self._asdict()}
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Position:
         """Reads a saved position.
 
         Raises:
-            ConfigurationError: If it does not consist of exactly these integers, none negative.
+            ConfigurationError: If it is of another version, or does not consist of exactly these
+                integers, none negative.
         """
+        state = dict(state)
+        version = state.pop("version", 1)
+        if version != VERSION:
+            raise ConfigurationError(
+                f"the checkpoint's data state is of version {version}, expected {VERSION}: "
+                "documents are dealt to streams in another way now, so its positions stand at "
+                "other documents; continue the run with the version of bsmeta that began it, or "
+                "begin a new one from its weights (model_name=CHECKPOINT/model)"
+            )
         expected = set(cls._fields)
         whole = all(type(value) is int and value >= 0 for value in state.values())
         if set(state) != expected or not whole:
@@ -100,34 +97,6 @@ class Phases:
             return None
         first = -(-(self.starts[phase + 1] - stream) // self.num_streams)
         return first - emitted
-
-
-def shares_of(stream: int, shards: Sequence[Shard], num_streams: int) -> list[Share]:
-    """What a stream owns: whole shards, or windows in turn where shards are fewer than streams."""
-    if len(shards) >= num_streams:
-        return [Share(shard, 0, 1) for shard in shards[stream::num_streams]]
-    number = stream % len(shards)
-    sharing = len(range(number, num_streams, len(shards)))
-    return [Share(shards[number], stream // len(shards), sharing)]
-
-
-def unevenness(shards: Sequence[Shard], num_streams: int) -> float:
-    """How many times as much data (in bytes on disk) the largest stream owns as the smallest.
-
-    Every stream gives as many sequences, so the documents of the smallest are read that many times
-    as often.
-    """
-    sizes = [
-        sum(share.shard.size / share.stride for share in shares_of(stream, shards, num_streams))
-        for stream in range(num_streams)
-    ]
-    return max(sizes) / max(min(sizes), 1.0)
-
-
-def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
-    """The order in which a stream walks its shares in one epoch."""
-    order = permutation(len(shares), derive(seed, "shares", epoch, stream))
-    return [shares[index] for index in order]
 
 
 @dataclass(frozen=True, slots=True)

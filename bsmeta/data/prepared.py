@@ -27,7 +27,7 @@ from bsmeta.data.sources import source_of
 
 log = logging.getLogger(__name__)
 
-FORMAT = 3
+FORMAT = 4
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` where a token is a target; the other bits are its kind."""

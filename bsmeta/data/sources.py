@@ -12,9 +12,9 @@ from typing import Any, Protocol
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.cache import Cache
+from bsmeta.data.dealing import Share
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader, first_lines, has_line
-from bsmeta.data.plan import Share
 from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.windows import Window
 
@@ -98,10 +98,9 @@ class NativeSource:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
 
     def _window(self, epoch: int, share: Share, number: int, reader: LineReader) -> Window:
-        count = self._config.window_documents
-        first = share.first_document(number, count)
-        lines = reader.read(first, count)
-        return Window(epoch, share.shard, first, lines, reader.damage)
+        documents = share.documents(number, self._config.window_documents)
+        lines = reader.take(documents)
+        return Window(epoch, share.shard, documents, lines, reader.damage)
 
 
 def source_of(config: DataConfig) -> Source:

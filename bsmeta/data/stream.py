@@ -80,7 +80,6 @@ class TrainStream:
         else:
             self._streams = LiveStreams(config, tokenizer, seed, phases)
             if rank == 0:
-                self._streams.warn_of_unevenness()
                 self._streams.warn_of_slow_resumes()
         # Prepared sequences serve both kinds of attention; a run keeps to one.
         self.fingerprint = {

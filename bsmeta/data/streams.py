@@ -13,8 +13,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.bad_documents import REASONS
 from bsmeta.data.counts import HALF_USED, skipped_counts
+from bsmeta.data.dealing import Share, order_of
 from bsmeta.data.packed import PackedSequence, PackedWindow
-from bsmeta.data.plan import Phases, Position, Share, order_of
+from bsmeta.data.plan import Phases, Position
 from bsmeta.data.sources import Source
 from bsmeta.data.windows import Window, WindowMaker
 

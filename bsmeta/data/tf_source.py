@@ -12,6 +12,7 @@ its threads would not survive the fork of the loader processes.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -22,9 +23,9 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.dealing import Share, step_of
 from bsmeta.data.inflate import DamagedFileError, content
 from bsmeta.data.lines import LONGEST_LINE, OVERLONG
-from bsmeta.data.plan import Share
 from bsmeta.data.shards import (
     SUFFIXES,
     Shard,
@@ -136,18 +137,29 @@ class TensorFlowSource:
         data, count = self._tf.data, self._config.window_documents
         behind = data.Dataset.from_tensors(self._tf.constant([], self._tf.string))
 
-        def windows(path: Any, compression: Any, first: Any, stride: Any) -> Any:
-            lines = data.TextLineDataset(path, compression_type=compression, buffer_size=BUFFER)
-            return lines.batch(count).skip(first).shard(stride, 0).concatenate(behind)
+        def windows(path: Any, compression: Any, own: Any, first: Any) -> Any:
+            low, high, run, cycle, step = (own[column] for column in range(5))
 
-        firsts = [share.offset for share in shares]
-        firsts[0] += number * shares[0].stride
+            def is_own(line: Any, _: Any) -> Any:
+                slot = line // run % cycle * step % cycle
+                return (low <= slot) & (slot < high)
+
+            lines = data.TextLineDataset(path, compression_type=compression, buffer_size=BUFFER)
+            lines = lines.enumerate().filter(is_own).map(lambda _, line: line)
+            return lines.batch(count).skip(first).concatenate(behind)
+
+        own = [
+            (share.low, share.high, share.run, share.cycle, step_of(share.cycle))
+            for share in shares
+        ]
+        firsts = np.zeros(len(shares), np.int64)
+        firsts[0] = number
         table = data.Dataset.from_tensor_slices(
             (
                 [str(share.shard.path) for share in shares],
                 ["GZIP" if str(share.shard.path).endswith(".gz") else "" for share in shares],
-                np.array(firsts, np.int64),
-                np.array([share.stride for share in shares], np.int64),
+                np.array(own, np.int64),
+                firsts,
             )
         )
         blocks = table.interleave(
@@ -216,7 +228,7 @@ class ShareReader:
         self.number = number
         self.ended = False
         self.intact = True
-        self._is_whole = number == 0 and share.stride == 1
+        self._is_whole = number == 0 and share.is_whole
         self._size = 0  # bytes of lines and their ends
 
     def read(self, epoch: int) -> Window:
@@ -226,7 +238,7 @@ class ShareReader:
             DataError: If the shard cannot be read for another reason than damaged data.
         """
         errors, shard = tensorflow().errors, self._share.shard
-        first = self._share.first_document(self.number, self._count)
+        numbers = self._share.documents(self.number, self._count)
         self.number += 1
         damage = ""
         try:
@@ -237,14 +249,15 @@ class ShareReader:
                 next(self._blocks)  # the empty one
         except errors.DataLossError as error:
             self.ended, self.intact = True, False
-            return Window(epoch, shard, first, [], f"cannot be decompressed: {error.message}")
+            return Window(epoch, shard, numbers, [], f"cannot be decompressed: {error.message}")
         except errors.OpError as error:
             raise DataError(f"{shard.path} cannot be read: {error.message}") from error
         self._size += sum(map(len, lines)) + len(lines)
         if self.ended and str(shard.path).endswith(".gz") and not self._is_complete():
             damage, whole = cut_of(str(shard.path))
-            lines = lines[: max(whole - first, 0)] if damage else lines
-        return Window(epoch, shard, first, lines, damage)
+            if damage:
+                lines = lines[: bisect.bisect_left(numbers, whole)]
+        return Window(epoch, shard, numbers, lines, damage)
 
     def _is_complete(self) -> bool:
         """Whether all content was read, as far as the end of the file tells it.

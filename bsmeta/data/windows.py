@@ -36,21 +36,26 @@ ENCODED_AT_ONCE = 8_000_000  # characters
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Lines of a shard that are made into sequences together.
+    """Some documents of a shard that are made into sequences together.
 
     Attributes:
         epoch: The epoch of the stream that reads them.
         shard: Where they come from.
-        first: Number of the first document in its shard.
-        lines: One document each.
+        numbers: Numbers in the shard of the documents that belong to it, rising.
+        lines: One document each, the first ones of those numbers: fewer where the shard ends.
         damage: Why the shard cannot be read beyond them; empty if it can.
     """
 
     epoch: int
     shard: Shard
-    first: int
+    numbers: Sequence[int]
     lines: Sequence[Line]
     damage: str = ""
+
+    @property
+    def first(self) -> int:
+        """Number in the shard of the first document."""
+        return self.numbers[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +137,8 @@ class WindowMaker:
                 numbers.append(number)
                 rendered.append(one)
         if window.damage:
-            line = window.first + len(window.lines)
+            read = len(window.lines)
+            line = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
         parts = zip(numbers, rendered, self._cut(rendered), strict=True)
         return [WindowDocument(*one) for one in parts], rejecter.counts
@@ -172,7 +178,7 @@ class WindowMaker:
         self, window: Window, rejecter: Rejecter, sampler: TypeSampler
     ) -> Iterator[tuple[int, Rendered]]:
         """The good documents, each with its number in the shard."""
-        for number, line in enumerate(window.lines, start=window.first):
+        for number, line in zip(window.numbers, window.lines, strict=False):
             generator = document_generator(self._seed, window.epoch, window.shard.name, number)
             try:
                 document = self._decoder.decode(line)

@@ -58,8 +58,11 @@ def packing_facts(window: ExplainedWindow) -> str:
     pieces = sum(map(len, window.sequences))
     used = sum(one.length for sequence in window.sequences for one in sequence)
     places = max(len(window.sequences) * window.capacity, 1)
+    which = f"documents {window.first} to {window.last} of {window.shard}"
+    if window.count <= window.last - window.first:
+        which = f"{window.count:,} of {which} (the others are in windows of other streams)"
     return (
-        f"documents {window.first} to {window.last} of {window.shard} are one window: "
+        f"{which} are one window: "
         f"{count(pieces, 'piece')} in {count(len(window.sequences), 'sequence')} of "
         f"{window.capacity:,} tokens, {used / places:.1%} full"
     )

@@ -22,6 +22,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.cache import Cache
+from bsmeta.data.dealing import Share, deal
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
 from bsmeta.data.live import held_out, sample_lines
@@ -74,6 +75,8 @@ class ExplainedWindow:
         shard: Name of its shard.
         first: Number of its first document.
         last: Number of its last one.
+        count: Number of documents in it; fewer than from `first` to `last` where streams share the
+            shard.
         documents: Those to show.
         sequences: All of its sequences, in the order in which the stream gives them out.
         capacity: Tokens of a sequence.
@@ -82,6 +85,7 @@ class ExplainedWindow:
     shard: str
     first: int
     last: int
+    count: int
     documents: list[ExplainedDocument]
     sequences: list[list[PackedPiece]]
     capacity: int
@@ -149,18 +153,30 @@ class Selection:
         )
 
     def _windows(self, shard: Shard, start: int) -> Iterator[Window]:
-        """The windows of a shard, from the one with document `start` on."""
+        """The windows of a shard with the documents from `start` on, that of `start` first.
+
+        Where streams share a shard, a window has documents of one of them.
+        """
         size = self._data.window_documents
+        dealt = deal(self._shards, self._data.num_streams)
+        shares = [share for own in dealt for share in own if share.shard is shard]
+
+        def first_window(share: Share) -> Sequence[int]:
+            return share.documents(share.window_from(start, size), size)
+
+        shares.sort(key=lambda share: start not in first_window(share))
         reader = LineReader(shard.path, self._indexes)
-        for first in itertools.count(start // size * size, size):
-            lines = reader.read(first, size)
-            missing = first <= start and first + len(lines) <= start and not reader.damage
-            if missing and self._is_asked_for(shard):
-                raise ConfigurationError(no_such_document(shard, start, reader.line))
-            if lines or reader.damage:
-                yield Window(self._config.epoch, shard, first, lines, reader.damage)
-            if len(lines) < size:
-                break
+        for share in shares:
+            for number in itertools.count(share.window_from(start, size)):
+                numbers = share.documents(number, size)
+                lines = reader.take(numbers)
+                missing = start in numbers[len(lines) :] and not reader.damage
+                if missing and self._is_asked_for(shard):
+                    raise ConfigurationError(no_such_document(shard, start, reader.line))
+                if lines or reader.damage:
+                    yield Window(self._config.epoch, shard, numbers, lines, reader.damage)
+                if len(lines) < size:
+                    break
         reader.close()
 
     def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
@@ -184,7 +200,8 @@ class Selection:
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.first,
-            last=window.first + len(window.lines) - 1,
+            last=last_of(window),
+            count=len(window.lines),
             documents=[
                 self._document(
                     window, one, [sequence_of[piece + i] for i in range(len(one.pieces))]
@@ -201,7 +218,7 @@ class Selection:
         metadata, rendered = self._data.metadata_config, document.rendered
         if metadata.without_metadata_same_context:
             rendered = rendered.without_metadata()
-        decoded = self._decoder.decode(window.lines[document.number - window.first])
+        decoded = self._decoder.decode(window.lines[window.numbers.index(document.number)])
         return ExplainedDocument(
             name=f"{window.shard.name}:{document.number}",
             rendered=rendered,
@@ -215,15 +232,20 @@ class Selection:
         self, window: Window, start: int, numbers: Sequence[int], skipped: Counter[str]
     ) -> None:
         """Refuses to pass over the document that was asked for."""
-        if not self._is_asked_for(window.shard) or start < window.first:
+        if not self._is_asked_for(window.shard) or start not in window.numbers:
             return
         if start not in numbers:
             reasons = ", ".join(f"{count} for {reason}" for reason, count in skipped.items())
             raise ConfigurationError(
                 f"document={window.shard.name}:{start}: training skips it (of documents "
-                f"{window.first} to {window.first + len(window.lines) - 1} it skips {reasons}); "
+                f"{window.first} to {last_of(window)} it skips {reasons}); "
                 "data_config.bad_documents=strict and on_test_overlap=error say what is wrong"
             )
 
     def _is_asked_for(self, shard: Shard) -> bool:
         return self._config.document is not None and shard is self._shards[self._place]
+
+
+def last_of(window: Window) -> int:
+    """The number of the last document of a window that was read."""
+    return window.numbers[max(len(window.lines), 1) - 1]

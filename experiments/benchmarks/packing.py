@@ -43,7 +43,9 @@ def cut_documents(config: TrainConfig) -> Iterator[list[int]]:
     for shard in list_shards(data):
         reader = LineReader(shard.path)
         while lines := reader.read(reader.line, 64):
-            window = Window(0, shard, reader.line - len(lines), lines, reader.damage)
+            window = Window(
+                0, shard, range(reader.line - len(lines), reader.line), lines, reader.damage
+            )
             for one in maker.documents(window)[0]:
                 yield [len(piece) for piece in one.pieces]
         reader.close()

@@ -21,7 +21,7 @@ from bsmeta.data.prepared import COLUMNS, read_manifest
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]
-STEPS = 24
+STEPS = 36
 
 
 def prepared(
@@ -183,7 +183,7 @@ def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Pa
         run(small_config(folder, prepared=str(tmp_path)), 1)
     manifest = manifest_of(config) | {"format": 0}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigurationError, match="has format 0; this version reads format 3"):
+    with pytest.raises(ConfigurationError, match="has format 0; this version reads format 4"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
 
 

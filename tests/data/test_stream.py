@@ -148,21 +148,29 @@ def test_numbers_that_do_not_divide_are_listed(folder: Path) -> None:
         run(small_config(folder), 1, world_size=2, batch=6)
 
 
-def test_too_many_streams_for_the_windows(folder: Path) -> None:
+def test_too_many_streams(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path, [2, 3])
     with pytest.raises(ConfigurationError) as error:
         run(small_config(folder, num_streams=24), 1)
-    assert "data_config.num_streams=24" in str(error.value)
-    assert "part-02.jsonl.gz" in str(error.value)
-    assert "data_config.window_documents=8" in str(error.value)
+    assert "data_config.num_streams=24 is too many: no document is left for" in str(error.value)
+    assert "lower num_streams, or add shards" in str(error.value)
 
 
-def test_streams_of_uneven_size_are_warned_of(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(small_config(folder, num_streams=4), 1)
-    assert "the largest of data_config.num_streams=4 streams owns" in caplog.text
-    caplog.clear()
-    run(small_config(folder, num_streams=1), 1)
+def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """No stream owns many more documents than another, whatever divides the shards."""
+    caplog.set_level("WARNING")
+    folder = write_shards(tmp_path, [300, 410, 170, 260, 330, 90])
+    for streams in (4, 7):
+        config = small_config(folder, num_streams=streams)
+        stream = TrainStream(
+            config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+        )
+        sizes = []
+        for number in range(streams):
+            epoch = itertools.takewhile(lambda one: one.behind.epoch == 0, stream._open(number))
+            sizes.append(len({name for one in epoch for name in one.documents}))
+        assert sum(sizes) == 1560
+        assert max(sizes) <= 1.15 * min(sizes)
     assert not caplog.text
 
 
@@ -229,9 +237,21 @@ def test_a_state_without_some_streams_is_refused(folder: Path, whole: Run) -> No
 
 def test_a_position_of_another_form_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected the keys"):
-        Position.from_state({"epoch": 1, "shard": 0})
+        Position.from_state({"version": 2, "epoch": 1, "shard": 0})
     with pytest.raises(ConfigurationError, match="whole numbers"):
         Position.from_state(Position().state() | {"epoch": 1.5})
+
+
+def test_positions_of_the_old_division_are_refused(folder: Path, whole: Run) -> None:
+    """Even where other data is allowed: they would stand at other documents."""
+    streams = {number: dict(saved) for number, saved in whole.state["streams"].items()}
+    for saved in streams.values():
+        assert saved.pop("version") == 2
+    state = {**whole.state, "streams": streams}
+    with pytest.raises(
+        ConfigurationError, match=r"is of version 1, expected 2: documents are deal"
+    ):
+        run(small_config(folder, on_changed_data="warn"), 1, state=state)
 
 
 def test_an_error_of_a_loader_process_is_raised_as_it_is(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.plan import Share
+from bsmeta.data.dealing import Share
 from bsmeta.data.sources import NativeSource, Source, source_of
 from bsmeta.data.tf_source import TensorFlowSource, tensorflow
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
@@ -66,7 +66,7 @@ def test_the_same_windows_from_anywhere(tmp_path: Path, place: int, number: int)
     native, other = pair(small_config(tmp_path))
     shards = native.shards()
     assert other.shards() == shards
-    for shares in ([Share(one, 0, 1) for one in shards], [Share(one, 1, 2) for one in shards]):
+    for shares in ([Share(one) for one in shards], [Share(one, 1, 4, 4, 3) for one in shards]):
         expected = listed(native, shares, place, number)
         assert expected == listed(other, shares, place, number)
         assert len(expected) > 1
@@ -83,7 +83,7 @@ def test_a_cut_shard_is_noticed_and_named(tmp_path: Path, left: float) -> None:
     cut.write_bytes(data[: int(len(data) * left)])
     config = small_config(tmp_path, num_streams=1)
     native, other = pair(config)
-    order = [Share(one, 0, 1) for one in native.shards()]
+    order = [Share(one) for one in native.shards()]
     expected = listed(native, order)
     assert expected == listed(other, order)
     assert [one[2].damage != "" for one in expected].count(True) == 1
@@ -99,7 +99,7 @@ def test_damage_ends_a_shard_but_not_the_epoch(tmp_path: Path) -> None:
     data[-8:-4] = b"\0\0\0\0"  # the checksum
     damaged.write_bytes(data)
     native, other = pair(small_config(tmp_path))
-    windows = [one[2] for one in listed(other, [Share(one, 0, 1) for one in native.shards()])]
+    windows = [one[2] for one in listed(other, [Share(one) for one in native.shards()])]
     assert [one.shard.name for one in windows if one.damage] == ["part-01.jsonl.gz"]
     assert [one.first for one in windows if one.shard.name == "part-02.jsonl.gz"] == [0, 8]
 
@@ -141,7 +141,7 @@ def test_what_it_cannot_read_is_refused(tmp_path: Path) -> None:
 def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "a.jsonl.gz", pages(20))
     native, other = pair(small_config(tmp_path))
-    order = [Share(one, 0, 1) for one in native.shards()]
+    order = [Share(one) for one in native.shards()]
     path.unlink()
     for source in (native, other):
         with pytest.raises(DataError, match="a.jsonl.gz cannot be read"):

@@ -49,7 +49,8 @@ def own_config(folder: Path, documents: Sequence[dict[str, Any]], **changes: Any
     """
     write_shard(folder / "a.jsonl.gz", list(documents))
     own = {key: changes.pop(key) for key in [*changes] if key in ExplainConfig.__dataclass_fields__}
-    changes = {"tokenizer_backend": "hf", "metadata_probability": 1.0, **changes}
+    fixed = {"tokenizer_backend": "hf", "metadata_probability": 1.0, "num_streams": 1}
+    changes = {**fixed, **changes}
     return ExplainConfig(data_config=small_config(folder, **changes), **own)
 
 

@@ -12,6 +12,8 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.explain import ExplainConfig
+from bsmeta.data.dealing import deal
+from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.explaining.selection import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, write_shard, write_shards
@@ -176,10 +178,26 @@ def test_a_number_beyond_the_shard(tmp_path: Path) -> None:
     assert (window.first, window.last, len(window.documents)) == (16, 19, 1)
 
 
+@pytest.mark.parametrize("number", [0, 17, 39])
+def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -> None:
+    """It is shown in the window in which its stream trains on it."""
+    changes = {"num_streams": 3, "window_documents": 5, "metadata_probability": 0.0}
+    name = f"a.jsonl.gz:{number}"
+    config = own_config(tmp_path, pages(40), document=name, limit=1, **changes)
+    (window,) = own_windows(config)
+    assert [one.name for one in window.documents] == [name]
+    assert window.count <= window.last - window.first
+    shown = {piece.number for sequence in window.sequences for piece in sequence}
+    shares = [share for own in deal(list_shards(config.data_config), 3) for share in own]
+    windows = [share.documents(window, 5) for share in shares for window in range(8)]
+    (trained,) = [one for one in windows if number in one]
+    assert shown == {one for one in trained if one < 40}
+
+
 def test_an_empty_shard_is_passed_over_unless_it_was_asked_for(tmp_path: Path) -> None:
     write_shards(tmp_path, [2])
     write_shard(tmp_path / "empty.jsonl.gz", [])
-    data = small_config(tmp_path, tokenizer_backend="hf")
+    data = small_config(tmp_path, tokenizer_backend="hf", num_streams=1)
     (window,) = own_windows(ExplainConfig(data_config=data, limit=5))
     assert [one.name for one in window.documents] == ["part-00.jsonl.gz:0", "part-00.jsonl.gz:1"]
     with pytest.raises(ConfigurationError, match="empty.jsonl.gz:0: the shard has no documents"):

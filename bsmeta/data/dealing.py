@@ -1,0 +1,170 @@
+"""Which documents each logical stream owns: the same amount for any number of streams and shards.
+
+Shards of about the same size cannot be divided among any number of streams as they are, and nobody
+knows how many documents a shard has before it was read. So the bytes of all shards, one after the
+other, are cut into parts of one length, one a stream; where a cut falls into a shard, its documents
+are dealt to the streams on both sides in the proportion of their bytes, a run of documents at a
+time. This is arithmetic on the sizes of the shards: no file is opened, and the lines of any window
+follow from a stream's share at once. Each stream reads past the documents of the others, by access
+points where a shard has them: that is the cost, once for each shard that is cut.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from bsmeta.data.seeds import derive, permutation
+from bsmeta.data.shards import Shard
+
+SLOTS = 64
+"""Slots of a stream, at least, in a shard that is dealt: a share is right to one in so many."""
+
+RUNS = 64
+"""Runs of documents, about, of each stream in a shard that is dealt. Longer runs leave longer gaps,
+which access points skip; shorter ones are dealt more evenly."""
+
+DOCUMENT = 8192
+"""Bytes of a compressed document, about; those of c4-en-html-with-metadata have 13,000."""
+
+COMPRESSION = 5
+"""How many times as large shards are that are not compressed."""
+
+TOLERANCE = 32
+"""A stream may own one part in so many more or less than its due if that leaves a shard whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The documents of a shard that one stream owns; all of them by default.
+
+    Documents come in runs, and run r falls into slot r * step mod cycle (`step_of`). The fractions
+    r * step / cycle are spread evenly over 0 to 1 from the first one on, so any first part of a
+    shard is divided in about the same proportion, and no period in the documents is met.
+
+    Attributes:
+        shard: The shard.
+        low: First slot of the stream.
+        high: The slot after its last one.
+        cycle: Number of slots, a power of two.
+        run: Documents in a run.
+    """
+
+    shard: Shard
+    low: int = 0
+    high: int = 1
+    cycle: int = 1
+    run: int = 1
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no other stream owns documents of the shard."""
+        return self.high - self.low == self.cycle
+
+    def documents(self, window: int, count: int) -> Sequence[int]:
+        """The numbers in the shard of the documents of a window, rising.
+
+        Args:
+            window: Number of the window in the share.
+            count: Documents of a window.
+        """
+        first = window * count
+        if self.is_whole:
+            return range(first, first + count)
+        runs, inside = np.divmod(np.arange(first, first + count), self.run)
+        own = own_runs(self.low, self.high, self.cycle)
+        turns, places = np.divmod(runs, len(own))
+        return ((turns * self.cycle + own[places]) * self.run + inside).tolist()
+
+    def window_from(self, document: int, count: int) -> int:
+        """The window in which the stream's first document from a number on is.
+
+        Args:
+            document: Number of a document of the shard.
+            count: Documents of a window.
+        """
+        if self.is_whole:
+            return document // count
+        run, inside = divmod(document, self.run)
+        turn, slot = divmod(run, self.cycle)
+        own = own_runs(self.low, self.high, self.cycle)
+        place = int(np.searchsorted(own, slot))
+        if place == len(own) or own[place] != slot:  # a run of another stream
+            inside = 0
+        return ((turn * len(own) + place) * self.run + inside) // count
+
+
+@lru_cache(maxsize=1024)
+def own_runs(low: int, high: int, cycle: int) -> np.ndarray:
+    """Which of `cycle` runs belong to the slots from `low` to before `high`, rising (int64)."""
+    slots = np.arange(cycle) * step_of(cycle) % cycle
+    return np.flatnonzero((low <= slots) & (slots < high))
+
+
+def step_of(cycle: int) -> int:
+    """How many slots a run is after the one before it: near the golden section, and odd."""
+    return int(cycle * (5**0.5 - 1) / 2) | 1
+
+
+def deal(shards: Sequence[Shard], num_streams: int) -> list[list[Share]]:
+    """What each stream owns.
+
+    Args:
+        shards: The shards, in the order in which they are laid side by side.
+        num_streams: Number of streams.
+    """
+    ends = [*itertools.accumulate(map(weight, shards))]
+    cuts = cuts_of(ends, num_streams)
+    cycle = 1 << (SLOTS * num_streams - 1).bit_length()
+    shares: list[list[Share]] = [[] for _ in range(num_streams)]
+    for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
+        first = bisect.bisect_right(cuts, begin)
+        last = bisect.bisect_left(cuts, end)
+        if first == last:
+            shares[first].append(Share(shard))
+            continue
+        run = max(shard.size // (DOCUMENT * RUNS * (last - first + 1)), 1)
+        inside = [(cut - begin) * cycle // (end - begin) for cut in cuts[first:last]]
+        bounds = itertools.pairwise([0, *inside, cycle])
+        for stream, (low, high) in enumerate(bounds, start=first):
+            if low < high:
+                shares[stream].append(Share(shard, low, high, cycle, run))
+    return shares
+
+
+def weight(shard: Shard) -> int:
+    """What a shard counts when documents are dealt: its bytes, as if it were compressed."""
+    compressed = shard.name.endswith((".gz", ".zst"))
+    return max(shard.size if compressed else shard.size // COMPRESSION, 1)
+
+
+def cuts_of(ends: Sequence[int], num_streams: int) -> list[int]:
+    """Where all streams but the last end: as evenly as possible, in a shard only where it must be.
+
+    Args:
+        ends: Where each shard ends when they are laid side by side.
+        num_streams: Number of streams.
+    """
+    cuts: list[int] = []
+    begin = 0
+    for left in range(num_streams, 1, -1):
+        due = (ends[-1] - begin) // left
+        cut = begin + due
+        place = bisect.bisect_left(ends, cut)
+        nearest = min(ends[max(place - 1, 0) : place + 1], key=lambda end: abs(end - cut))
+        if abs(nearest - cut) * TOLERANCE <= due:
+            cut = nearest
+        cuts.append(cut)
+        begin = cut
+    return cuts
+
+
+def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
+    """The order in which a stream walks its shares in one epoch."""
+    order = permutation(len(shares), derive(seed, "shares", epoch, stream))
+    return [shares[index] for index in order]
