@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,13 +32,17 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     ProjectConfiguration,
 )
+from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.reporting import meet
 from bsmeta.config.schema import TrainConfig
 
+logger = logging.getLogger(__name__)
+
 Result = TypeVar("Result")
 
+COMPILING_S = 5.0  # a compiled op is loaded within it
 CONNECT_GRACE_S = 30  # torch's own errors come first: they name what is missing
 
 
@@ -59,6 +64,8 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
+        with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
+            prepare_cpu_op()
     meet(config.distributed_timeout_s)
     with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, "connecting the processes"):
         accelerator = _accelerator(config, plugin)
@@ -122,6 +129,36 @@ def print_stacks(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()
+
+
+def prepare_cpu_op() -> None:
+    """Loads the op by which DeepSpeed's processes communicate on a CPU; it is compiled once.
+
+    `make env` compiles it inside the environment, where a run that is started without `make` finds
+    it. Otherwise DeepSpeed would compile it for minutes without any message.
+    """
+    from deepspeed.accelerator import get_accelerator  # seconds, for runs under DeepSpeed only
+
+    if get_accelerator().device_name() != "cpu":
+        return
+    compiled = Path(sys.prefix) / "torch_extensions"
+    if os.access(compiled, os.W_OK):  # a lock file is written there
+        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
+    scripts = Path(sys.executable).parent
+    if (scripts / "ninja").exists():  # another version would compile everything again
+        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+    folder = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
+    message = (
+        "DeepSpeed compiles its op for CPUs, or waits for a process that does (a lock in %s): "
+        "once, for some minutes …"
+    )
+    announcement = threading.Timer(COMPILING_S, logger.info, (message, folder))
+    announcement.daemon = True
+    announcement.start()
+    try:
+        get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
+    finally:
+        announcement.cancel()
 
 
 def _quiet_libraries() -> None:

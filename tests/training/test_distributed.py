@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from bsmeta.training import distributed
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 STUCK = """
 import time
@@ -22,3 +33,48 @@ def test_connecting_has_a_limit() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("connecting the processes took more than 0.1 s (distributed_")
     assert 'File "<string>", line 7 in <module>' in ended.stderr
+
+
+@NO_GPU
+@pytest.mark.parametrize("seconds", [0, 0.5])
+def test_an_op_that_must_be_compiled_is_announced(
+    seconds: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Compiling takes minutes: here it only sleeps."""
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    monkeypatch.setattr(ShareMemCommBuilder, "load", lambda *_, **__: time.sleep(seconds))
+    monkeypatch.setattr(distributed, "COMPILING_S", 0.1)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "removed at the end")
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+    (tmp_path / "torch_extensions").mkdir()
+    with caplog.at_level(logging.INFO, logger="bsmeta"):
+        distributed.prepare_cpu_op()
+    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(tmp_path / "torch_extensions")
+    assert os.environ["PATH"].startswith(str(Path(sys.executable).parent))
+    assert caplog.text.count("DeepSpeed compiles its op for CPUs") == bool(seconds)
+
+
+@NO_GPU
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (Path(sys.prefix) / "torch_extensions").exists(), reason="no op was compiled by make"
+)
+def test_a_run_without_make_finds_the_op_that_make_has_compiled(tmp_path: Path) -> None:
+    """The home folder, where the op would be compiled otherwise, stays empty."""
+    toy = str(Path(__file__).with_name("toy_task.py"))
+    kept = {name: os.environ[name] for name in os.environ if name != "TORCH_EXTENSIONS_DIR"}
+    environ = {**kept, "HOME": str(tmp_path), "TOY_ZERO_STAGE": "2", "PATH": "/usr/bin:/bin"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    run = [toy, "trackers=[]", "max_train_steps=1", "num_warmup_steps=0", f"out_dir={tmp_path}/run"]
+    ended = subprocess.run(
+        [*launch, *run], env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "DeepSpeed compiles" not in ended.stderr
+    assert not (tmp_path / ".cache" / "torch_extensions").exists()
