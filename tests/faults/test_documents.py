@@ -29,6 +29,7 @@ BROKEN = [
     b'{"text": NaN}',
     b'{"url": "no text"}',
     b'{"text": 5}',
+    b'{"text": "' + b"too long " * 3000 + b'"}',
 ]
 KEYS = (
     "max_train_steps=3",
@@ -37,14 +38,19 @@ KEYS = (
     "data_config.num_streams=1",
     "data_config.window_documents=100",
     "data_config.metadata_config.max_seq_len=64",
+    "data_config.max_document_chars=20000",
 )
 
 
 def shard(folder: Path) -> Path:
-    """One shard: 31 good documents, then the broken lines, then good documents again."""
+    """One shard: 31 good documents, then the broken lines, then good documents again.
+
+    One more has no text, which is not counted among the broken ones.
+    """
     good = [json.dumps({"text": f"Page {n} of many words. " * 10}).encode() for n in range(80)]
     file = folder / "broken.jsonl.gz"
-    file.write_bytes(gzip.compress(b"\n".join([*good[:31], *BROKEN, *good[31:]]) + b"\n", 1))
+    lines = [*good[:31], *BROKEN, *good[31:], b'{"text": ""}']
+    file.write_bytes(gzip.compress(b"\n".join(lines) + b"\n", 1))
     return file
 
 
@@ -67,9 +73,22 @@ def test_row_12_skip_counts(start: Start, tmp_path: Path) -> None:
     counts = [event["counts"] for event in events(tmp_path / "run", "step")]
     skipped = sum(v for each in counts for k, v in each.items() if k.startswith("bad_documents/"))
     assert skipped == len(BROKEN)
+    assert sum(each.get("empty_text", 0) for each in counts) == 1
 
 
 def test_row_12_skip_has_a_limit(start: Start, tmp_path: Path) -> None:
     keys = ("data_config.bad_documents=skip", "data_config.max_bad_documents=4")
     assert begin(start, tmp_path, *keys).wait() == 2
     assert "max_bad_documents=4" in status(tmp_path / "run")["message"]
+
+
+def test_row_12_a_damaged_held_out_file(start: Start, tmp_path: Path) -> None:
+    """It cannot be kept out of training, so there is none."""
+    held_out = tmp_path / "held_out.jsonl.gz"
+    lines = [json.dumps({"text": f"Held out {n}. " * 9}).encode() for n in range(400)]
+    whole = gzip.compress(b"\n".join(lines))
+    held_out.write_bytes(whole[: len(whole) * 6 // 10])
+    keys = (f"data_config.validation_file={held_out}", "data_config.bad_documents=skip")
+    assert begin(start, tmp_path, *keys).wait() == 2
+    message = status(tmp_path / "run")["message"]
+    assert f"data_config.validation_file: {held_out} cannot be kept out of training" in message
