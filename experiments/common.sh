@@ -97,6 +97,16 @@ choose_launch() {
     fail "$(basename "$LAUNCH_FILE") starts one process a GPU: found $gpus GPUs, expected" \
       "${BSMETA_PROCESSES:-at least 1}. See nvidia-smi, CUDA_VISIBLE_DEVICES and" \
       "BSMETA_PROCESSES, or train on the CPU: BSMETA_LAUNCH_FILE=cpu_zero2.yaml"
+  choose_gpus "$PROCESSES" "$gpus"
+}
+
+# Where the run takes fewer GPUs than there are, the least busy ones.
+choose_gpus() { # PROCESSES GPUS
+  [[ $1 -lt $2 ]] || return 0
+  local chosen
+  chosen=$(python "$EXPERIMENTS/gpus.py" "$1")
+  [[ -z $chosen ]] || export CUDA_VISIBLE_DEVICES=$chosen
+  ! $DRY_RUN || say "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}"
 }
 
 count_gpus() { python -c 'import torch; print(torch.cuda.device_count())'; }

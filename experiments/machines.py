@@ -22,17 +22,28 @@ def read(path: Path) -> dict[str, int]:
         ValueError: If the file does not say so.
     """
     try:
-        hosts = json.loads(path.read_text(encoding="utf-8"))
+        hosts = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from error
-    except ValueError as error:
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a JSON file: {error}") from error
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     if not isinstance(hosts, dict) or not hosts:
         raise ValueError(f'{path}: expected {{"host": processes, ...}}, found {hosts!r}')
     for host, processes in hosts.items():
         if type(processes) is not int or processes < 1:
             raise ValueError(f"{path}: {host}: found {processes!r}, expected a positive number")
     return hosts
+
+
+def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """An object of JSON, in which a key that is there twice would silently win."""
+    names = [name for name, _ in pairs]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} more than once; expected each host once")
+    return dict(pairs)
 
 
 def is_here(host: str) -> bool:
@@ -61,17 +72,43 @@ def rank_of(hosts: dict[str, int], stated: str) -> int:
         which = "none of" if not here else "more than one of"
         raise ValueError(
             f"this machine ({socket.gethostname()}) is {which} {', '.join(names)}; say which with "
-            "BSMETA_NODE_RANK (0 is the first)"
+            "BSMETA_NODE_RANK (0 is the first). A machine that the file leaves out comes after "
+            f"those in it (BSMETA_NODE_RANK={len(names)}), with one process a GPU"
         )
     return here[0]
+
+
+def with_left_out(hosts: dict[str, int], stated: str) -> dict[str, int]:
+    """The hosts, and after them this machine, where the file leaves it out and its rank says so.
+
+    Raises:
+        ValueError: If it has no GPU, so that the number of its processes is not known.
+    """
+    if stated != str(len(hosts)) or any(map(is_here, hosts)):
+        return hosts
+    gpus = count_gpus()
+    if gpus == 0:
+        raise ValueError(
+            f"BSMETA_NODE_RANK={stated}: the file leaves this machine ({socket.gethostname()}) "
+            "out, and there is no GPU to count its processes by; add it to the file"
+        )
+    return {**hosts, socket.gethostname(): gpus}
+
+
+def count_gpus() -> int:
+    """GPUs that this machine's processes may use."""
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def main() -> None:
     """Prints the place of this machine; ends with code 2 where it has none."""
     path = Path(sys.argv[1])
     try:
-        hosts = read(path)
-        rank = rank_of(hosts, sys.argv[2] if len(sys.argv) > 2 else "")
+        stated = sys.argv[2] if len(sys.argv) > 2 else ""
+        hosts = with_left_out(read(path), stated)
+        rank = rank_of(hosts, stated)
     except ValueError as error:
         print(f"BSMETA_MACHINES: {error}", file=sys.stderr)
         sys.exit(2)

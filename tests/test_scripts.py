@@ -25,6 +25,8 @@ def run(
 ) -> list[str]:
     """The commands that a script starts, one a line, with the repository's path as ROOT.
 
+    In front of each stands CUDA_VISIBLE_DEVICES, where the script has chosen GPUs.
+
     The stand-in for Python also says the number of GPUs, and the run folder of a configuration.
     """
     stand_ins = folder / "bin"
@@ -34,14 +36,16 @@ def run(
         program.write_text(
             "#!/usr/bin/env bash\n"
             f'[[ "$1" == -c ]] && echo {gpus} && exit\n'
+            '[[ "$1" == */gpus.py ]] && echo GPU-b,GPU-a,GPU-c | cut -d, -f-$2 && exit\n'
             f'[[ "$*" == *"--cfg job"* ]] && echo "{folder}/run" && exit\n'
             "[[ \"$1 $2\" == 'show hostnames' ]] && printf 'one\\ntwo\\n' && exit\n"
-            f'echo "$(basename "$0") $*" >>"{folder}/started"\n'
+            f'echo "${{CUDA_VISIBLE_DEVICES:-}}$(basename "$0") $*" >>"{folder}/started"\n'
         )
         program.chmod(0o755)
     path = f"{stand_ins}{os.pathsep}{os.environ['PATH']}"
     command = ["bash", str(REPOSITORY / script), *arguments]
-    kept = {name: os.environ[name] for name in os.environ if not name.startswith("BSMETA_")}
+    ours = ("BSMETA_", "CUDA_VISIBLE")
+    kept = {name: os.environ[name] for name in os.environ if not name.startswith(ours)}
     subprocess.run(command, cwd=folder, check=True, env={**kept, **environ, "PATH": path})
     return (folder / "started").read_text().replace(str(REPOSITORY), "ROOT").splitlines()
 
@@ -110,7 +114,8 @@ SEVERAL = (
         (
             4,
             {"BSMETA_PROCESSES": "2", "BSMETA_LAUNCH_FILE": "ddp.yaml"},
-            f"{LAUNCH}ddp.yaml --num_processes 2 ROOT/bsmeta/train.py --config-name demo seed=1",
+            f"GPU-b,GPU-a{LAUNCH}ddp.yaml --num_processes 2 ROOT/bsmeta/train.py"
+            " --config-name demo seed=1",
         ),
         (
             0,
@@ -165,8 +170,8 @@ def test_the_first_of_several_machines(tmp_path: Path) -> None:
         BSMETA_PROCESSES="3",
     )
     assert found == [
-        f"{LAUNCH}zero2.yaml --num_machines 2 --machine_rank 0 {SEVERAL} --num_processes 6"
-        " ROOT/bsmeta/train.py --config-name demo"
+        f"GPU-b,GPU-a,GPU-c{LAUNCH}zero2.yaml --num_machines 2 --machine_rank 0 {SEVERAL}"
+        " --num_processes 6 ROOT/bsmeta/train.py --config-name demo"
     ]
 
 

@@ -14,7 +14,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.lines import first_lines
-from bsmeta.data.shards import list_shards
+from bsmeta.data.shards import entries_of, list_shards
 from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import BadDocument, DocumentDecoder
@@ -37,9 +37,9 @@ def missing_types(config: DataConfig) -> list[str]:
     if not wanted or config.prepared:
         return []
     try:
+        if any("://" in entry for entry in entries_of(config)):
+            return []  # the Hub is asked by the run, in its time
         shards = list_shards(config)
-        if not shards or "://" in str(shards[0].path):
-            return []
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
         return []

@@ -17,6 +17,7 @@ from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.config.notes import notes
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data import preview
 from bsmeta.data.preview import missing_types
 from bsmeta.evaluation.statistics import Figures
 from tests.config.test_refusals import named, start
@@ -69,7 +70,9 @@ def test_metadata_that_can_never_be_drawn_is_refused(
     assert keys == ["metadata_column_list"] or metadata_problems(config) == []
 
 
-def test_types_that_no_document_has_are_named_with_the_columns_there_are(tmp_path: Path) -> None:
+def test_types_that_no_document_has_are_named_with_the_columns_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     columns = [
         {"text": "a", "metadata_url": [{"key": "url", "type": "global", "value": "x"}]},
         {"text": "b", "metadata": [{"key": "author", "type": "global", "value": "y"}]},
@@ -94,6 +97,10 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(tmp_pat
         f"{start_of}url " + columns_there_are.format(alone)
     ]
     assert told("[urls]", "data_config.train_file=nowhere/*.gz") == []
+    listed = "data_config.train_file=hf://datasets/owner/name/*.jsonl.gz"
+    monkeypatch.setattr(preview, "list_shards", lambda _: pytest.fail("the Hub was asked"))
+    assert told("[urls]", listed) == []
+    monkeypatch.undo()
     assert told("[urls]", f"data_config.train_file={tmp_path}/broken.jsonl") != []
 
 

@@ -102,6 +102,10 @@ def test_one_and_two_processes_on_two_machines_equal_three_on_one(
         ('{"127.0.0.1": 2}', "1", "BSMETA_NODE_RANK=1: expected 0 to 0"),
         ('{"127.0.0.1": "2"}', "", "127.0.0.1: found '2', expected a positive number"),
         ('{"127.0.0.1": true}', "", "127.0.0.1: found True, expected a positive number"),
+        ('{"127.0.0.1": 2, "127.0.0.1": 3}', "", "machines.json: 127.0.0.1 more than once; "),
+        ('{"192.0.2.7": 2}', "", "is none of 192.0.2.7; say which with BSMETA_NODE_RANK"),
+        ('{"192.0.2.7": 2}', "1", "there is no GPU to count its processes by; add it to the file"),
+        ('{"192.0.2.7": 2}', "0", "0 2 1 192.0.2.7 2\n"),
         ("[1, 2]", "", 'expected {"host": processes, ...}, found [1, 2]'),
         ("{", "", "not a JSON file"),
         (None, "", "No such file or directory"),
@@ -120,3 +124,39 @@ def test_a_machine_finds_its_place(
     else:
         assert (done.returncode, done.stdout) == (2, "")
         assert expected in done.stderr
+
+
+def test_a_machine_that_the_file_leaves_out_comes_last_with_all_its_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import machines
+
+    monkeypatch.setattr(machines, "count_gpus", lambda: 4)
+    hosts = {"192.0.2.7": 2, "192.0.2.8": 3}
+    left_out = machines.with_left_out(hosts, "2")
+    assert list(left_out.values()) == [2, 3, 4]
+    assert machines.rank_of(left_out, "2") == 2
+    assert machines.with_left_out(hosts, "1") == hosts
+    assert machines.with_left_out({**hosts, "localhost": 1}, "3") == {**hosts, "localhost": 1}
+
+
+@pytest.mark.parametrize(
+    ("usable", "count", "chosen"),
+    [
+        (["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, ["GPU-d", "GPU-c"]),
+        (["GPU-a", "GPU-b", "GPU-c"], 2, ["GPU-c", "GPU-b"]),
+        (["GPU-a", "GPU-b"], 1, ["GPU-b"]),
+        (["GPU-a", "GPU-x"], 1, []),
+    ],
+)
+def test_the_least_busy_gpus_are_taken(
+    usable: list[str], count: int, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By free memory, and by utilisation where that is about the same."""
+    monkeypatch.syspath_prepend(str(EXPERIMENTS))
+    import gpus
+
+    report = "GPU-a, 900, 0\nGPU-b, 40200, 90\nGPU-c, 40100, 10\nGPU-d, 80000, 99\n"
+    report += "GPU-e, [N/A], [N/A]\n"
+    assert gpus.least_busy(report, usable, count) == chosen
