@@ -1,12 +1,13 @@
 #!/usr/bin/env python
 """Soak test: a run that is killed again and again must end like one that never was.
 
-    python experiments/soak.py steps=200 kills=15 launch=cpu.yaml folder=/tmp/soak
+    python experiments/soak.py steps=200 kills=20 launch=cpu_zero2.yaml folder=/tmp/soak
 
-The demo is trained once undisturbed, and once with a SIGKILL to all processes or a SIGTERM to one
-of them at a random moment, resumed each time, until `kills` of them have hit. Prints one line of
-JSON: whether final weights, losses and learning rates are equal bit for bit, whether each step had
-the same documents, and the seconds that it took. Exit code 0 if all of them are.
+The demo is trained once undisturbed, and once with `kills` SIGKILLs to all processes, resumed each
+time: half of them at a random moment, also while it starts, the other half in a save. Two
+checkpoints are kept. Prints one line of JSON: whether final weights, losses and learning rates are
+equal bit for bit, whether each step had the same documents, how many kills left a save unfinished,
+and the seconds that it took. Exit code 0 if all are equal and every kill has hit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +29,7 @@ from safetensors.torch import load_file
 
 EXIT_USER_ERROR = 2
 REPOSITORY = Path(__file__).resolve().parents[1]
-DEFAULTS = {"steps": "200", "kills": "15", "launch": "cpu.yaml", "folder": "runs/soak", "seed": "0"}
+DEFAULTS = {"steps": "200", "kills": "20", "launch": "cpu.yaml", "folder": "runs/soak", "seed": "0"}
 
 
 def job(out_dir: Path, steps: int, launch: str) -> list[str]:
@@ -40,6 +42,7 @@ def job(out_dir: Path, steps: int, launch: str) -> list[str]:
         f"max_train_steps={steps}",
         "num_warmup_steps=10",
         "save_steps=5",
+        "keep_last_checkpoints=2",
         "eval_steps=0",
         "trackers=[]",
         "log_documents=true",
@@ -95,26 +98,71 @@ def events(out_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def disturb(
-    process: subprocess.Popen[bytes], out_dir: Path, aim: int, rng: random.Random
-) -> str | None:
-    """Signals the run a random moment after step `aim`, or (one in five) while it starts."""
+@dataclass
+class Hits:
+    """SIGKILLs that have hit the run.
+
+    Attributes:
+        at_random: At a random moment.
+        in_saves: While a checkpoint was being written.
+        unfinished: Those of either kind that left an unfinished checkpoint.
+    """
+
+    at_random: int = 0
+    in_saves: int = 0
+    unfinished: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.at_random + self.in_saves
+
+
+def unfinished(out_dir: Path) -> set[str]:
+    """The checkpoints that are being written, or were when the run was killed."""
+    return {folder.name for folder in out_dir.glob("tmp-checkpoint-*")}
+
+
+def wait_for(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
+    """Waits for something that the run does; False if it ends before."""
+    while not reached():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def kill(
+    process: subprocess.Popen[bytes], out_dir: Path, aim: int, in_save: bool, rng: random.Random
+) -> bool:
+    """Kills the run in the first save after step `aim`, or a random moment after that step.
+
+    One in five of the random moments is in the start of the run.
+
+    Returns:
+        Whether it ran until then.
+    """
     early = time.monotonic() + rng.uniform(1, 8) if rng.random() < 0.2 else float("inf")
-    while logged(out_dir) < aim and time.monotonic() < early:
-        if process.poll() is not None:
-            return None
-        time.sleep(0.005)
+    if in_save:
+        early = float("inf")
+        left = unfinished(out_dir)  # of the kill before, until this start removes it
+
+        def reached() -> bool:
+            writing = unfinished(out_dir)
+            left.intersection_update(writing)
+            return logged(out_dir) >= aim and bool(writing - left)
+    else:
+
+        def reached() -> bool:
+            return logged(out_dir) >= aim or time.monotonic() > early
+
+    if not wait_for(reached, process):
+        return False
     time.sleep(rng.uniform(0, 0.1))
-    while not (below := workers(process.pid)):  # it may be so early that there are no ranks yet
-        if process.poll() is not None:
-            return None
-        time.sleep(0.005)
-    if rng.random() < 0.5:
-        send([process.pid, *below], signal.SIGKILL)
-        return "SIGKILL"
-    # the youngest process: a rank (the launcher itself would only pass the signal on)
-    send(below[-1:], signal.SIGTERM)
-    return "SIGTERM"
+    # It may be so early that there are no ranks yet.
+    if not wait_for(lambda: bool(workers(process.pid)), process):
+        return False
+    send([process.pid, *workers(process.pid)], signal.SIGKILL)
+    return True
 
 
 def gone(pids: list[int]) -> bool:
@@ -129,24 +177,27 @@ def gone(pids: list[int]) -> bool:
     return True
 
 
-def soak(out_dir: Path, steps: int, kills: int, launch: str, rng: random.Random) -> Counter[str]:
-    """Runs to the end through `kills` signals, spread over what is left of the run each time."""
-    hits: Counter[str] = Counter()
+def soak(out_dir: Path, steps: int, kills: int, launch: str, rng: random.Random) -> Hits:
+    """Runs to the end through `kills` SIGKILLs, spread over what is left of the run each time."""
+    hits = Hits()
     while True:
         process = start(job(out_dir, steps, launch), out_dir.with_suffix(".log"))
-        left = kills - sum(hits.values())
+        left = kills - hits.all
         reached = logged(out_dir)
         aim = reached + rng.randint(1, max(1, 2 * (steps - reached) // (left + 1) - 1))
-        hit = disturb(process, out_dir, aim, rng) if left > 0 else None
+        in_save = hits.all % 2 == 1
+        hit = left > 0 and kill(process, out_dir, aim, in_save, rng)
         pids = workers(process.pid)
         code = process.wait()
         while not gone(pids):
             time.sleep(0.05)
-        if hit and code != 0:
-            hits[hit] += 1
+        if hit:
+            hits.in_saves += in_save
+            hits.at_random += not in_save
+            hits.unfinished += bool(unfinished(out_dir))
         elif code != 0:
             sys.exit(f"the run failed by itself; see {out_dir.with_suffix('.log')}")
-        if json.loads((out_dir / "status.json").read_text())["state"] == "done":
+        if not hit and json.loads((out_dir / "status.json").read_text())["state"] == "done":
             return hits
 
 
@@ -201,11 +252,11 @@ def main() -> int:
         "same_losses": losses(whole) == losses(killed),
         "same_documents": documents(whole) == documents(killed),
     }
-    figures = {"steps": steps, "signals": dict(hits), "documents": len(names), **checks}
+    figures = {"steps": steps, "kills": asdict(hits), "documents": len(names), **checks}
     figures["undisturbed_s"] = round(undisturbed_s, 1)
     figures["disturbed_s"] = round(time.monotonic() - began - undisturbed_s, 1)
     print(json.dumps(figures))
-    return 0 if all(checks.values()) and sum(hits.values()) >= kills else 1
+    return 0 if all(checks.values()) and hits.all >= kills else 1
 
 
 if __name__ == "__main__":
