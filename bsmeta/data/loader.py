@@ -8,6 +8,7 @@ order by itself; the state of what was consumed travels with the sequences.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import itertools
 import os
@@ -28,6 +29,7 @@ from bsmeta.data.plan import Position
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """What the model wants otherwise than it is stored."""
 
+_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent ends
 NO_TYPES = np.zeros(1, np.int32)
 
 
@@ -232,8 +234,10 @@ def _set_up_worker(_: int) -> None:
     """A loader process leaves stopping to the trainer, which must first save what it has.
 
     Schedulers signal every process of a job, so signals of others are passed over (and the handlers
-    inherited from the trainer do not run); a SIGTERM of the trainer itself ends the process.
+    inherited from the trainer do not run); a SIGTERM of the trainer itself ends the process. So
+    does the trainer's end, which a process that waits for data would not notice for minutes.
     """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
