@@ -119,15 +119,19 @@ class DocumentEncoder:
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
         """The documents' tokens, in one call of the tokenizer."""
         texts = [one.lead + one.body for one in rendered]
-        texts += [one.prefix for one in rendered if one.prefix]
-        texts += [one.suffix for one in rendered if one.suffix]
+        with_prefix = [one for one in rendered if one.prefix]
+        with_suffix = [one for one in rendered if one.suffix]
+        texts += [one.prefix for one in with_prefix]
+        texts += [one.suffix for one in with_suffix]
 
         def own(number: int) -> np.ndarray:
-            """The parts of a text that come from the configuration; seldom asked for."""
-            parts = [own_parts(one) for one in rendered]
-            parts += [one.prefix_own for one in rendered if one.prefix]
-            parts += [one.suffix_own for one in rendered if one.suffix]
-            return parts[number]
+            """The parts of a text that come from the configuration; asked for few texts only."""
+            if number < len(rendered):
+                return own_parts(rendered[number])
+            number -= len(rendered)
+            if number < len(with_prefix):
+                return with_prefix[number].prefix_own
+            return with_suffix[number - len(with_prefix)].suffix_own
 
         tokens = iter(self._tokenizer.encode(texts, None if self._takes_written_tokens else own))
         bodies = [next(tokens) for _ in rendered]

@@ -30,7 +30,7 @@ class Tokens:
         ids: int32[n].
     """
 
-    __slots__ = ("_lengths", "_offsets", "_text", "ids")
+    __slots__ = ("_characters", "_lengths", "_offsets", "_text", "ids")
 
     def __init__(
         self,
@@ -43,12 +43,18 @@ class Tokens:
         self._text = text
         self._lengths = lengths
         self._offsets = offsets
+        self._characters: tuple[np.ndarray, np.ndarray] | None = None
 
     def characters(self) -> tuple[np.ndarray, np.ndarray]:
         """First character of each token, and the end of its last one (both int32[n]).
 
         A character that takes several tokens lies in the span of each of them.
         """
+        if self._characters is None:
+            self._characters = self._find_characters()
+        return self._characters
+
+    def _find_characters(self) -> tuple[np.ndarray, np.ndarray]:
         if self._lengths is None:
             assert self._offsets is not None
             return self._offsets[:, 0], self._offsets[:, 1]
