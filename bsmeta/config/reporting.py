@@ -58,10 +58,15 @@ def wait_for_reporter() -> None:
 
 
 def note_exit_code(code: int) -> None:
-    """Writes the code of a failure for the launch scripts; the launchers turn each into 1."""
+    """Writes the code of a failure for the launch scripts; the launchers turn each into 1.
+
+    The first failure counts: the launcher ends the other processes because of it.
+    """
     file = os.environ.get("BSMETA_EXIT_CODE_FILE")
     if file is not None and code != 0:
-        Path(file).write_text(f"{code}\n")
+        with Path(file).open("a+") as stream:
+            if stream.tell() == 0:
+                stream.write(f"{code}\n")
 
 
 def announce(error: BaseException) -> None:

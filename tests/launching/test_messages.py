@@ -106,3 +106,13 @@ def test_a_machine_that_refuses_ends_the_other_in_seconds(refused: int, tmp_path
     assert "another machine did not start: " in ends[1 - refused][1]
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_the_first_exit_code_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others are of processes that the launcher has ended because of the first."""
+    file = tmp_path / "code"
+    file.touch()
+    monkeypatch.setenv("BSMETA_EXIT_CODE_FILE", str(file))
+    for code in (0, 2, 75):
+        reporting.note_exit_code(code)
+    assert file.read_text() == "2\n"
