@@ -14,6 +14,7 @@ from pathlib import Path
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -69,7 +70,7 @@ def mistakes(
         try:
             compose([override])
         except Refusal as refusal:
-            found.append(_of_override(override, refusal, schema))
+            found += _of_section(override, schema) or [_of_override(override, refusal, schema)]
         else:
             fine.append(override)
     try:
@@ -123,6 +124,20 @@ def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:
         return unknown_key(misfit.key, schema, file, misfit.siblings)
     expected = f"{misfit.expected} ({misfit.reason})"
     return Problem(misfit.key, file, show(misfit.value), expected, f"correct it; {HELP}")
+
+
+def _of_section(override: str, schema: type) -> list[Problem]:
+    """What does not fit in an override that holds keys and values, or a list of them."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except OverrideParseException:
+        return []
+    name, value = parsed.key_or_group, parsed.value()
+    if not isinstance(value, (dict, list)) or name not in key_names(schema):
+        return []
+    package, _, leaf = name.rpartition(".")
+    found = misfits(nested(package, {leaf: value}), schema)
+    return [of_misfit(misfit, COMMAND_LINE, schema) for misfit in found]
 
 
 def _of_override(override: str, error: Exception, schema: type) -> Problem:

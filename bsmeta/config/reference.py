@@ -27,10 +27,11 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
 
 INTRODUCTION = """# Configuration
 
-Written by `make docs` from the schemas in `bsmeta/config/`; `--help` prints the same.
+Written by `make docs` from the schemas in `bsmeta/config/`; `--help all` prints the same.
 
 Every key can stand in a YAML file of `hydra_configs/` (or of a folder of yours: `--config-dir \
-FOLDER --config-name NAME`) and on the command line (`key=value`). **Hydra owns every value.** \
+FOLDER --config-name NAME`; its files win over the project's of the same name) and on the command \
+line (`key=value`). A `~` at the beginning of a path is expanded. **Hydra owns every value.** \
 Where the column *owner* names a key of the DeepSpeed JSON, that key says `"auto"` or the same \
 value; anything else ends the run with exit code 2 before anything is loaded.
 
