@@ -7,7 +7,7 @@ two. The same pieces are trained on, scored by the evaluation, and shown by `exp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -132,16 +132,28 @@ def boundary(run: np.ndarray, start: int, stop: int) -> int:
     return start + int(outside[-1]) + 1 if len(outside) else stop
 
 
-def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece]) -> list[Piece]:
+def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece], config: DataConfig) -> list[Piece]:
     """Cuts a document without its metadata where `pieces` of it with metadata are cut.
 
     Each piece then has the same text as its counterpart, up to the token that the cut falls in.
+    EOS stays with the last text, also where its counterpart holds nothing else but closing tags;
+    should that be one token more than `max_seq_len`, the last text token is cut off with it.
     """
+    end = len(plain.ids)
     ends = [piece.document.text_starts[piece.stop] for piece in pieces[:-1]]
-    stops = [*np.searchsorted(plain.text_starts, ends), len(plain.ids)]
-    starts = [0, *stops[:-1]]
-    return [
-        Piece(plain, int(start), int(stop), piece.prefixed and len(plain.prefix_ids) > 0)
-        for piece, start, stop in zip(pieces, starts, stops, strict=True)
-        if stop > start and start < len(plain.ids) - 1
+    stops = [*np.searchsorted(plain.text_starts, ends).tolist(), end]
+    cuts = [
+        Piece(plain, start, stop, piece.prefixed and len(plain.prefix_ids) > 0)
+        for piece, start, stop in zip(pieces, [0, *stops[:-1]], stops, strict=True)
+        if stop > start
     ]
+    if not cuts or cuts[-1].start < end - 1:
+        return cuts
+    alone = cuts.pop()  # EOS
+    if cuts:
+        last = replace(cuts.pop(), stop=end)
+        if len(last) > config.metadata_config.max_seq_len:
+            cuts.append(replace(last, stop=end - 2))
+            last = replace(alone, start=end - 2)
+        cuts.append(last)
+    return cuts

@@ -221,7 +221,10 @@ class WindowMaker:
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
         if self._metadata.without_metadata_same_context:
             plain = self._encoder.encode([one.without_metadata() for one in rendered])
-            cuts = [cut_alike(*pair) for pair in zip(plain, cuts, strict=True)]
+            cuts = [
+                cut_alike(one, pieces, self._config)
+                for one, pieces in zip(plain, cuts, strict=True)
+            ]
         if self._metadata.long_documents == "truncate":
             return [pieces[:1] for pieces in cuts]
         return cuts

@@ -102,5 +102,29 @@ def test_the_same_context_without_metadata() -> None:
     """Two pieces of the text 0..14, cut with tags in it: without them, cut at the same text."""
     pieces = cut(document([5, -4, 10]), config())
     assert [(one.start, one.stop) for one in pieces] == [(0, 12), (12, 20)]
-    alike = cut_alike(document([15]), pieces)
+    alike = cut_alike(document([15]), pieces, config())
     assert [(one.start, one.stop) for one in alike] == [(0, 8), (8, 16)]
+
+
+def test_the_same_context_keeps_the_end_of_text_after_closing_tags() -> None:
+    """The last piece is closing tags and EOS: without metadata, EOS goes with the text before."""
+    pieces = cut(document([-2, 9, -3]), config())
+    assert [(one.start, one.stop) for one in pieces] == [(0, 11), (11, 15)]
+    assert [(one.start, one.stop) for one in cut_alike(document([9]), pieces, config())] == [
+        (0, 10)
+    ]
+    full = cut(document([12, -3]), config())
+    assert [(one.start, one.stop) for one in full] == [(0, 12), (12, 16)]
+    alike = cut_alike(document([12]), full, config())
+    assert [(one.start, one.stop) for one in alike] == [(0, 11), (11, 13)]
+
+
+@given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2))
+def test_the_same_context_holds_each_token_once(runs: list[int], prefix: int) -> None:
+    text = sum(size for size in runs if size > 0)
+    plain = document([text] if text else [])
+    alike = cut_alike(plain, cut(document(runs, prefix), config()), config())
+    expected = [*range(text + 1)] if text else []
+    assert expected == [i for one in alike for i in range(one.start, one.stop)]
+    assert all(2 <= len(one) <= ROOM for one in alike[-1:])
+    assert all(len(one) <= ROOM for one in alike)
