@@ -48,7 +48,10 @@ class EvaluateConfig:
         {}, "keys of that configuration to change: +overrides.data_config.bad_documents=skip"
     )
     out_dir: str | None = key(
-        None, "where the report goes; null: evaluation/ in the run folder", is_path=True
+        None,
+        "where the report goes; null: evaluation/ in the run folder (for another validation_file "
+        "than the run's: evaluation-NAME/)",
+        is_path=True,
     )
 
     validation_file: str | None = key(
@@ -66,9 +69,10 @@ class EvaluateConfig:
     )
     chosen: list[str] = key([], "further sets of types, such as url+title")
     controls: list[str] = key(
-        [],
-        "all, each and chosen again with values of another document: shuffled (any other), wrong "
-        "(one whose value is different)",
+        ["matched", "form", "separator"],
+        "all, each and chosen again, and compared with, values of another document: shuffled (any "
+        "other), wrong (a different value), matched (wrong, of about the same length); or a prefix "
+        "without content: form (as many junk words), separator (only what closes a prefix)",
     )
     prompt: bool = key(
         False, "all, each and chosen again in plain English (`Title: ...; URL: ....`)"
@@ -79,12 +83,14 @@ class EvaluateConfig:
         "{by: length, edges: [1000, 10000]}, {by: time, edges: [2018]}] (length in bytes)",
     )
     windows: str = key(
-        "all_pieces",
-        "first_piece: the first max_seq_len tokens; all_pieces: the pieces that training uses; "
-        "sliding: overlapping windows, so that all text has context",
+        "sliding",
+        "sliding: overlapping windows, so that all text has context; all_pieces: the pieces that "
+        "training uses, each of which begins without context (differences are then larger); "
+        "first_piece: the first max_seq_len tokens",
     )
     position_edges: list[int] = key(
-        [0, 256, 1024, 4096, 16384], "bytes of text at which the bins of the position curve begin"
+        [0, 256, 1024, 4096, 16384],
+        "bytes at which the bins of the position curves begin (in the document, and of context)",
     )
 
     per_device_eval_batch_size: int | None = key(
@@ -93,7 +99,7 @@ class EvaluateConfig:
     precision: str = key(
         "auto", "float32 | bfloat16 | auto: bfloat16 on a GPU if the run was trained in bf16"
     )
-    bootstrap_resamples: int = key(10_000, "resamples of the documents behind each interval")
+    bootstrap_resamples: int = key(10_000, "resamples of the documents for each interval")
     seed: int = key(42, "seed of the resamples and of the controls")
 
 

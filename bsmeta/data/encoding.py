@@ -39,6 +39,7 @@ class EncodedDocument:
         lead: How many of the n tokens, first of all, only join the prefix to the body (the space
             between them, where it is a token of its own); they are no targets.
         locate: Finds `text_starts` and `text_ends`, which training does not need.
+        prefix_cut: Whether the prefix was longer than allowed, and was cut.
     """
 
     prefix_ids: np.ndarray
@@ -50,6 +51,7 @@ class EncodedDocument:
     run: np.ndarray
     lead: int
     locate: Callable[[], tuple[np.ndarray, np.ndarray]]
+    prefix_cut: bool = False
 
     @cached_property
     def _text_spans(self) -> tuple[np.ndarray, np.ndarray]:
@@ -142,18 +144,22 @@ class DocumentEncoder:
             for parts in zip(rendered, bodies, prefixes, suffixes, strict=True)
         ]
 
-    def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-        """Ids and kinds of the prefix; one that is too long keeps the separator that closes it."""
+    def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Ids and kinds of the prefix, and whether it is cut.
+
+        One that is too long keeps the separator that closes it.
+        """
         # A separator belongs to the record before it: a token that begins in one (" | ") and ends
         # in the next record is of that next record.
         _, ends = tokens.characters()
         places = np.maximum(ends - 1, 0)
         kinds = covered_kinds(places, rendered.prefix_spans, rendered.prefix_kinds)
         if len(kinds) <= self._most:
-            return tokens.ids, kinds
+            return tokens.ids, kinds, False
         kept = self._most - len(self._separator)
         ids = np.concatenate((tokens.ids[:kept], self._separator))
-        return ids, np.append(kinds[:kept], np.repeat(kinds[kept - 1], len(self._separator)))
+        kinds = np.append(kinds[:kept], np.repeat(kinds[kept - 1], len(self._separator)))
+        return ids, kinds, True
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         # Here a separator belongs to the record after it.
@@ -165,10 +171,10 @@ class DocumentEncoder:
         self,
         rendered: Rendered,
         body: Tokens,
-        prefix: tuple[np.ndarray, np.ndarray] | None,
+        prefix: tuple[np.ndarray, np.ndarray, bool] | None,
         suffix: tuple[np.ndarray, np.ndarray] | None,
     ) -> EncodedDocument:
-        prefix_ids, prefix_kinds = prefix or NOTHING
+        prefix_ids, prefix_kinds, prefix_cut = prefix or (*NOTHING, False)
         prefix_targets = self._outside_targets[prefix_kinds]
         if len(self._bos):  # nothing predicts it, and it is no metadata
             prefix_ids = np.concatenate((self._bos, prefix_ids))
@@ -200,6 +206,7 @@ class DocumentEncoder:
             run=run,
             lead=lead,
             locate=partial(locate, rendered, body, len(ids) - len(body.ids)),
+            prefix_cut=prefix_cut,
         )
 
 

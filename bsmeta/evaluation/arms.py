@@ -15,10 +15,13 @@ from bsmeta.config.evaluation import EvaluateConfig
 TEXT = "text"
 """The group of the one comparison that compares nothing: the text alone, of every document."""
 
-OWN, SHUFFLED, WRONG = "own", "shuffled", "wrong"
-CONTROLS = (SHUFFLED, WRONG)
+OWN, SHUFFLED, WRONG, MATCHED = "own", "shuffled", "wrong", "matched"
+TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
 
-TRAINING, PROMPT = "training", "prompt"
+CONTROLS = (SHUFFLED, WRONG, MATCHED, FORM, SEPARATOR)
+
+AGAINST = "own_against_"
+"""Begins the groups that compare an arm with its control instead of with nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +31,20 @@ class Arm:
     Attributes:
         types: The metadata types to use (those of them that the document has).
         values: `own`: the document's; `shuffled`: another document's; `wrong`: another
-            document's, and different from its own.
-        style: `training`: as the model was trained; `prompt`: field names in plain English.
+            document's, and different from its own; `matched`: wrong, and of about its length.
+        style: `training`: as the model was trained; `prompt`: field names in plain English;
+            `form`: a prefix of as many junk words; `separator`: the end of a prefix alone.
     """
 
     types: tuple[str, ...] = ()
     values: str = OWN
     style: str = TRAINING
+
+    def __str__(self) -> str:
+        if not self.types:
+            return "without metadata"
+        variants = [one for one in (self.values, self.style) if one not in (OWN, TRAINING)]
+        return ", ".join(self.types) + (f" ({', '.join(variants)})" if variants else "")
 
 
 NOTHING = Arm()
@@ -137,13 +147,25 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     plain = [*plan_comparisons(config.comparisons, types), *chosen]
     repeated = [one for one in plain if one.group in ("all", "each", "chosen")]
     varied = [
-        _varied(one, control, replace(one.test, values=control))
+        _varied(one, control, controlled(one.test, control))
+        for control in config.controls
+        for one in repeated
+    ]
+    varied += [
+        replace(_varied(one, AGAINST + control, one.test), base=controlled(one.test, control))
         for control in config.controls
         for one in repeated
     ]
     if config.prompt:
         varied += [_varied(one, PROMPT, replace(one.test, style=PROMPT)) for one in repeated]
     return [text_alone(), *plain, *varied]
+
+
+def controlled(arm: Arm, control: str) -> Arm:
+    """The arm with the values of another document, or in a style without content."""
+    if control in (FORM, SEPARATOR):
+        return replace(arm, style=control)
+    return replace(arm, values=control)
 
 
 def _varied(one: Comparison, group: str, test: Arm) -> Comparison:

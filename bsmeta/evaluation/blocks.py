@@ -11,15 +11,19 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.evaluation.arms import OWN, PROMPT, TRAINING, Arm
+from bsmeta.evaluation.arms import FORM, OWN, PROMPT, SEPARATOR, TRAINING, Arm
 from bsmeta.evaluation.controls import Donors
 from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.form import FormRenderer
 from bsmeta.evaluation.plan import plan_batches
 from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
 from bsmeta.evaluation.scoring import Window, max_batch_tokens
 from bsmeta.evaluation.windows import Windows
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
+
+Place = tuple[int, int]
+"""A rendering, and the number of one of its windows."""
 
 
 @dataclass(slots=True)
@@ -31,13 +35,18 @@ class Block:
         shown: For each document and arm: the rendering (index into `windows`) and its types; a
             rendering that several arms share is there once.
         windows: The windows of each rendering.
-        batches: Windows as (rendering, number of the window), a batch at a time.
+        prefix_cut: For each rendering whether its prefix was too long and was cut.
+        batches: Windows by their place, a batch at a time.
+        copies: Windows that are not in a batch, since they have the same ids and targets as
+            another one: what is identical gets identical scores, whatever it is batched with.
     """
 
     documents: list[tuple[int, str]] = field(default_factory=list)
     shown: list[dict[Arm, tuple[int, tuple[str, ...]]]] = field(default_factory=list)
     windows: list[list[Window]] = field(default_factory=list)
-    batches: list[list[tuple[int, int]]] = field(default_factory=list)
+    prefix_cut: list[bool] = field(default_factory=list)
+    batches: list[list[Place]] = field(default_factory=list)
+    copies: dict[Place, Place] = field(default_factory=dict)
 
 
 class AnyRenderer(Protocol):
@@ -85,6 +94,10 @@ class BlockMaker:
         self._styles = {TRAINING: _Style(Renderer(metadata), tokenizer, config)}
         if any(arm.style == PROMPT for arm in self._arms):
             self._styles[PROMPT] = _prompt_style(metadata, tokenizer, config)
+        for style, with_words in ((FORM, True), (SEPARATOR, False)):
+            if any(arm.style == style for arm in self._arms):
+                renderer = FormRenderer(metadata, with_words=with_words)
+                self._styles[style] = _Style(renderer, tokenizer, config)
         self._donors = None
         if any(arm.values != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
@@ -98,13 +111,18 @@ class BlockMaker:
         renderings: list[tuple[str, Rendered]] = []
         for index in indices:
             self._show(index, block, renderings)
-        block.windows = self._encode(renderings)
-        scored = [
-            (r, w)
-            for r, windows in enumerate(block.windows)
-            for w, window in enumerate(windows)
-            if window.scored.any()
-        ]
+        self._encode(renderings, block)
+        scored: list[Place] = []
+        seen: dict[tuple[bytes, bytes], Place] = {}
+        for place in ((r, w) for r, one in enumerate(block.windows) for w in range(len(one))):
+            window = block.windows[place[0]][place[1]]
+            if not window.scored.any():
+                continue
+            first = seen.setdefault((window.ids.tobytes(), window.scored.tobytes()), place)
+            if first == place:
+                scored.append(place)
+            else:
+                block.copies[place] = first
         lengths = [len(block.windows[r][w].ids) for r, w in scored]
         for batch in plan_batches(lengths, self._max_tokens):
             block.batches.append([scored[i] for i in batch])
@@ -129,15 +147,16 @@ class BlockMaker:
         block.documents.append((index, document.text))
         block.shown.append(shown)
 
-    def _encode(self, renderings: Sequence[tuple[str, Rendered]]) -> list[list[Window]]:
-        """The windows of each rendering, with one call of the tokenizer for each style."""
-        windows: list[list[Window]] = [[] for _ in renderings]
+    def _encode(self, renderings: Sequence[tuple[str, Rendered]], block: Block) -> None:
+        """Makes the windows of each rendering, with one call of the tokenizer for each style."""
+        block.windows = [[] for _ in renderings]
+        block.prefix_cut = [False] * len(renderings)
         for name, style in self._styles.items():
             places = [i for i, (own, _) in enumerate(renderings) if own == name]
             encoded = style.encoder.encode([renderings[i][1] for i in places]) if places else []
             for place, one in zip(places, encoded, strict=True):
-                windows[place] = self._windows(one, self._config)
-        return windows
+                block.windows[place] = self._windows(one, self._config)
+                block.prefix_cut[place] = one.prefix_cut
 
 
 def _prompt_style(

@@ -2,7 +2,8 @@
 
 If a model gains from `url: …` whatever the address is, it gains from the form and not from the
 content. A shuffled value is another document's (which may happen to be the same); a wrong value is
-one that another document has and this one has not.
+one that another document has and this one has not; a matched value is a wrong one of about the same
+length, so that it costs as much of the context.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.evaluation.arms import OWN, WRONG
+from bsmeta.evaluation.arms import MATCHED, OWN, SHUFFLED
 from bsmeta.metadata.records import Document, Record
 
 
@@ -44,13 +45,16 @@ class Donors:
         self._order = np.random.default_rng(seed).permutation(len(documents))
         self._place = np.argsort(self._order)
         self._digests = np.zeros((len(self._types), len(documents)), dtype=np.uint64)
+        self._lengths = np.zeros((len(self._types), len(documents)), dtype=np.int64)
         for index in range(len(documents)):
             document = documents[index]
             for row, key in enumerate(self._types):
-                self._digests[row, index] = _digest(document.records(key))
+                records = document.records(key)
+                self._digests[row, index] = _digest(records)
+                self._lengths[row, index] = sum(len(str(one.value)) for one in records)
 
     def dress(self, index: int, document: Document, values: str) -> Document:
-        """The document with its own, shuffled or wrong values.
+        """The document with its own, shuffled, wrong or matched values.
 
         A type that no other document can lend is left out.
         """
@@ -60,24 +64,26 @@ class Donors:
         for row, key in enumerate(self._types):
             if not document.has(key):
                 continue
-            donor = self._donor(row, index, different=values == WRONG)
+            donor = self._donor(row, index, values)
             if donor is not None:
                 lent = self._documents[donor].records(key)
                 records[key] = _lend(document.records(key), lent)
         return Document(document.text, document.url, {k: v for k, v in records.items() if v})
 
-    def _donor(self, row: int, index: int, *, different: bool) -> int | None:
-        digests = self._digests[row][self._order]
-        usable = digests != 0
+    def _donor(self, row: int, index: int, values: str) -> int | None:
         place = int(self._place[index])
-        usable[place] = False
-        if different:
-            usable &= digests != digests[place]
-        places = np.flatnonzero(usable)
-        if not len(places):
+        circle = np.roll(self._order, -place)[1:]  # from the next document on
+        digests = self._digests[row]
+        usable = digests[circle] != 0
+        if values != SHUFFLED:
+            usable &= digests[circle] != digests[index]
+        donors = circle[usable]
+        if not len(donors):
             return None
-        after = int(np.searchsorted(places, place))
-        return int(self._order[places[after % len(places)]])
+        if values == MATCHED:
+            distances = np.abs(self._lengths[row, donors] - self._lengths[row, index])
+            return int(donors[np.argmin(distances)])
+        return int(donors[0])
 
 
 def _digest(records: Sequence[Record]) -> int:

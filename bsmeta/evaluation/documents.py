@@ -14,10 +14,12 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import COLUMN_KEYS
 from bsmeta.data.bad_documents import check_length, reason_of
 from bsmeta.data.files import refuse_bad_copy
 from bsmeta.data.hub import FileRef
@@ -41,6 +43,10 @@ class HeldOutDocuments:
         path: The file.
         numbers: Line (from 0) of each document in the file.
         sizes: Characters of each text.
+        bytes: Bytes of each text in UTF-8.
+        digests: xxh3 of each text.
+        carried: How many documents carry each type, when all types are rendered.
+        changed: How many documents then read differently before the end of their text.
         left_out: How many documents were left out, by reason.
 
     Raises:
@@ -52,6 +58,10 @@ class HeldOutDocuments:
         self.path = _checked_path(config)
         self.numbers = array("q")
         self.sizes = array("q")
+        self.bytes = array("q")
+        self.digests = array("Q")
+        self.carried: Counter[str] = Counter()
+        self.changed = 0
         self.left_out: Counter[str] = Counter()
         self._config = config
         self._strict = config.bad_documents == "strict"
@@ -87,6 +97,16 @@ class HeldOutDocuments:
         """`<shard file name>:<document number>`, as training names documents."""
         return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
+    def columns(self) -> list[str]:
+        """The types that the documents have columns of (`metadata_…`)."""
+        names = {
+            name.removeprefix("metadata_")
+            for index in range(len(self))
+            for name in msgspec.json.decode(self.line(index))
+            if name.startswith("metadata_")
+        }
+        return sorted(COLUMN_KEYS.get(name, name) for name in names)
+
     def _read(self) -> Iterator[Line]:
         reader = LineReader(self.path)
         while lines := reader.read(reader.line, LINES_AT_ONCE):
@@ -98,14 +118,16 @@ class HeldOutDocuments:
     def _consider(self, number: int, line: Line) -> None:
         try:
             document = self._decoder.decode(line)
-            check_length(self._renderer.render(document, self._types), self._config)
+            rendered = self._renderer.render(document, self._types)
+            check_length(rendered, self._config)
         except BadDocument as error:
             self._refuse(number, reason_of(line, error))
             return
         if not document.text:
             self.left_out["empty_text"] += 1
             return
-        digest = xxhash.xxh3_64_intdigest(document.text.encode("utf-8", "surrogatepass"))
+        text = document.text.encode("utf-8", "surrogatepass")
+        digest = xxhash.xxh3_64_intdigest(text)
         if self._seen is not None:
             if digest in self._seen:
                 self.left_out["duplicate_text"] += 1
@@ -113,6 +135,10 @@ class HeldOutDocuments:
             self._seen.add(digest)
         self.numbers.append(number)
         self.sizes.append(len(document.text))
+        self.bytes.append(len(text))
+        self.digests.append(digest)
+        self.carried.update(rendered.types)
+        self.changed += bool(rendered.prefix) or rendered.body != document.text
         self._lines.write(line)
         self._offsets.append(self._offsets[-1] + len(line))
 
@@ -122,7 +148,7 @@ class HeldOutDocuments:
             refuse_bad_copy(self.path)
             raise DataError(
                 f"{self.path}, line {number + 1}: {error}; "
-                "mend it, or set data_config.bad_documents=skip"
+                "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1
 

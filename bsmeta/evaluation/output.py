@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -17,18 +19,37 @@ from bsmeta.evaluation.page import described, page
 from bsmeta.evaluation.paired import Progress as Advance
 from bsmeta.evaluation.results import Report
 from bsmeta.evaluation.tables import (
+    BYTES,
+    CUT,
+    DIFFERENCE,
+    DOCUMENTS,
+    HOLM,
+    INTERVAL,
+    LEFT_OUT,
+    SPLIT,
+    TOGETHER,
+    WITH,
+    WITHOUT,
     Table,
     checkpoint_table,
     comparison_table,
+    control_table,
+    controls_of,
     markdown,
+    pair_table,
     summary,
     tables_of,
 )
 
-TERMINAL_COLUMNS = (0, 1, 3, 4, 5, 6, 7)
-"""Columns of the comparison table that fit a terminal of 100 characters."""
+TERMINAL_COLUMNS = [DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
+"""Columns of the comparison table that fit a terminal of 130 characters."""
 
-WIDTH_OF_A_FILE = 120
+PER_DOCUMENT = "documents.jsonl"
+"""What the rows were made of: a line for each document, comparison and model."""
+
+WIDEST_NAME = 30
+
+WIDTH_OF_A_FILE = 130
 """Width of the printed tables where there is no terminal."""
 
 
@@ -53,9 +74,14 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     }
     for name, text in texts.items():
         (out_dir / name).write_text(text, encoding="utf-8")
+    with (out_dir / PER_DOCUMENT).open("wb") as file:
+        for model in report.models:
+            for line in model.sums.lines(model.checkpoint):
+                file.write(msgspec.json.encode(line) + b"\n")
     for name, figure in figures.items():
         figure.savefig(out_dir / f"{name}.png", dpi=130)
-    return [out_dir / name for name in [*texts, *(f"{name}.png" for name in figures)]]
+    names = [*texts, PER_DOCUMENT, *(f"{name}.png" for name in figures)]
+    return [out_dir / name for name in names]
 
 
 def print_report(report: Report, files: list[Path]) -> None:
@@ -64,14 +90,21 @@ def print_report(report: Report, files: list[Path]) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH_OF_A_FILE)
     if len(report.models) > 1:
-        table = checkpoint_table(report)
-        console.print(_rich(table, tuple(range(len(table.heads) - 1))))
+        console.print(_rich(checkpoint_table(report)))
+    if report.pairs:
+        table = pair_table(report)
+        console.print(_rich(table))
+        console.print(f"[dim]{escape(table.note)}[/dim]")
     for model in report.models:
-        console.print(f"[bold]{model.checkpoint}[/bold]: {described(report)}", soft_wrap=True)
-        table = comparison_table(model)
-        console.print(_rich(table, TERMINAL_COLUMNS))
+        console.print(
+            f"[bold]{model.checkpoint}[/bold]: {described(model, report)}", soft_wrap=True
+        )
+        tables = [comparison_table(model, TERMINAL_COLUMNS)]
+        tables += [control_table(model)] if controls_of(model) else []
+        for table in tables:
+            console.print(_rich(table, hidden=(TOGETHER, HOLM)))
+            console.print(f"[dim]{escape(table.note)}[/dim]")
         console.print(summary(model))
-    console.print(f"[dim]{table.note}[/dim]")
     folder = files[0].parent
     names = ", ".join(file.name for file in files)
     console.print(f"written to {folder}: {names}", soft_wrap=True)
@@ -103,22 +136,27 @@ def progress_bar(shown: bool) -> Iterator[Advance]:
 
 def _markdown_page(report: Report, plots_made: list[str]) -> str:
     names = ", ".join(model.checkpoint for model in report.models)
-    lines = [f"# Evaluation of {names}", "", described(report), ""]
-    lines += [f"{model.checkpoint}: {summary(model)}\n" for model in report.models]
+    lines = [f"# Evaluation of {names}", ""]
+    for model in report.models:
+        lines += [f"{model.checkpoint}: {described(model, report)}", "", summary(model), ""]
     images = [f"![{name}]({name}.png)" for name in plots_made]
     return "\n".join([*lines, markdown(tables_of(report)), "", *images, ""])
 
 
-def _rich(table: Table, columns: tuple[int, ...]) -> RichTable:
-    made = RichTable(title=table.title, box=box.SIMPLE_HEAD, title_justify="left")
-    for number in columns:
-        cells = [table.heads[number], *(row[number] for row in table.rows)]
+def _rich(table: Table, hidden: Sequence[str] = ()) -> RichTable:
+    """A table for the terminal, without some columns."""
+    made = RichTable(
+        title=table.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0)
+    )
+    shown = [number for number, head in enumerate(table.heads) if head not in hidden]
+    for number in shown:
+        widest = max((len(row[number]) for row in table.rows), default=0)
         made.add_column(
             table.heads[number],
             justify="right" if number else "left",
-            min_width=max(map(len, cells)) if number else None,  # names may be cut, numbers not
-            no_wrap=True,
+            min_width=widest if number else min(widest, WIDEST_NAME),  # numbers are never cut
+            overflow="fold",
         )
     for row in table.rows:
-        made.add_row(*[row[number] for number in columns])
+        made.add_row(*(row[number] for number in shown))
     return made

@@ -44,7 +44,7 @@ def page(report: Report, figures: Mapping[str, Figure]) -> str:
     parts = [f"<h1>Evaluation of {escape(names)}</h1>"]
     for model in report.models:
         parts.append(f'<p class="lead">{escape(_lead(model, several=len(report.models) > 1))}</p>')
-    parts.append(f"<p>{escape(described(report))}</p>")
+        parts.append(f"<p>{escape(described(model, report))}</p>")
     parts += [_image(name, figure) for name, figure in figures.items()]
     parts += [_table(table) for table in tables_of(report)]
     settings = json.dumps(report.settings, indent=1, ensure_ascii=False)
@@ -59,9 +59,9 @@ def page(report: Report, figures: Mapping[str, Figure]) -> str:
     )
 
 
-def described(report: Report) -> str:
-    """What was scored, in a sentence."""
-    data = report.models[0].data
+def described(model: ModelReport, report: Report) -> str:
+    """What was scored with a model, in a sentence."""
+    data = model.data
     left_out = ", ".join(f"{count} {reason}" for reason, count in data["left_out"].items())
     return (
         f"{data['documents']:,} documents of {data['file']}"

@@ -10,8 +10,9 @@ dummy calls.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,17 +20,44 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.evaluation.arms import TEXT, Comparison
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison
 from bsmeta.evaluation.blocks import Block, BlockMaker
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.plan import own_blocks, plan_blocks
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
-from bsmeta.evaluation.segments import Reading, paired_sums
+from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
 from bsmeta.evaluation.windows import WINDOWS, reading_of
 
 Progress = Callable[[float], None]
+
+FAILURES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonSums:
+    """What a comparison comes to, document by document.
+
+    Attributes:
+        values: float64 [documents, 2, bins, COLUMNS], see `paired_sums`; zero where a document does
+            not take part.
+        takes_part: bool [documents].
+        prefix_cut: bool [documents], whether a prefix of either arm was too long and was cut.
+    """
+
+    values: np.ndarray
+    takes_part: np.ndarray
+    prefix_cut: np.ndarray
+
+    @property
+    def totals(self) -> np.ndarray:
+        """float64 [documents, COLUMNS]."""
+        return self.values[:, 0].sum(axis=1)
+
+
+_Compared = tuple[int, int, bool, np.ndarray]
+"""Comparison, document, whether a prefix was cut, sums."""
 
 
 class PairedEvaluation:
@@ -78,6 +106,7 @@ class PairedEvaluation:
         most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
         costs = [min(size, most) for size in documents.sizes]  # four characters are about a token
         self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.world_size)
+        self._documents = documents
         self._count = len(documents)
 
     def blocks(self) -> Iterator[Block]:
@@ -91,54 +120,96 @@ class PairedEvaluation:
         *,
         blocks: Sequence[Block] | None = None,
         progress: Progress = lambda share: None,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, ComparisonSums]:
         """Score this rank's share and exchange the sums; every rank must call it.
 
         Args:
             model: A causal language model, wrapped by a launcher or not.
             device: Where its inputs go.
             blocks: Blocks made before (`list(evaluation.blocks())`); by default they are made now.
-            progress: Told the share of the work that is done, from 0 to 1.
+            progress: Called with the share of the work that is done, from 0 to 1.
 
         Returns:
-            For each comparison by name, on every rank: float64 [documents, bins, 4], the sums of
-            `paired_sums`; zero where a document does not take part.
+            The sums of each comparison by name, on every rank.
+
+        Raises:
+            DataError: A score is not finite; names documents and arms, on every rank.
         """
-        own: list[tuple[int, int, np.ndarray]] = []
+        own: list[_Compared] = []
+        failures: list[str] = []
         progress(0.0)
         with scoring(model, device) as scorer:
             for number, block in enumerate(self.blocks() if blocks is None else blocks):
-                own += self._compare(block, self._score(scorer, block))
+                own += self._compare(block, self._score(scorer, block, failures))
                 progress((number + 1) / len(self._plan))
-        sums = np.zeros((len(self._comparisons), self._count, len(self._edges), 4))
+        self._refuse(self._ranks.gather(failures))
+        sums = {one.name: self._empty() for one in self._comparisons}
+        names = list(sums)
         for part in self._ranks.gather(own):
-            for comparison, document, values in part:
-                sums[comparison, document] = values
-        return {one.name: sums[i] for i, one in enumerate(self._comparisons)}
+            for comparison, document, prefix_cut, values in part:
+                found = sums[names[comparison]]
+                found.values[document] = values
+                found.takes_part[document] = True
+                found.prefix_cut[document] = prefix_cut
+        return sums
 
-    def _score(self, scorer: Scorer, block: Block) -> list[Reading]:
-        """Readings of the block's renderings, in their order."""
+    def _empty(self) -> ComparisonSums:
+        shape = (self._count, 2, len(self._edges), COLUMNS)
+        nobody = np.zeros(self._count, dtype=bool)
+        return ComparisonSums(np.zeros(shape), nobody, nobody.copy())
+
+    def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
+        """Readings of the block's renderings, in their order; adds what is not finite."""
         # asked before the first call: all ranks make their collective calls in one order
-        most = max(self._ranks.gather(len(block.batches)))
+        states = self._ranks.gather((len(block.batches), failures))
+        self._refuse([theirs for _, theirs in states])
         scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
         found = scorer.score([[block.windows[r][w] for r, w in batch] for batch in block.batches])
         for batch, values in zip(block.batches, found, strict=True):
             for (r, w), own in zip(batch, values, strict=True):
                 scores[r][w] = own
-        for _ in range(most - len(block.batches)):
+                if not np.isfinite(own).all():
+                    failures.append(self._described(block, r))
+        for (r, w), (first_r, first_w) in block.copies.items():
+            scores[r][w] = scores[first_r][first_w]
+        for _ in range(max(count for count, _ in states) - len(block.batches)):
             scorer.dummy()
         return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
 
-    def _compare(
-        self, block: Block, readings: list[Reading]
-    ) -> Iterator[tuple[int, int, np.ndarray]]:
-        """(comparison, document, sums) wherever the two arms show a document differently."""
+    def _described(self, block: Block, rendering: int) -> str:
+        """The first document and arm that show a rendering."""
+        return next(
+            f"{self._documents.name(index)}, {arm}"
+            for (index, _), shown in zip(block.documents, block.shown, strict=True)
+            for arm, (r, _) in shown.items()
+            if r == rendering
+        )
+
+    def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
+        """Refuses scores that are not finite, on all ranks alike."""
+        listed = list(dict.fromkeys(itertools.chain.from_iterable(failures)))
+        if listed:
+            more = f"\n  and {len(listed) - FAILURES_SHOWN} more" if listed[FAILURES_SHOWN:] else ""
+            raise DataError(
+                "the model's log-probabilities are not finite (NaN or infinite), so there is "
+                "nothing to compare; expected a checkpoint with finite weights, or "
+                "precision=float32. Documents and arms:\n  "
+                + "\n  ".join(listed[:FAILURES_SHOWN])
+                + more
+            )
+
+    def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
+        """Every document wherever the two arms of a comparison show it differently."""
         for (index, text), shown in zip(block.documents, block.shown, strict=True):
             for number, one in enumerate(self._comparisons):
                 (base, base_types), (test, test_types) = shown[one.base], shown[one.test]
-                if one.group == TEXT or base_types != test_types:
+                if one.group.startswith(AGAINST):  # the same value by chance is a tie
+                    is_compared = base_types == test_types != ()
+                else:  # appended metadata changes nothing before it
+                    is_compared = base_types != test_types and base != test
+                if one.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
-                    yield number, index, sums
+                    yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
 
 
 def check_choices(windows: str, position_edges: Sequence[int]) -> None:

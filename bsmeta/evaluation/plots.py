@@ -8,18 +8,29 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.evaluation.arms import PROMPT, SHUFFLED, WRONG
-from bsmeta.evaluation.results import ModelReport, Report, Row
-from bsmeta.evaluation.tables import label
+import numpy as np
+
+from bsmeta.evaluation.arms import (
+    AGAINST,
+    FORM,
+    MATCHED,
+    PROMPT,
+    SEPARATOR,
+    SHUFFLED,
+    TEXT,
+    WRONG,
+)
+from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
+from bsmeta.evaluation.tables import CONTROL_WORDS, label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 HELPS, HURTS, UNSURE, GRID = "#1b7837", "#b2182b", "#6b6b6b", "#d9d9d9"
-VARIANTS = {SHUFFLED: "v", WRONG: "X", PROMPT: "s"}
+VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
 """Markers of the comparisons that vary another one."""
-WORDS = {SHUFFLED: "shuffled values", WRONG: "wrong values", PROMPT: "plain English"}
+WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
 CURVED = ("all", "each", "chosen")
 """Groups of comparisons that the position curve shows."""
 
@@ -49,24 +60,45 @@ def difference_plot(model: ModelReport) -> Figure:
     """The difference of each comparison with its interval; its variants in the same line."""
     lines: dict[str, list[Row]] = {}
     for row in model.rows:
-        if row.compares:
+        if row.compares and not row.comparison.group.startswith(AGAINST):
             lines.setdefault(_line_of(row), []).append(row)
-    figure, axes = _canvas(7.5, 1.5 + 0.4 * len(lines))
+    figure, axes = _canvas(8.5, 1.7 + 0.5 * len(lines))
     for place, rows in enumerate(lines.values()):
         for number, row in enumerate(rows):
-            _interval(axes, place + 0.18 * (number - (len(rows) - 1) / 2), row)
+            _interval(axes, place + 0.22 * (number - (len(rows) - 1) / 2), row)
     axes.axvline(0, color="black", linewidth=0.8)
     axes.set_yticks(range(len(lines)), list(lines))
     axes.set_ylim(len(lines) - 0.4, -0.6)
     axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
-    axes.set_title(f"What metadata changes, with 95% intervals\n{model.checkpoint}", fontsize=10)
+    axes.set_title(
+        f"What metadata changes: 95% intervals (thick), and all at once (thin)\n{model.checkpoint}",
+        fontsize=10,
+    )
     axes.grid(axis="x", color=GRID)
+    _relative_axis(axes, model)
     used = {row.comparison.group for rows in lines.values() for row in rows} & set(VARIANTS)
+    axes.plot([], [], color=UNSURE, marker="o", linestyle="", label="own values")
     for group in (name for name in VARIANTS if name in used):
         axes.plot([], [], color=UNSURE, marker=VARIANTS[group], linestyle="", label=WORDS[group])
-    if used:
-        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _relative_axis(axes: Axes, model: ModelReport) -> None:
+    """The same differences as a share of the bits that the text alone needs."""
+    text = model.row(TEXT)
+    if text is None or text.figures is None or not text.figures.bits_per_byte_without:
+        return
+    percent = 100 / text.figures.bits_per_byte_without
+    above = axes.secondary_xaxis(
+        "top",
+        functions=(
+            lambda bits: np.multiply(bits, percent),
+            lambda share: np.divide(share, percent),
+        ),
+    )
+    above.set_xlabel("in % of the text alone", fontsize=8)
+    above.tick_params(labelsize=8)
 
 
 def _line_of(row: Row) -> str:
@@ -78,49 +110,71 @@ def _line_of(row: Row) -> str:
 
 
 def _interval(axes: Axes, height: float, row: Row) -> None:
+    """A difference with both of its intervals, in the colour of what the wider one leaves open."""
     figures = row.figures
     assert figures is not None
-    low, high = figures.difference_low, figures.difference_high
-    colour = HELPS if high < 0 else HURTS if low > 0 else UNSURE
     marker = VARIANTS.get(row.comparison.group, "o")
     own = row.comparison.group not in VARIANTS
-    axes.plot([low, high], [height, height], color=colour, linewidth=2.5 if own else 1.2)
-    axes.plot(figures.difference, height, marker, color=colour, markersize=6 if own else 4.5)
+    colour = UNSURE
+    low, high = figures.simultaneous_low, figures.simultaneous_high
+    if low is not None and high is not None:
+        colour = HELPS if high < 0 else HURTS if low > 0 else UNSURE
+        axes.hlines(height, low, high, color=colour, linewidth=0.8)
+    low, high = figures.difference_low, figures.difference_high
+    if low is not None and high is not None:
+        axes.hlines(height, low, high, color=colour, linewidth=3 if own else 1.8)
+    axes.plot(figures.difference, height, marker, color=colour, markersize=7 if own else 5)
 
 
 def position_plot(model: ModelReport) -> Figure:
-    """The difference along the document; the first comparison with its intervals."""
+    """The difference along the document, and by the text seen before, with the main control."""
     compared = [row for row in model.rows if row.compares and row.comparison.group in CURVED]
     compared = compared or [row for row in model.rows if row.compares]
-    edges = sorted({one.first_byte for row in compared for one in row.positions})
-    figure, axes = _canvas(7.5, 4.2)
-    for number, row in enumerate(compared):
-        found = {one.first_byte: one.figures for one in row.positions}
-        places = [place for place, edge in enumerate(edges) if edge in found]
-        values = [found[edges[place]] for place in places]
-        strong = number == 0
+    rest = compared[0].comparison.name.partition("/")[2] or compared[0].comparison.name
+    named = [f"{control}/{rest}" for control in CONTROL_WORDS]
+    controls = [row for row in model.rows if row.compares and row.comparison.name in named]
+    figure, (left, right) = _canvas(11.5, 4.4, columns=2)
+    _curves(left, [(row, row.positions) for row in compared], "-")
+    _curves(right, [(row, row.contexts) for row in compared], "-")
+    _curves(left, [(row, row.positions) for row in controls], "--")
+    _curves(right, [(row, row.contexts) for row in controls], "--")
+    _name_bins(left, compared[0].positions, "bytes into the document, and its documents")
+    _name_bins(right, compared[0].contexts, "bytes of text seen before, and its documents")
+    left.set_ylabel("bits per byte, with minus without")
+    figure.suptitle(f"Where metadata helps\n{model.checkpoint}", fontsize=10)
+    right.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line: str) -> None:
+    """One curve a row; the first of solid ones in black, with its intervals."""
+    for number, (row, bins) in enumerate(rows):
+        places = [one.first_byte for one in bins]
+        values = [one.figures.difference for one in bins]
+        strong = number == 0 and line == "-"
+        colour = "black" if strong else f"C{(number - 1) % 10}" if line == "-" else UNSURE
+        marker = "o" if strong else "." if line == "-" else VARIANTS[row.comparison.group]
+        at = [str(place) for place in places]  # equally far apart, whatever the numbers are
         axes.plot(
-            places,
-            [one.difference for one in values],
-            "o-" if strong else ".-",
-            color="black" if strong else f"C{(number - 1) % 10}",
+            at,
+            values,
+            line + marker,
+            color=colour,
             linewidth=2.2 if strong else 1.2,
             label=label(row),
         )
-        if strong:
-            low, high = (
-                [one.difference_low for one in values],
-                [one.difference_high for one in values],
-            )
-            axes.fill_between(places, low, high, color="black", alpha=0.12, linewidth=0)
+        ends = [(one.figures.difference_low, one.figures.difference_high) for one in bins]
+        if strong and all(low is not None for low, _ in ends):
+            lows, highs = zip(*ends, strict=True)
+            axes.fill_between(at, lows, highs, color="black", alpha=0.12, linewidth=0)
     axes.axhline(0, color="black", linewidth=0.8)
-    axes.set_xticks(range(len(edges)), [f"{edge:,}" for edge in edges])
-    axes.set_xlabel("text from this byte of the document on (to the next mark)")
-    axes.set_ylabel("bits per byte, with minus without")
-    axes.set_title(f"Where in the document metadata helps\n{model.checkpoint}", fontsize=10)
     axes.grid(color=GRID)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
-    return figure
+
+
+def _name_bins(axes: Axes, bins: Sequence[PositionBin], words: str) -> None:
+    names = [f"from {one.first_byte:,}\n{one.figures.documents:,} docs" for one in bins]
+    axes.set_xticks([str(one.first_byte) for one in bins], names, fontsize=8)
+    axes.set_xlabel(words, fontsize=9)
 
 
 def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
@@ -200,11 +254,13 @@ def _exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
+def _canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
+    """A figure and its axes: one, or an array of them side by side with one scale."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.set_axisbelow(True)
-    return figure, axes
+    axes = figure.subplots(ncols=columns, sharey=True, squeeze=False)[0]
+    for one in axes:
+        one.spines[["right"] if columns == 1 else ["top", "right"]].set_visible(False)
+        one.set_axisbelow(True)
+    return figure, axes[0] if columns == 1 else axes

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from bsmeta.evaluation.arms import TEXT, Comparison
+from bsmeta.evaluation.model_pairs import PairRow
+from bsmeta.evaluation.paired import ComparisonSums
+from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
 from bsmeta.evaluation.slices import Slice
 from bsmeta.evaluation.statistics import Figures, figures_of
 
 
 @dataclass(frozen=True, slots=True)
 class PositionBin:
-    """One comparison over the text that begins `first_byte` bytes into a document."""
+    """One comparison over the text that begins from `first_byte` on, up to the next bin."""
 
     first_byte: int
     figures: Figures
 
+    def as_dict(self) -> dict[str, Any]:
+        """The bin as JSON has it."""
+        return {"first_byte": self.first_byte, **self.figures.as_dict()}
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison; `figures` is None where no document could be compared."""
+    """One comparison; `figures` is None where no document could be compared.
+
+    Attributes:
+        comparison: What is compared.
+        figures: Over all documents that take part.
+        text_bytes: Bytes of these documents, also those that one of the arms could not score.
+        prefixes_cut: How many of them have a prefix that was too long and was cut.
+        positions: By bytes into the document.
+        contexts: By bytes of text that the model has seen before, in the same window.
+    """
 
     comparison: Comparison
     figures: Figures | None
+    text_bytes: int = 0
+    prefixes_cut: int = 0
     positions: list[PositionBin] = field(default_factory=list)
+    contexts: list[PositionBin] = field(default_factory=list)
 
     @property
     def compares(self) -> bool:
         """Whether two arms were compared, and there was something to compare."""
         return self.figures is not None and self.comparison.group != TEXT
+
+    @property
+    def left_out(self) -> float:
+        """Share of the text bytes that one of the arms could not score."""
+        scored = self.figures.bytes if self.figures else 0
+        return 1 - scored / self.text_bytes if self.text_bytes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The row as JSON has it."""
@@ -43,10 +68,10 @@ class Row:
             "base": asdict(one.base),
             "test": asdict(one.test),
             **_plain(self.figures),
-            "by_position": [
-                {"first_byte": place.first_byte, **place.figures.as_dict()}
-                for place in self.positions
-            ],
+            "text_bytes": self.text_bytes,
+            "prefixes_cut": self.prefixes_cut,
+            "by_position": [bin_.as_dict() for bin_ in self.positions],
+            "by_context": [bin_.as_dict() for bin_ in self.contexts],
         }
 
 
@@ -70,6 +95,37 @@ class SliceRows:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentSums:
+    """What each document comes to under each comparison.
+
+    Attributes:
+        names: The documents, as training names them.
+        digests: xxh3 of each text, by which two models' documents are matched.
+        totals: By comparison: float64 [documents, COLUMNS]; zeros where one takes no part.
+    """
+
+    names: list[str]
+    digests: list[int]
+    totals: dict[str, np.ndarray]
+
+    def lines(self, checkpoint: str) -> Iterator[dict[str, Any]]:
+        """A flat object for each document and comparison that it takes part in."""
+        for name, totals in self.totals.items():
+            for document, row in zip(self.names, totals.tolist(), strict=True):
+                if row[BYTES]:
+                    yield {
+                        "checkpoint": checkpoint,
+                        "comparison": name,
+                        "document": document,
+                        "bytes": int(row[BYTES]),
+                        "tokens_without": int(row[TOKENS]),
+                        "tokens_with": int(row[TOKENS_WITH]),
+                        "nats_without": row[NATS_WITHOUT],
+                        "nats_with": row[NATS_WITH],
+                    }
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport:
     """What was found out about one model.
 
@@ -78,6 +134,7 @@ class ModelReport:
         model: What was loaded.
         data: The held-out file, its documents and what was left out.
         rows: The comparisons; the first is the text alone.
+        sums: What the rows were made of, document by document.
         slices: The same over some of the documents.
     """
 
@@ -85,6 +142,7 @@ class ModelReport:
     model: str
     data: dict[str, Any]
     rows: list[Row]
+    sums: DocumentSums
     slices: list[SliceRows] = field(default_factory=list)
 
     def row(self, name: str) -> Row | None:
@@ -109,14 +167,20 @@ class Report:
     Attributes:
         settings: The evaluation's configuration.
         models: One for each checkpoint, in the order in which they were named.
+        pairs: Each two of them compared with each other.
     """
 
     settings: dict[str, Any]
     models: list[ModelReport]
+    pairs: list[PairRow] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """The content of `evaluation.json`."""
-        return {"settings": self.settings, "models": [one.as_dict() for one in self.models]}
+        return {
+            "settings": self.settings,
+            "models": [one.as_dict() for one in self.models],
+            "pairs": [asdict(one) for one in self.pairs],
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,49 +190,69 @@ class Resampling:
     resamples: int
     seed: int
 
-    def figures(self, sums: np.ndarray) -> list[Figures | None]:
+    def figures(self, sums: np.ndarray, family: Sequence[int] = ()) -> list[Figures | None]:
         """`figures_of` with these settings."""
-        return figures_of(sums, resamples=self.resamples, seed=self.seed)
+        return figures_of(sums, resamples=self.resamples, seed=self.seed, family=family)
 
 
 def rows_of(
     comparisons: Sequence[Comparison],
-    sums: Mapping[str, np.ndarray],
+    sums: Mapping[str, ComparisonSums],
+    text_bytes: np.ndarray,
     position_edges: Sequence[int],
     resampling: Resampling,
 ) -> list[Row]:
-    """Figures of each comparison, in all and by position.
+    """Figures of each comparison, in all and by position; corrected for their number.
 
     Args:
         comparisons: In the order of the rows.
         sums: What `PairedEvaluation.run` returns.
+        text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
         resampling: The bootstrap.
     """
+    bins = len(position_edges)
+    stacked = [sums[one.name].totals[None] for one in comparisons]
+    for one in comparisons:  # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
+        by_bin = np.moveaxis(sums[one.name].values, 0, 2)
+        stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
+    family = [i for i, one in enumerate(comparisons) if one.group != TEXT]
+    figures = resampling.figures(np.concatenate(stacked), family)
     rows = []
-    for one in comparisons:
-        values = sums[one.name]  # [documents, bins, 4]
-        stacked = np.concatenate([values.sum(axis=1)[None], values.swapaxes(0, 1)])
-        overall, *bins = resampling.figures(stacked)
-        positions = [
-            PositionBin(first_byte, here)
-            for first_byte, here in zip(position_edges, bins, strict=True)
-            if here is not None
-        ]
-        rows.append(Row(one, overall, positions))
+    for number, one in enumerate(comparisons):
+        start = len(comparisons) + 2 * bins * number
+        found = sums[one.name]
+        rows.append(
+            Row(
+                one,
+                figures[number],
+                text_bytes=int(text_bytes[found.takes_part].sum()),
+                prefixes_cut=int(found.prefix_cut.sum()),
+                positions=_bins(position_edges, figures[start : start + bins]),
+                contexts=_bins(position_edges, figures[start + bins : start + 2 * bins]),
+            )
+        )
     return rows
+
+
+def _bins(edges: Sequence[int], figures: Sequence[Figures | None]) -> list[PositionBin]:
+    return [
+        PositionBin(edge, here)
+        for edge, here in zip(edges, figures, strict=True)
+        if here is not None
+    ]
 
 
 def slice_rows_of(
     slices: Sequence[Slice],
     comparisons: Sequence[Comparison],
-    sums: Mapping[str, np.ndarray],
+    sums: Mapping[str, ComparisonSums],
     resampling: Resampling,
 ) -> list[SliceRows]:
     """Figures of each comparison over the documents of each slice."""
     made = []
     for one in slices:
-        stacked = np.stack([sums[each.name].sum(axis=1) for each in comparisons])
+        stacked = np.stack([sums[each.name].totals for each in comparisons])
         figures = resampling.figures(stacked * one.members[None, :, None])
         rows = [Row(each, own) for each, own in zip(comparisons, figures, strict=True)]
         made.append(SliceRows(one, rows))

@@ -7,19 +7,45 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 
+from bsmeta.config.checks.problems import nearest, number_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.arms import configured_comparisons
-from bsmeta.evaluation.checkpoints import Location, load_model, locate, resolve_config, untrained
+from bsmeta.evaluation.checkpoints import (
+    Location,
+    load_model,
+    locate,
+    resolve_config,
+    run_config,
+    untrained,
+)
 from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.model_pairs import ModelSums, compare_models
 from bsmeta.evaluation.paired import PairedEvaluation, Progress, check_choices
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.results import ModelReport, Report, Resampling, rows_of, slice_rows_of
+from bsmeta.evaluation.results import (
+    DocumentSums,
+    ModelReport,
+    Report,
+    Resampling,
+    rows_of,
+    slice_rows_of,
+)
 from bsmeta.evaluation.slices import make_slices
+from bsmeta.evaluation.trained_on import check_not_trained_on
+
+LEAST = {
+    "max_documents": 1,
+    "per_device_eval_batch_size": 1,
+    "bootstrap_resamples": 1,
+    "seed": 0,
+}
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
@@ -50,6 +76,9 @@ def evaluate(
         UserError: The configuration, a model or the data is not what it should be.
     """
     check_choices(config.windows, config.position_edges)
+    problems = number_problems(config, LEAST)
+    if problems:
+        raise ConfigurationError("\n".join(problems))
     transformers.utils.logging.disable_progress_bar()
     models = []
     for number, location in enumerate(locations):
@@ -59,7 +88,9 @@ def evaluate(
             progress(done + share / len(locations))
 
         models.append(_evaluate_one(config, location, ranks, device, advance))
-    return Report(settings=asdict(config), models=models)
+    sums = [ModelSums(one.checkpoint, one.sums.digests, one.sums.totals) for one in models]
+    pairs = compare_models(sums, resamples=config.bootstrap_resamples, seed=config.seed)
+    return Report(settings=asdict(config), models=models, pairs=pairs)
 
 
 def _evaluate_one(
@@ -73,9 +104,11 @@ def _evaluate_one(
     data = train.data_config
     # what is wrong with the configuration and the data is said before a model is loaded
     comparisons = configured_comparisons(config, data.metadata_config.metadata_list)
+    check_not_trained_on(data, location, run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
         data, max_documents=config.max_documents, deduplicate=config.deduplicate
     )
+    _check_types(config, documents, data.metadata_config)
     slices = make_slices(config.slices, documents, data.metadata_config)
     model, tokenizer = load_model(location, train, config.precision, device)
     evaluation = PairedEvaluation(
@@ -94,7 +127,14 @@ def _evaluate_one(
         checkpoint=location.name,
         model=location.model,
         data=_described(documents, data),
-        rows=rows_of(comparisons, sums, config.position_edges, resampling),
+        rows=rows_of(
+            comparisons, sums, np.array(documents.bytes), config.position_edges, resampling
+        ),
+        sums=DocumentSums(
+            names=[documents.name(index) for index in range(len(documents))],
+            digests=list(documents.digests),
+            totals={name: found.totals for name, found in sums.items()},
+        ),
         slices=slice_rows_of(slices, comparisons, sums, resampling),
     )
 
@@ -102,16 +142,44 @@ def _evaluate_one(
 def report_folder(config: EvaluateConfig, location: Location) -> Path:
     """Where the report goes: `out_dir`; else into the run folder, or beside the model.
 
-    A checkpoint within a run has a folder of its own there, `evaluation-checkpoint-{step}step`.
+    A checkpoint within a run has a folder of its own there, `evaluation-checkpoint-{step}step`, and
+    so has another held-out file than the run's: `evaluation-{file}`.
     """
     if config.out_dir is not None:
         return Path(config.out_dir)
-    if location.is_on_hub:
-        return Path("evaluation")
-    folder = Path(location.name)
-    if location.run_folder is None or folder.resolve() == location.run_folder:
-        return folder / "evaluation"
-    return location.run_folder / f"evaluation-{folder.resolve().name}"
+    parts = ["evaluation"]
+    folder = Path() if location.is_on_hub else Path(location.name)
+    if location.run_folder is not None and folder.resolve() != location.run_folder:
+        parts.append(folder.resolve().name)
+        folder = location.run_folder
+    if config.validation_file is not None:
+        name = os.path.basename(config.validation_file)
+        own = run_config(location, config.training_config, config.overrides).data_config
+        if name != os.path.basename(own.validation_file or ""):
+            parts.append(name.partition(".")[0])
+    return folder / "-".join(parts)
+
+
+def _check_types(
+    config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
+) -> None:
+    """Refuses types that no document has, and comparisons that are 0 whatever the model is."""
+    for name in config.metadata_list or ():
+        if not documents.carried[name]:
+            raise ConfigurationError(
+                f"metadata_list={list(config.metadata_list or ())}: no document of "
+                f"{documents.path} has {name}; expected some of its types"
+                f"{nearest(name, documents.columns())}"
+            )
+    asked = config.comparisons or config.chosen
+    if metadata.metadata_position == "append" and metadata.metadata_list and asked:
+        if documents.changed:
+            return
+        raise ConfigurationError(
+            "data_config.metadata_config.metadata_position=append: the model reads metadata only "
+            "after the text, so no probability of the text can change and every comparison would "
+            "be 0.0000 by construction; metadata_list=[] evaluates the text alone"
+        )
 
 
 def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, object]:

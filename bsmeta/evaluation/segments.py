@@ -12,8 +12,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-BYTES, TOKENS, NATS_WITHOUT, NATS_WITH = range(4)
-"""Columns of the sums: text bytes, tokens of the reading without metadata, and the nats of each."""
+BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
+"""Columns of the sums: text bytes, tokens without, nats without and with metadata, tokens with."""
+
+COLUMNS = 5
+
+DOCUMENT, CONTEXT = range(2)
+"""Where a segment begins: bytes into its document, or bytes of text seen before it (both count the
+same segments, so a sum over the bins of either is the whole)."""
 
 
 @dataclass(slots=True)
@@ -24,11 +30,13 @@ class Reading:
         starts: int32 [n], first character of each token in the original text.
         ends: int32 [n], character after its last (greater than `starts`).
         nats: float64 [n], -ln p of each token; NaN where it is not scored.
+        shown_from: int32 [n], first character of the text that its window shows.
     """
 
     starts: np.ndarray
     ends: np.ndarray
     nats: np.ndarray
+    shown_from: np.ndarray
 
 
 def utf8_lengths(text: str) -> np.ndarray:
@@ -41,7 +49,7 @@ def utf8_lengths(text: str) -> np.ndarray:
 def paired_sums(
     without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
 ) -> np.ndarray:
-    """Sum both readings over the segments that count, by position in the document.
+    """Sum both readings over the segments that count, by position in the document and context.
 
     Args:
         without: The reading without metadata.
@@ -50,10 +58,10 @@ def paired_sums(
         edges: int [bins], byte positions at which the position bins begin; the first is 0.
 
     Returns:
-        float64 [bins, 4]: BYTES, TOKENS, NATS_WITHOUT, NATS_WITH of each bin; a segment belongs
-        to the bin in which it begins.
+        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (that of
+        the reading without metadata); a segment belongs to the bin in which it begins.
     """
-    sums = np.zeros((len(edges), 4))
+    sums = np.zeros((2, len(edges), COLUMNS))
     if not text:
         return sums
     lengths = utf8_lengths(text)
@@ -62,17 +70,23 @@ def paired_sums(
     bad = np.bincount(segment, _unscored(without, len(text)), minlength=count)
     bad += np.bincount(segment, _unscored(with_metadata, len(text)), minlength=count)
     first = np.flatnonzero(np.diff(segment, prepend=-1))  # first character of each segment
-    position = (np.cumsum(lengths) - lengths)[first]
-    bins = np.searchsorted(edges, position, side="right") - 1
+    offsets = np.cumsum(lengths) - lengths
+    shown_from = np.zeros(len(text), dtype=np.int64)
+    shown_from[without.starts] = without.shown_from
+    position = offsets[first]
+    context = position - offsets[shown_from[first]]
     good = bad == 0
     columns = {
         BYTES: np.bincount(segment, lengths, minlength=count),
         TOKENS: np.bincount(segment[without.starts], minlength=count).astype(np.float64),
         NATS_WITHOUT: _nats_of_segments(without, segment, count),
         NATS_WITH: _nats_of_segments(with_metadata, segment, count),
+        TOKENS_WITH: np.bincount(segment[with_metadata.starts], minlength=count).astype(np.float64),
     }
-    for column, values in columns.items():
-        sums[:, column] = np.bincount(bins[good], values[good], minlength=len(edges))
+    for axis, place in ((DOCUMENT, position), (CONTEXT, context)):
+        bins = np.searchsorted(edges, place[good], side="right") - 1
+        for column, values in columns.items():
+            sums[axis, :, column] = np.bincount(bins, values[good], minlength=len(edges))
     return sums
 
 

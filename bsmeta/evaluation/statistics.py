@@ -2,16 +2,22 @@
 
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
 documents are drawn with replacement, so that what varies is which pages were held out. All
-comparisons use the same draws.
+comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
+
+Where many comparisons are shown, some differ by chance. The simultaneous interval covers all of a
+family together: as many standard errors to each side as hold the largest deviation of any of them
+in 95% of the resamples (max-T; Romano and Wolf 2005). P-values are corrected by Holm (1979).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
@@ -39,11 +45,16 @@ class Figures:
         perplexity_without, perplexity_with: Per token of the reading without metadata (one count
             for both, so that they can be compared).
         difference: Bits per byte with, minus those without.
-        difference_low, difference_high: 95% bootstrap interval over documents.
+        difference_low, difference_high: 95% bootstrap interval over documents; None where only
+            one document takes part.
+        simultaneous_low, simultaneous_high: The same for the whole family of comparisons together;
+            None outside the family.
         mean_document_difference: The mean of the documents' own differences (each document
             weighs the same, whatever its length), with its interval.
         documents_better, documents_worse: Documents that metadata makes cheaper or dearer.
-        sign_test_p: Two-sided probability of so uneven a split if either were equally likely.
+        sign_test_p: Two-sided probability of so uneven a split if either were equally likely;
+            documents that do not differ are left out.
+        sign_test_p_holm: Corrected for the family; None outside it.
     """
 
     documents: int
@@ -54,28 +65,39 @@ class Figures:
     perplexity_without: float
     perplexity_with: float
     difference: float
-    difference_low: float
-    difference_high: float
+    difference_low: float | None
+    difference_high: float | None
+    simultaneous_low: float | None
+    simultaneous_high: float | None
     mean_document_difference: float
-    mean_document_difference_low: float
-    mean_document_difference_high: float
+    mean_document_difference_low: float | None
+    mean_document_difference_high: float | None
     documents_better: int
     documents_worse: int
     sign_test_p: float
+    sign_test_p_holm: float | None
+
+    @property
+    def relative(self) -> float:
+        """The difference as a share of the bits without."""
+        return self.difference / self.bits_per_byte_without if self.bits_per_byte_without else 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """A flat dict of plain numbers, for JSON and trackers."""
         return asdict(self)
 
 
-def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> list[Figures | None]:
+def figures_of(
+    sums: np.ndarray, *, resamples: int, seed: int, family: Sequence[int] = ()
+) -> list[Figures | None]:
     """Figures of several comparisons over one set of documents.
 
     Args:
-        sums: float64 [comparisons, documents, 4]: columns of `bsmeta.evaluation.segments`; a
-            document without bytes does not take part in a comparison.
+        sums: float64 [comparisons, documents, COLUMNS]; a document without bytes does not take
+            part in a comparison.
         resamples: How often the documents are drawn; the same draws serve all comparisons.
         seed: Same seed, same intervals.
+        family: Indices of the comparisons that are corrected for each other.
 
     Returns:
         One for each comparison; None where no document has a byte to compare.
@@ -83,19 +105,24 @@ def figures_of(sums: np.ndarray, *, resamples: int, seed: int) -> list[Figures |
     takes_part = sums[:, :, BYTES] > 0
     bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
     own = np.divide(bits, sums[:, :, BYTES], out=np.zeros_like(bits), where=takes_part)
-    weighted = bootstrap(bits, sums[:, :, BYTES], resamples=resamples, seed=seed)
-    plain = bootstrap(own, takes_part.astype(np.float64), resamples=resamples, seed=seed)
-    return [
-        _figures(sums[i][takes_part[i]], weighted[i], plain[i]) if takes_part[i].any() else None
+    ratios = resampled(bits, sums[:, :, BYTES], resamples=resamples, seed=seed)
+    plain = resampled(own, takes_part.astype(np.float64), resamples=resamples, seed=seed)
+    found: list[Figures | None] = [
+        _figures(sums[i][takes_part[i]], central(ratios[:, i]), central(plain[:, i]))
+        if takes_part[i].any()
+        else None
         for i in range(len(sums))
     ]
+    _correct(found, ratios, [i for i in family if found[i] is not None])
+    return found
 
 
 def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
-    """Figures of the documents that take part: sums [documents, 4]."""
+    """Figures of the documents that take part: sums [documents, COLUMNS]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
     better, worse = int((bits < 0).sum()), int((bits > 0).sum())
+    several = len(sums) > 1
     return Figures(
         documents=len(sums),
         bytes=int(total[BYTES]),
@@ -105,15 +132,60 @@ def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
         perplexity_without=_exp(total[NATS_WITHOUT] / total[TOKENS]),
         perplexity_with=_exp(total[NATS_WITH] / total[TOKENS]),
         difference=float(bits.sum() / total[BYTES]),
-        difference_low=weighted.low,
-        difference_high=weighted.high,
+        difference_low=weighted.low if several else None,
+        difference_high=weighted.high if several else None,
+        simultaneous_low=None,
+        simultaneous_high=None,
         mean_document_difference=float((bits / sums[:, BYTES]).mean()),
-        mean_document_difference_low=plain.low,
-        mean_document_difference_high=plain.high,
+        mean_document_difference_low=plain.low if several else None,
+        mean_document_difference_high=plain.high if several else None,
         documents_better=better,
         documents_worse=worse,
         sign_test_p=sign_test(better, worse),
+        sign_test_p_holm=None,
     )
+
+
+def _correct(found: list[Figures | None], ratios: np.ndarray, family: Sequence[int]) -> None:
+    """Adds to each of the family what holds for all of it together."""
+    members = [(i, one) for i in family if (one := found[i]) is not None]
+    if not members:
+        return
+    differences = np.array([one.difference for _, one in members])
+    halves = simultaneous_half_widths(ratios[:, list(family)], differences)
+    corrected = holm([one.sign_test_p for _, one in members])
+    for (i, one), half, p in zip(members, halves.tolist(), corrected, strict=True):
+        several = one.documents > 1
+        found[i] = replace(
+            one,
+            simultaneous_low=one.difference - half if several else None,
+            simultaneous_high=one.difference + half if several else None,
+            sign_test_p_holm=p,
+        )
+
+
+def simultaneous_half_widths(ratios: np.ndarray, estimates: np.ndarray) -> np.ndarray:
+    """Half the width of each interval, so that 95% of the resamples lie in all of them.
+
+    Args:
+        ratios: float64 [resamples, comparisons]; NaN where a resample has no document of one.
+        estimates: float64 [comparisons].
+    """
+    deviations = np.abs(ratios - estimates)
+    errors = np.nan_to_num(np.sqrt(np.nanmean(deviations**2, axis=0)))
+    scaled = np.divide(deviations, errors, out=np.zeros_like(deviations), where=errors > 0)
+    largest = np.nan_to_num(scaled).max(axis=1)
+    return errors * np.percentile(largest, 95)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """P-values corrected for their number by Holm's step-down procedure."""
+    order = np.argsort(p_values, kind="stable")
+    factors = len(p_values) - np.arange(len(p_values))
+    steps = np.minimum(np.maximum.accumulate(np.asarray(p_values)[order] * factors), 1.0)
+    corrected = np.empty(len(p_values))
+    corrected[order] = steps
+    return [float(one) for one in corrected]
 
 
 def bootstrap(
@@ -121,8 +193,16 @@ def bootstrap(
 ) -> list[Interval]:
     """95% intervals of sum(values) / sum(weights), documents drawn with replacement.
 
-    A resample in which no document of a comparison was drawn says nothing about it and is left
-    out there.
+    Arguments as for `resampled`. One interval for each comparison (of zeros where no document
+    takes part).
+    """
+    return [
+        central(column) for column in resampled(values, weights, resamples=resamples, seed=seed).T
+    ]
+
+
+def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
+    """sum(values) / sum(weights) of each resample.
 
     Args:
         values: float64 [comparisons, documents].
@@ -131,7 +211,7 @@ def bootstrap(
         seed: Seed of the draws.
 
     Returns:
-        One interval for each comparison (of zeros where no document takes part).
+        float64 [resamples, comparisons]; NaN where no document of a comparison was drawn.
     """
     generator = np.random.default_rng(seed)
     count = values.shape[1]
@@ -144,27 +224,22 @@ def bootstrap(
         times = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
         top, bottom = times @ values.T, times @ weights.T
         ratios.append(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
-    return [_central(column) for column in np.concatenate(ratios).T]
+    return np.concatenate(ratios)
 
 
-def sign_test(better: int, worse: int) -> float:
-    """Two-sided exact binomial test of better against worse; ties are left out."""
-    count, fewer = better + worse, min(better, worse)
-    if count == 0:
-        return 1.0
-    k = np.arange(fewer + 1)
-    log_factorial = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, count + 1)))])
-    log_terms = log_factorial[count] - log_factorial[k] - log_factorial[count - k]
-    tail = np.exp(log_terms - count * math.log(2)).sum()
-    return float(min(1.0, 2 * tail))
-
-
-def _central(values: np.ndarray) -> Interval:
+def central(values: np.ndarray) -> Interval:
+    """The central 95% of the values that are numbers; zeros if there are none."""
     values = values[~np.isnan(values)]
     if not len(values):
         return Interval(0.0, 0.0)
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))
+
+
+def sign_test(better: int, worse: int) -> float:
+    """Two-sided exact binomial test of better against worse; ties are left out."""
+    count = better + worse
+    return float(binomtest(better, count).pvalue) if count else 1.0
 
 
 def _exp(value: float) -> float:

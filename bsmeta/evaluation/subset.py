@@ -60,12 +60,13 @@ class SubsetEvaluation:
         metadata, it is the only figure beside `documents` and `bytes`.
         """
         sums = self._evaluation.run(model, device, blocks=self._blocks)
-        stacked = np.stack([sums[name].sum(axis=1) for name in ("text", "all")])
+        stacked = np.stack([sums[name].totals for name in ("text", "all")])
         text, both = figures_of(stacked, resamples=RESAMPLES, seed=self._seed)
         if text is None:
             return {"documents": 0, "bytes": 0}
         figures = {"text_bits_per_byte": text.bits_per_byte_without}
         if both is None:
             return {**figures, "documents": text.documents, "bytes": text.bytes}
-        figures |= both.as_dict()
+        # one document has no interval
+        figures |= {name: value for name, value in both.as_dict().items() if value is not None}
         return {**{name: figures[name] for name in FIRST}, **figures}

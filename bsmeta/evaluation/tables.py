@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bsmeta.evaluation.arms import PROMPT, SHUFFLED, TEXT, WRONG
-from bsmeta.evaluation.results import ModelReport, Report, Row
+from bsmeta.evaluation.arms import (
+    AGAINST,
+    FORM,
+    MATCHED,
+    PROMPT,
+    SEPARATOR,
+    SHUFFLED,
+    TEXT,
+    WRONG,
+)
+from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.evaluation.statistics import Figures
 
 NONE = "–"
@@ -28,35 +37,51 @@ GROUPS = {
     "left_out": "all but {}",
     "added": "{} added last",
     "chosen": "{}",
-    SHUFFLED: "{} (shuffled)",
-    WRONG: "{} (wrong)",
     PROMPT: "{} (plain English)",
 }
-HEADS = [
-    "comparison",
-    "documents",
-    "text bytes",
-    "without",
-    "with",
-    "difference",
-    "95% interval",
-    "better : worse",
-    "sign test p",
-    "perplexity without",
-    "perplexity with",
-]
+CONTROL_WORDS = {
+    SHUFFLED: "shuffled",
+    WRONG: "wrong",
+    MATCHED: "wrong, same length",
+    FORM: "junk words",
+    SEPARATOR: "separator alone",
+}
+
+DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix cut"
+WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
+INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
+SIGN, HOLM = "sign test p", "Holm p"
+COLUMNS = [
+    DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, RELATIVE, INTERVAL, TOGETHER, SPLIT,
+    SIGN, HOLM, "perplexity without", "perplexity with",
+]  # fmt: skip
 NOTE = (
     "Without and with are bits per byte over the same text bytes; the difference is with minus "
-    "without (below 0: metadata helps), its interval a bootstrap over documents. Better : worse "
-    "counts documents. Perplexity is per token of the text without metadata."
+    "without (below 0: metadata helps). Left out: share of the text bytes that one side cannot "
+    "score (the first token; tokens that share characters with a tag). Prefix cut: share of the "
+    "documents with a prefix longer than allowed. Intervals are bootstraps over documents; better "
+    ": worse counts documents (identical tokens are neither)."
 )
+PERPLEXITY_NOTE = " Perplexity is per token of the text without metadata."
+
+
+def family_note(model: ModelReport) -> str:
+    """How many intervals there are, and which of them are corrected for that."""
+    count = sum(row.compares for row in model.rows)
+    return (
+        f"{count} comparisons were made, controls included: a 95% interval holds for one of them, "
+        f"`{TOGETHER}` for all {count} together, and Holm's p is corrected for {count}."
+    )
 
 
 def tables_of(report: Report) -> list[Table]:
     """All tables of a report, in their order."""
     tables = [checkpoint_table(report)] if len(report.models) > 1 else []
+    tables += [pair_table(report)] if report.pairs else []
     for model in report.models:
-        own = [comparison_table(model), position_table(model)]
+        own = [comparison_table(model)]
+        own += [control_table(model)] if controls_of(model) else []
+        own += [position_table(model), context_table(model)]
         own += [slice_table(model)] if model.slices else []
         for table in own:
             title = f"{table.title}: {model.checkpoint}" if len(report.models) > 1 else table.title
@@ -64,35 +89,126 @@ def tables_of(report: Report) -> list[Table]:
     return tables
 
 
-def comparison_table(model: ModelReport) -> Table:
-    """One row a comparison."""
-    table = Table("Bits per byte with and without metadata", NOTE, HEADS)
+def comparison_table(model: ModelReport, columns: Sequence[str] = COLUMNS) -> Table:
+    """One row a comparison, without the controls."""
+    note = NOTE + (PERPLEXITY_NOTE if columns is COLUMNS else "") + " " + family_note(model)
+    table = Table("Bits per byte with and without metadata", note, ["comparison", *columns])
     for row in model.rows:
-        table.rows.append([label(row), *_cells(row)])
+        if row.comparison.group in (TEXT, *GROUPS):
+            cells = _cells(row)
+            table.rows.append([label(row), *(cells[head] for head in columns)])
+    return table
+
+
+def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
+    """Each comparison with a control: the control, and the rows own, control, own against it."""
+    rows = {row.comparison.name: row for row in model.rows}
+    return [
+        (control, own, rows[f"{control}/{rest}"], rows[f"{AGAINST}{control}/{rest}"])
+        for own in model.rows
+        for control in CONTROL_WORDS
+        if own.comparison.group in ("all", "each", "chosen")
+        and f"{control}/{(rest := own.comparison.name.partition('/')[2] or own.comparison.name)}"
+        in rows
+    ]
+
+
+def control_table(model: ModelReport) -> Table:
+    """What the content does: each comparison beside its controls."""
+    heads = ["comparison", "control", "own", "control's", "its interval"]
+    heads += ["own - control", INTERVAL, TOGETHER, HOLM]
+    note = (
+        "Own and control's are differences to the text alone; own - control compares the two over "
+        "the same bytes (below 0: these values help more). Controls: the values of another "
+        "document, different and of about the same length; as many junk words; only what closes "
+        "a prefix. Where a control does as much as own, it is the form that helps."
+    )
+    table = Table("Content or form", note, heads)
+    for control, own, varied, against in controls_of(model):
+        cells = [_cells(row) for row in (own, varied, against)]
+        table.rows.append(
+            [
+                label(own),
+                CONTROL_WORDS[control],
+                cells[0][DIFFERENCE],
+                cells[1][DIFFERENCE],
+                cells[1][INTERVAL],
+                cells[2][DIFFERENCE],
+                cells[2][INTERVAL],
+                cells[2][TOGETHER],
+                cells[2][HOLM],
+            ]
+        )
     return table
 
 
 def checkpoint_table(report: Report) -> Table:
     """One row a model: the text alone, and the main comparison."""
-    heads = ["checkpoint", "text alone", *HEADS[3:9]]
-    table = Table("The checkpoints", NOTE, heads)
+    columns = [WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
+    table = Table("The checkpoints", NOTE, ["checkpoint", "text alone", *columns])
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
         alone = f"{text.figures.bits_per_byte_without:.4f}" if text and text.figures else NONE
-        cells = _cells(main)[2:8] if main else [NONE] * 6
-        table.rows.append([model.checkpoint, alone, *cells])
+        cells = _cells(main) if main else dict.fromkeys(columns, NONE)
+        table.rows.append([model.checkpoint, alone, *(cells[head] for head in columns)])
+    return table
+
+
+def pair_table(report: Report) -> Table:
+    """Each two models compared with each other."""
+    heads = ["first", "second", "shown", DOCUMENTS, "first's", "second's", DIFFERENCE, INTERVAL]
+    note = (
+        "Bits per byte, each model over the bytes that it scored, of the documents that both "
+        "scored (matched by their text); the difference is second minus first. Better : worse "
+        f"counts documents for the second. Holm's p is corrected for {len(report.pairs)}."
+    )
+    table = Table("The models compared with each other", note, [*heads, SPLIT, SIGN, HOLM])
+    for row in report.pairs:
+        table.rows.append(
+            [
+                row.first,
+                row.second,
+                row.shown,
+                f"{row.documents:,}",
+                f"{row.bits_per_byte_first:.4f}",
+                f"{row.bits_per_byte_second:.4f}",
+                f"{row.difference:+.4f}",
+                interval(row.difference_low, row.difference_high),
+                f"{row.documents_better} : {row.documents_worse}",
+                f"{row.sign_test_p:.2g}",
+                f"{row.sign_test_p_holm:.2g}",
+            ]
+        )
     return table
 
 
 def position_table(model: ModelReport) -> Table:
     """The difference by position in the document: one row a comparison, one column a bin."""
-    compared = [row for row in model.rows if row.compares]
-    edges = sorted({one.first_byte for row in compared for one in row.positions})
-    heads = ["comparison", *[f"from byte {edge:,}" for edge in edges]]
     note = "Difference in bits per byte, for text that begins so many bytes into its document."
-    table = Table("By position in the document", note, heads)
-    for row in compared:
-        found = {one.first_byte: one.figures for one in row.positions}
+    bins = {row.comparison.name: row.positions for row in model.rows}
+    return _bin_table(model, "By position in the document", note, bins)
+
+
+def context_table(model: ModelReport) -> Table:
+    """The difference by how much of the text the model has seen in the same window."""
+    note = "Difference in bits per byte, for text after so many bytes of text in its window."
+    bins = {row.comparison.name: row.contexts for row in model.rows}
+    return _bin_table(model, "By text seen before", note, bins)
+
+
+def _bin_table(
+    model: ModelReport, title: str, note: str, bins: Mapping[str, Sequence[PositionBin]]
+) -> Table:
+    compared = [row for row in model.rows if row.compares]
+    edges = sorted({one.first_byte for row in compared for one in bins[row.comparison.name]})
+    heads = ["comparison", *[f"from byte {edge:,}" for edge in edges]]
+    note += " The documents are those of the first comparison; intervals are not corrected."
+    table = Table(title, note, heads)
+    for number, row in enumerate(compared):
+        found = {one.first_byte: one.figures for one in bins[row.comparison.name]}
+        if number == 0:
+            counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
+            table.rows.append([DOCUMENTS, *counts])
         cells = [_difference(found[edge]) if edge in found else NONE for edge in edges]
         table.rows.append([label(row), *cells])
     return table
@@ -101,13 +217,14 @@ def position_table(model: ModelReport) -> Table:
 def slice_table(model: ModelReport) -> Table:
     """The main comparison over each slice."""
     main = main_row(model)
-    heads = ["slice", "", *HEADS[1:8]]
+    columns = [DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
     what = label(main) if main else "text alone"
-    table = Table("By kind of document", f"The comparison shown is: {what}.", heads)
+    note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
+    table = Table("By kind of document", note, ["slice", "", *columns])
     for one in model.slices:
         rows = {row.comparison.name: row for row in one.rows}
-        row = rows[main.comparison.name if main else TEXT]
-        table.rows.append([one.slice.by, one.slice.name, *_cells(row)[:7]])
+        cells = _cells(rows[main.comparison.name if main else TEXT])
+        table.rows.append([one.slice.by, one.slice.name, *(cells[head] for head in columns)])
     return table
 
 
@@ -122,15 +239,20 @@ def summary(model: ModelReport) -> str:
     if row is None or row.figures is None:
         return "No document has metadata to compare with."
     figures = row.figures
-    sure = figures.difference_high < 0 or figures.difference_low > 0
+    low, high = figures.difference_low, figures.difference_high
+    if low is None or high is None:
+        sure = "over one document, so there is no interval"
+    else:
+        sure = (
+            f"95% interval of the difference: {low:+.4f} to {high:+.4f}, "
+            f"over {figures.documents:,} documents"
+            + ("" if high < 0 or low > 0 else ", which includes no difference")
+        )
     verdict = "fewer" if figures.difference < 0 else "more"
     return (
         f"With metadata ({label(row)}) the model needs {figures.bits_per_byte_with:.4f} bits per "
         f"byte of text, without it {figures.bits_per_byte_without:.4f}: "
-        f"{abs(figures.difference):.4f} {verdict} "
-        f"(95% interval of the difference: {figures.difference_low:+.4f} to "
-        f"{figures.difference_high:+.4f}, over {figures.documents:,} documents"
-        f"{'' if sure else ', which includes no difference'})."
+        f"{abs(figures.difference):.4f} ({abs(figures.relative):.2%}) {verdict} ({sure})."
     )
 
 
@@ -140,7 +262,12 @@ def label(row: Row) -> str:
     if group == TEXT:
         return "text alone"
     what = name.partition("/")[2] or name
-    return GROUPS[group].format("all together" if what == "all" else what.replace("+", " + "))
+    what = "all together" if what == "all" else what.replace("+", " + ")
+    if group.startswith(AGAINST):
+        return f"{what} against {CONTROL_WORDS[group.removeprefix(AGAINST)]}"
+    if group in CONTROL_WORDS:
+        return f"{what} ({CONTROL_WORDS[group]})"
+    return GROUPS[group].format(what)
 
 
 def markdown(tables: Sequence[Table]) -> str:
@@ -155,33 +282,45 @@ def markdown(tables: Sequence[Table]) -> str:
     return "\n\n".join(parts)
 
 
-def _cells(row: Row) -> list[str]:
-    """The cells behind the label, for the columns of HEADS."""
+def _cells(row: Row) -> dict[str, str]:
+    """The cells of a row by the heads of COLUMNS."""
     figures = row.figures
+    cells = dict.fromkeys(COLUMNS, NONE)
     if figures is None:
-        return ["0", *[NONE] * (len(HEADS) - 2)]
-    without = [
-        f"{figures.documents:,}",
-        f"{figures.bytes:,}",
-        f"{figures.bits_per_byte_without:.4f}",
-    ]
+        return {**cells, DOCUMENTS: "0"}
+    cells |= {
+        DOCUMENTS: f"{figures.documents:,}",
+        BYTES: f"{figures.bytes:,}",
+        WITHOUT: f"{figures.bits_per_byte_without:.4f}",
+        "perplexity without": f"{figures.perplexity_without:,.1f}",
+    }
+    if row.text_bytes:
+        cells[LEFT_OUT] = f"{row.left_out:.1%}"
     if not row.compares:
-        return [*without, *[NONE] * 5, f"{figures.perplexity_without:,.1f}", NONE]
-    return [
-        *without,
-        f"{figures.bits_per_byte_with:.4f}",
-        f"{figures.difference:+.4f}",
-        f"{figures.difference_low:+.4f} to {figures.difference_high:+.4f}",
-        f"{figures.documents_better} : {figures.documents_worse}",
-        f"{figures.sign_test_p:.2g}",
-        f"{figures.perplexity_without:,.1f}",
-        f"{figures.perplexity_with:,.1f}",
-    ]
+        return cells
+    p = figures.sign_test_p_holm
+    return cells | {
+        CUT: f"{row.prefixes_cut / figures.documents:.0%}",
+        WITH: f"{figures.bits_per_byte_with:.4f}",
+        DIFFERENCE: f"{figures.difference:+.4f}",
+        RELATIVE: f"{figures.relative:+.2%}",
+        INTERVAL: interval(figures.difference_low, figures.difference_high),
+        TOGETHER: interval(figures.simultaneous_low, figures.simultaneous_high),
+        SPLIT: f"{figures.documents_better} : {figures.documents_worse}",
+        SIGN: f"{figures.sign_test_p:.2g}",
+        HOLM: NONE if p is None else f"{p:.2g}",
+        "perplexity with": f"{figures.perplexity_with:,.1f}",
+    }
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Both ends, or a dash where one document has no interval."""
+    return NONE if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
 def _difference(figures: Figures) -> str:
-    low, high = figures.difference_low, figures.difference_high
-    return f"{figures.difference:+.4f} ({low:+.4f} to {high:+.4f})"
+    ends = interval(figures.difference_low, figures.difference_high)
+    return f"{figures.difference:+.4f}" + (f" ({ends})" if ends != NONE else "")
 
 
 def _escaped(cells: Sequence[str]) -> list[str]:

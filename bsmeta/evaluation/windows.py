@@ -34,22 +34,26 @@ def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
 
 
 def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """The whole document in overlapping windows, each behind the prefix."""
-    prefix, size = len(document.prefix_ids), len(document.ids)
-    room = config.metadata_config.max_seq_len - prefix
+    """The whole document in overlapping windows, with the prefix where training has it."""
+    metadata, size = config.metadata_config, len(document.ids)
     is_text = (document.kinds == 0) & (document.text_ends > document.text_starts)
     first_text = int(np.argmax(is_text)) if is_text.any() else 0
-    windows = []
-    for start in range(0, max(size - room // 2, 1), room - room // 2):
+    windows: list[Window] = []
+    stop = 0
+    while stop < size:
+        prefixed = not windows or metadata.prefix_on == "every_piece"
+        prefix_ids = document.prefix_ids if prefixed else document.prefix_ids[:0]
+        prefix, new = len(prefix_ids), stop
+        room = metadata.max_seq_len - prefix
+        start = max(new - room // 2, 0)
         stop = min(start + room, size)
-        new = start if start == 0 else start + room // 2
         scored = is_text[start:stop].copy()
         scored[: new - start] = False
         if start == 0 and len(scored):  # nothing predicts it without metadata
             scored[first_text : first_text + 1] = False
         windows.append(
             Window(
-                ids=np.concatenate((document.prefix_ids, document.ids[start:stop])),
+                ids=np.concatenate((prefix_ids, document.ids[start:stop])),
                 starts=_padded(prefix, document.text_starts[start:stop]),
                 ends=_padded(prefix, document.text_ends[start:stop]),
                 scored=np.concatenate((np.zeros(prefix, bool), scored)),
@@ -73,18 +77,21 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
         windows: All windows of the document under one arm.
         scores: For each window the log-probabilities of its scored tokens, float64.
     """
-    starts, ends, nats = [], [], []
+    starts, ends, nats, shown_from = [], [], [], []
     for window, log_probabilities in zip(windows, scores, strict=True):
         values = np.full(len(window.ids), np.nan)
         values[window.scored] = -log_probabilities
         holds_text = window.ends > window.starts
+        first = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
         holds_text[: window.own] = False
         starts.append(window.starts[holds_text])
         ends.append(window.ends[holds_text])
         nats.append(values[holds_text])
+        shown_from.append(np.full(len(starts[-1]), first, np.int32))
     if not windows:
-        return Reading(np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0))
-    return Reading(np.concatenate(starts), np.concatenate(ends), np.concatenate(nats))
+        nowhere = np.zeros(0, np.int32)
+        return Reading(nowhere, nowhere, np.zeros(0), nowhere)
+    return Reading(*map(np.concatenate, (starts, ends, nats, shown_from)))
 
 
 def _from_piece(piece: Piece) -> Window:

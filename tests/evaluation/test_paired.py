@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.evaluation.arms import plan_comparisons, text_alone
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import PairedEvaluation
+from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.evaluation.subset import SubsetEvaluation
@@ -48,9 +48,9 @@ def test_agrees_with_one_document_at_a_time(
         compared = 0
         for index in range(len(documents)):
             document = documents[index]
-            got = sums[name][index, 0]
+            got = sums[name].values[index, 0, 0]
             if not any(document.has(one) for one in types):
-                assert got.tolist() == [0, 0, 0, 0]
+                assert got.tolist() == [0, 0, 0, 0, 0]
                 continue
             size, without, with_metadata = bits_of_document(
                 model, tokenizer, data_config, document, types
@@ -70,17 +70,17 @@ def test_nearly_all_bytes_of_a_text_count_without_local_tags(
     for index in range(len(documents)):
         size = len(documents[index].text.encode())
         first_token = 8  # at most: one token, the first, is never scored
-        assert size - first_token <= sums["text"][index, 0, BYTES] < size
+        assert size - first_token <= sums["text"].totals[index, BYTES] < size
         if documents[index].has("url"):
-            assert sums["each/url"][index, 0, BYTES] == sums["text"][index, 0, BYTES]
+            assert sums["each/url"].totals[index, BYTES] == sums["text"].totals[index, BYTES]
 
 
 def test_the_text_alone_is_compared_with_itself(
     model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
 ) -> None:
-    text = all_and_each(data_config, tokenizer).run(model, CPU)["text"]
-    assert (text[:, 0, BYTES] > 0).all()
-    np.testing.assert_array_equal(text[..., NATS_WITHOUT], text[..., NATS_WITH])
+    text = all_and_each(data_config, tokenizer).run(model, CPU)["text"].totals
+    assert (text[:, BYTES] > 0).all()
+    np.testing.assert_array_equal(text[:, NATS_WITHOUT], text[:, NATS_WITH])
 
 
 def test_first_piece_scores_only_the_beginning(
@@ -91,7 +91,7 @@ def test_first_piece_scores_only_the_beginning(
         name: all_and_each(data_config, tokenizer, windows=name, position_edges=edges)
         for name in ("first_piece", "all_pieces")
     }
-    first, whole = (one.run(model, CPU)["text"] for one in runs.values())
+    first, whole = (one.run(model, CPU)["text"].values[:, 0] for one in runs.values())
     assert whole[:, 1, BYTES].sum() > 0
     assert first[:, 1, BYTES].sum() == 0
     assert 0 < first[:, 0, BYTES].sum() <= whole[:, 0, BYTES].sum()
@@ -140,7 +140,7 @@ def test_any_number_of_ranks_gives_the_same_sums_in_step(
         one.load_state_dict(copy.deepcopy(model.state_dict()))
         one.ranks = shared.of(number)
 
-    def rank(number: int) -> dict[str, np.ndarray]:
+    def rank(number: int) -> dict[str, ComparisonSums]:
         evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
         return evaluation.run(copies[number], CPU)
 
@@ -148,7 +148,7 @@ def test_any_number_of_ranks_gives_the_same_sums_in_step(
         results = list(pool.map(rank, range(world_size)))
     for result in results:
         for name, sums in expected.items():
-            np.testing.assert_array_equal(result[name], sums)
+            np.testing.assert_array_equal(result[name].values, sums.values)
 
 
 def test_the_subset_is_prepared_once_and_scored_again(

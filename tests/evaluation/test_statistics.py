@@ -7,7 +7,14 @@ import math
 import numpy as np
 import pytest
 
-from bsmeta.evaluation.statistics import Interval, bootstrap, figures_of, sign_test
+from bsmeta.evaluation.statistics import (
+    Interval,
+    bootstrap,
+    figures_of,
+    holm,
+    sign_test,
+    simultaneous_half_widths,
+)
 
 LN2 = math.log(2)
 
@@ -15,9 +22,9 @@ LN2 = math.log(2)
 def test_figures_are_weighted_by_bytes() -> None:
     sums = np.array(
         [
-            [10.0, 2.0, 20 * LN2, 10 * LN2],  # 2 bits a byte, then 1
-            [30.0, 8.0, 30 * LN2, 30 * LN2],  # 1 bit a byte, both times
-            [0.0, 0.0, 0.0, 0.0],  # nothing to compare
+            [10.0, 2.0, 20 * LN2, 10 * LN2, 2.0],  # 2 bits a byte, then 1
+            [30.0, 8.0, 30 * LN2, 30 * LN2, 8.0],  # 1 bit a byte, both times
+            [0.0, 0.0, 0.0, 0.0, 0.0],  # nothing to compare
         ]
     )
     figures, nothing = figures_of(np.stack([sums, 0 * sums]), resamples=100, seed=1)
@@ -41,6 +48,49 @@ def test_sign_test_is_the_exact_binomial() -> None:
     assert sign_test(10, 0) == pytest.approx(2 / 2**10)
     assert sign_test(1, 7) == pytest.approx(2 * (1 + 8) / 2**8)
     assert sign_test(0, 40_000) == 0.0
+
+
+def test_one_document_has_no_interval() -> None:
+    sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]]])
+    (figures,) = figures_of(sums, resamples=100, seed=1, family=[0])
+    assert figures is not None
+    assert figures.difference == pytest.approx(-1.0)
+    assert figures.relative == pytest.approx(-0.5)
+    assert (figures.difference_low, figures.difference_high) == (None, None)
+    assert (figures.simultaneous_low, figures.simultaneous_high) == (None, None)
+    assert (figures.mean_document_difference_low, figures.sign_test_p_holm) == (None, 1.0)
+
+
+def test_holm_is_the_step_down_procedure() -> None:
+    # 0.01 * 4, 0.02 * 3, 0.03 * 2 (not below the one before), 0.6 * 1
+    assert holm([0.03, 0.6, 0.01, 0.02]) == pytest.approx([0.06, 0.6, 0.04, 0.06])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_simultaneous_intervals_hold_for_all_together() -> None:
+    ratios = np.random.default_rng(0).normal(size=(40_000, 10)) * np.arange(1, 11)
+    halves = simultaneous_half_widths(ratios, np.zeros(10))
+    # of ten independent ones, each holds with probability 0.95 ** (1 / 10): 2.80 errors
+    assert halves / np.arange(1, 11) == pytest.approx(np.full(10, 2.80), abs=0.05)
+    one = simultaneous_half_widths(ratios[:, :1], np.zeros(1))
+    assert one == pytest.approx([1.96], abs=0.03)
+    # the same comparison ten times is one comparison; one that never differs has no width
+    same = np.concatenate([np.repeat(ratios[:, :1], 10, axis=1), 0 * ratios[:, :1]], axis=1)
+    assert simultaneous_half_widths(same, np.zeros(11)) == pytest.approx([one[0]] * 10 + [0.0])
+
+
+def test_a_family_is_corrected_and_the_rest_is_not() -> None:
+    generator = np.random.default_rng(1)
+    sums = np.ones((3, 50, 5))
+    sums[:, :, 3] += generator.normal(size=(3, 50))
+    first, second, outside = figures_of(sums, resamples=500, seed=0, family=[0, 1])
+    assert first is not None and second is not None and outside is not None
+    for one in (first, second):
+        assert one.simultaneous_low < one.difference_low < one.difference_high
+        assert one.simultaneous_high > one.difference_high
+    assert outside.simultaneous_low is None
+    assert outside.sign_test_p_holm is None
 
 
 def test_bootstrap_is_reproducible_and_covers_the_mean() -> None:
