@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ Token = tuple[int, int, float]
 
 
 def tokens_of_piece(model: GPT2LMHeadModel, piece: Piece) -> list[Token]:
+    piece = replace(piece, first_text_is_target=False)
     with torch.no_grad():
         logits = model(torch.from_numpy(piece.ids.astype(np.int64))[None]).logits[0]
     log_p = logits.double().log_softmax(-1)

@@ -7,10 +7,12 @@ import pytest
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import configured_comparisons
+from bsmeta.evaluation.arms import Arm, configured_comparisons, controlled
 from bsmeta.evaluation.controls import Donors
+from bsmeta.evaluation.form import WORDS, FormRenderer
 from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
 from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.rendering import Renderer
 
 
 def test_comparisons_in_their_order() -> None:
@@ -35,12 +37,16 @@ def test_comparisons_in_their_order() -> None:
         ("chosen/url+title", (), ("title", "url")),
         ("wrong/all", (), everything),
         ("wrong/url+title", (), ("title", "url")),
+        ("own_against_wrong/all", everything, everything),
+        ("own_against_wrong/url+title", ("title", "url"), ("title", "url")),
         ("prompt/all", (), everything),
         ("prompt/url+title", (), ("title", "url")),
     ]
-    assert [(one.test.values, one.test.style) for one in made[-4:]] == [
+    assert [(one.test.values, one.test.style) for one in made[-6:]] == [
         ("wrong", "training"),
         ("wrong", "training"),
+        ("own", "training"),
+        ("own", "training"),
         ("own", "prompt"),
         ("own", "prompt"),
     ]
@@ -84,6 +90,15 @@ def test_wrong_values_are_never_the_documents_own() -> None:
     for index, document in enumerate(documents):
         (lent,) = values(donors.dress(index, document, "wrong"), "site")
         assert lent != values(document, "site")[0]
+
+
+def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
+    sites = ["abc", "abc", "abcd", "ab" * 10, "abc", "ba" * 9, "b" * 5]
+    documents = [page(i, site=site) for i, site in enumerate(sites)]
+    donors = Donors(documents, ["site"], seed=0)
+    lent = [values(donors.dress(i, one, "matched"), "site")[0] for i, one in enumerate(documents)]
+    assert lent == ["abcd", "abcd", lent[2], "ba" * 9, "abcd", "ab" * 10, "abcd"]
+    assert lent[2] in ("abc", "b" * 5)  # both one character away
 
 
 def test_a_type_that_nobody_can_lend_is_left_out() -> None:
@@ -135,3 +150,27 @@ def test_a_prompt_without_fields_is_the_text() -> None:
     config = prompt_config(MetadataConfig(metadata_list=["url"]))
     rendered = PromptRenderer(config).render(page(1), ("url",))
     assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
+
+
+def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
+    config = MetadataConfig(metadata_list=["html", "title"])
+    document = page(1, title="How to knit a hat that does not fit anybody")
+    own = Renderer(config).render(document, ("title",))
+    assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    junk = FormRenderer(config, with_words=True).render(document, ("title",))
+    assert junk.prefix.endswith(" |||")
+    assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
+    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, WORDS)) + 1
+    again = FormRenderer(config, with_words=True).render(document, ("title",))
+    assert again.prefix == junk.prefix
+    bare = FormRenderer(config, with_words=False).render(document, ("title",))
+    assert (bare.prefix, bare.lead, bare.body, bare.types) == ("|||", " ", "text 1", ("title",))
+    assert FormRenderer(config, with_words=True).render(document, ("html",)).types == ()
+
+
+def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
+    arm = Arm(("url",))
+    assert controlled(arm, "matched") == Arm(("url",), values="matched")
+    assert controlled(arm, "separator") == Arm(("url",), style="separator")
+    assert str(controlled(arm, "form")) == "url (form)"
+    assert str(Arm()) == "without metadata"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +19,7 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
+from tests.evaluation.conftest import documents, write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -66,17 +69,37 @@ def test_a_run_folder_is_evaluated_and_reported(
     report = report_in(out)
     assert report["data"]["file"] == "held-out.jsonl.gz"
     assert report["data"]["documents"] == 11
-    assert report["settings"]["windows"] == "all_pieces"
+    assert report["settings"]["windows"] == "sliding"
     names = [one["name"] for one in report["comparisons"]]
-    assert names == ["text", "all", "each/html", "each/title", "each/url"]
+    assert names[:5] == ["text", "all", "each/html", "each/title", "each/url"]
+    assert [name for name in names[5:] if name.endswith("/all")] == [
+        "matched/all",
+        "form/all",
+        "separator/all",
+        "own_against_matched/all",
+        "own_against_form/all",
+        "own_against_separator/all",
+    ]
     both = report["comparisons"][1]
     assert both["documents"] == 9
     assert both["difference_low"] <= both["difference"] <= both["difference_high"]
-    assert sum(one["bytes"] for one in both["by_position"]) == both["bytes"]
+    for bins in ("by_position", "by_context"):
+        assert sum(one["bytes"] for one in both[bins]) == both["bytes"]
+    assert both["simultaneous_low"] < both["difference_low"]
+    assert both["text_bytes"] > both["bytes"]
+    lines = [json.loads(line) for line in (out / "documents.jsonl").read_text().splitlines()]
+    own = [line for line in lines if line["comparison"] == "all"]
+    assert sum(line["bytes"] for line in own) == both["bytes"]
+    bits = sum(line["nats_with"] for line in own) / math.log(2)
+    assert bits / both["bytes"] == pytest.approx(both["bits_per_byte_with"])
+    assert {line["document"] for line in own} <= {f"held-out.jsonl.gz:{n}" for n in range(11)}
     for name in ("differences.png", "loss.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
     page = (out / "evaluation.md").read_text()
     assert f"| all together | 9 | {both['bytes']:,} |" in page
+    count = sum(one["documents"] > 0 for one in report["comparisons"]) - 1
+    assert f"{count} comparisons were made, controls included" in page
+    assert "| title | wrong, same length |" in page
     printed = capsys.readouterr().out
     assert "all together" in printed
     assert f"{both['difference']:+.4f}" in printed
@@ -91,6 +114,7 @@ def test_keys_change_what_is_evaluated(
         f"out_dir={tmp_path / 'out'}",
         "metadata_list=[url]",
         "comparisons=[each]",
+        "controls=[]",
         "max_documents=3",
         "windows=sliding",
         "per_device_eval_batch_size=1",
@@ -173,6 +197,12 @@ def test_everything_at_once_makes_one_page(
     assert names == [str(run_folder), str(run_folder / "model"), f"untrained ({run_folder})"]
     assert first["comparisons"] == same["comparisons"]
     assert first["comparisons"] != untrained["comparisons"]
+    pairs = [(one["first"], one["second"], one["shown"]) for one in report["pairs"]]
+    assert pairs[:2] == [(names[0], names[1], "text alone"), (names[0], names[1], "all metadata")]
+    assert len(pairs) == 6
+    for one in report["pairs"][:2]:  # the same model twice
+        assert (one["difference"], one["difference_low"], one["difference_high"]) == (0, 0, 0)
+        assert (one["documents_better"], one["documents_worse"]) == (0, 0)
     assert [one["name"] for one in first["slices"]] == [
         "site0.org",
         "site1.org",
@@ -189,6 +219,72 @@ def test_everything_at_once_makes_one_page(
     assert (tmp_path / "out" / "exposure.png").is_file()
 
 
+def test_one_document_has_no_interval(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, f"checkpoint={run_folder}", "max_documents=1", "controls=[]") == 0
+    both = report_in(run_folder / "evaluation")["comparisons"][1]
+    assert (both["documents"], both["difference_low"], both["difference_high"]) == (1, None, None)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "over one document, so there is no interval" in printed
+
+
+def test_a_model_of_other_windows_is_described_by_its_own(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run_folder, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("max_seq_len: 64", "max_seq_len: 32"))
+    arguments = ("comparisons=[all]", "controls=[]", "bootstrap_resamples=50")
+    assert call(monkeypatch, f"checkpoint=[{run_folder},{other}]", *arguments) == 0
+    page = (run_folder / "evaluation" / "evaluation.md").read_text()
+    assert f"{run_folder}: 11 documents of held-out.jsonl.gz; windows of 64 tokens" in page
+    assert f"{other}: 11 documents of held-out.jsonl.gz; windows of 32 tokens" in page
+
+
+def test_another_held_out_file_has_a_folder_of_its_own(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_shard(tmp_path / "unseen.jsonl.gz", documents()[:4])
+    arguments = ("comparisons=[all]", "controls=[]", "bootstrap_resamples=50")
+    assert (
+        call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *arguments) == 0
+    )
+    assert report_in(run_folder / "evaluation-unseen")["data"]["file"] == "unseen.jsonl.gz"
+    assert not (run_folder / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    "listed", ["in a checkpoint", "by the configuration", "under another name"]
+)
+def test_a_training_shard_of_the_run_is_not_held_out(
+    listed: str,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
+    size, name = shard.stat().st_size, shard
+    if listed == "in a checkpoint":
+        (run_folder / "checkpoint-8step").mkdir()
+        state = {"fingerprint": {"shards": {"train-000.jsonl.gz": size}}, "streams": {}}
+        (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
+    else:
+        config = (run_folder / "config.yaml").read_text()
+        config = config.replace("train_file: null", f"train_file: {shard}")
+        (run_folder / "config.yaml").write_text(config)
+    if listed == "under another name":
+        name = tmp_path / "other.jsonl.gz"
+        shutil.copy(shard, name)
+    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={name}") == 2
+    message = capsys.readouterr().err
+    assert (
+        f"validation_file={name}: the run of checkpoint={run_folder} was trained on it" in message
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -196,6 +292,17 @@ def test_everything_at_once_makes_one_page(
         (["checkpoint=."], "checkpoint=.: no model in it"),
         (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
         (["windows=last"], "windows=last: expected one of"),
+        (["max_documents=0"], "max_documents=0: expected 1 or more"),
+        (["per_device_eval_batch_size=0"], "per_device_eval_batch_size=0: expected 1 or more"),
+        (["bootstrap_resamples=0"], "bootstrap_resamples=0: expected 1 or more"),
+        (["metadata_list=[titel]"], "has titel; expected some of its types (did you mean title?)"),
+        (
+            [
+                "metadata_list=[title]",
+                "+overrides.data_config.metadata_config.metadata_position=append",
+            ],
+            "metadata only after the text",
+        ),
         (["precision=float8"], "precision=float8: expected auto, float32 or bfloat16"),
         (["training_config=none.yaml"], "none.yaml: there is no such file"),
         (["+overrides.learning_rat=1"], "learning_rat"),

@@ -108,7 +108,8 @@ def rows(
     evaluation = PairedEvaluation(data, characters, documents, comparisons, seed=1)
     sums = evaluation.run(Copier(), torch.device("cpu"))
     return {
-        row.comparison.name: row for row in rows_of(comparisons, sums, [0], Resampling(2000, 1))
+        row.comparison.name: row
+        for row in rows_of(comparisons, sums, np.array(documents.bytes), [0], Resampling(2000, 1))
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,13 +16,18 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.evaluation.statistics import figures_of
 from bsmeta.evaluation.subset import SubsetEvaluation
+from bsmeta.evaluation.windows import sliding
+from bsmeta.metadata.rendering import Renderer
 from tests.evaluation.plain import bits_of_document
 
 CPU = torch.device("cpu")
@@ -206,3 +212,101 @@ def test_bad_settings_are_named(
 def test_an_unknown_comparison_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"\['some'\] unknown, expected any of"):
         plan_comparisons(["all", "some"], TYPES)
+
+
+def changed(config: DataConfig, **values: Any) -> DataConfig:
+    return replace(config, metadata_config=replace(config.metadata_config, **values))
+
+
+@pytest.mark.parametrize("rows", ["one", "all"])
+def test_a_score_that_is_no_number_is_refused_with_its_document_and_arm(
+    rows: str, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """A NaN row of the embedding left out the documents that have its token, without a word."""
+    broken = copy.deepcopy(model)
+    token = tokenizer("word42").input_ids[-1]
+    with torch.no_grad():
+        broken.transformer.wte.weight[token if rows == "one" else slice(None)] = math.nan
+    shared = SharedGather(2)
+
+    def rank(number: int) -> str:
+        evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
+        with pytest.raises(DataError, match="are not finite") as caught:
+            evaluation.run(copy.deepcopy(broken), CPU)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, range(2))
+    assert first == second  # both ranks stop, with the same message
+    assert re.search(r"\n  held-out.jsonl.gz:\d+, (without metadata|[a-z, ]+)\n", first)
+
+
+def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """The prefix is cut within the title, so that the url after it changes no token."""
+    cut = changed(data_config, prefix_max_tokens=8, metadata_list=["title", "url"])
+    comparisons = plan_comparisons(["added", "each"], ("title", "url"))
+    for batch_size in (1, 4):
+        config = replace(cut, per_device_eval_batch_size=batch_size)
+        evaluation = PairedEvaluation(
+            config, tokenizer, held_out(config), comparisons, windows="sliding"
+        )
+        sums = evaluation.run(model, CPU)
+        same = sums["added/url"]
+        assert same.takes_part.sum() == 9
+        np.testing.assert_array_equal(same.totals[:, NATS_WITH], same.totals[:, NATS_WITHOUT])
+        assert same.prefix_cut.sum() == 9
+        assert sums["each/title"].totals[:, NATS_WITH].sum() > 0
+        (figures,) = figures_of(same.totals[None], resamples=10, seed=0)
+        assert figures is not None
+        assert (figures.documents_better, figures.documents_worse) == (0, 0)
+
+
+def test_sliding_windows_carry_the_prefix_where_training_does(
+    tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    document = held_out(data_config)[9]  # several sequences long
+    for prefix_on in ("every_piece", "first_piece"):
+        config = changed(data_config, prefix_on=prefix_on)
+        rendered = Renderer(config.metadata_config).render(document, ("title",))
+        (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
+        prefix, windows = encoded.prefix_ids.tolist(), sliding(encoded, config)
+        carries = [window.ids[: len(prefix)].tolist() == prefix for window in windows]
+        assert carries == [True] + [prefix_on == "every_piece"] * (len(windows) - 1)
+        assert all(len(window.ids) <= 64 for window in windows)
+        own = np.concatenate([window.ids[window.own :] for window in windows])
+        assert own.tolist() == encoded.ids.tolist()
+        for window in windows[1:]:  # half of the room is context
+            shown = len(prefix) if prefix_on == "every_piece" else 0
+            assert window.own - shown == (64 - shown) // 2
+
+
+def test_appended_metadata_is_not_compared(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """It comes after the text, so the difference would be 0 by construction."""
+    config = changed(data_config, metadata_position="append", metadata_list=["title", "url"])
+    sums = PairedEvaluation(
+        config, tokenizer, held_out(config), plan_comparisons(["all"], ("title", "url"))
+    ).run(model, CPU)
+    assert not sums["all"].takes_part.any()
+    subset = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    assert sorted(subset.run(model, CPU)) == ["bytes", "documents", "text_bits_per_byte"]
+
+
+def test_own_values_are_compared_with_their_control_over_the_same_bytes(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    config = changed(data_config, metadata_list=["url"])
+    made = configured_comparisons(
+        EvaluateConfig(comparisons=["all"], controls=["matched", "form", "separator"]), ["url"]
+    )
+    evaluation = PairedEvaluation(config, tokenizer, held_out(config), made, windows="sliding")
+    sums = evaluation.run(model, CPU)
+    own = sums["all"].totals
+    for control in ("matched", "form", "separator"):
+        alone, against = sums[f"{control}/all"].totals, sums[f"own_against_{control}/all"].totals
+        np.testing.assert_allclose(against[:, NATS_WITHOUT], alone[:, NATS_WITH])
+        np.testing.assert_allclose(against[:, NATS_WITH], own[:, NATS_WITH])
+        assert sums[f"own_against_{control}/all"].takes_part.sum() == 9

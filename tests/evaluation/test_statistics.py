@@ -85,7 +85,9 @@ def test_a_family_is_corrected_and_the_rest_is_not() -> None:
     sums = np.ones((3, 50, 5))
     sums[:, :, 3] += generator.normal(size=(3, 50))
     first, second, outside = figures_of(sums, resamples=500, seed=0, family=[0, 1])
-    assert first is not None and second is not None and outside is not None
+    assert first is not None
+    assert second is not None
+    assert outside is not None
     for one in (first, second):
         assert one.simultaneous_low < one.difference_low < one.difference_high
         assert one.simultaneous_high > one.difference_high
