@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import SCHEME, DataConfig
 from bsmeta.config.errors import DataError, UserError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.data.fingerprint import file_hash
-from bsmeta.data.hub_paths import SCHEME, HubPath
-from bsmeta.data.remote import size_of
-from bsmeta.data.shards import Shard, entries_of, list_shards, validation_path
+from bsmeta.data.files import size_of
+from bsmeta.data.hub import FileRef
+from bsmeta.data.shards import Shard, entries_of, list_shards, shards_fingerprint, validation_path
 from bsmeta.evaluation.checkpoints import Location
 
 
 def check_not_trained_on(data: DataConfig, location: Location, train: TrainConfig) -> None:
     """Refuses a held-out file that was among the training shards of this very run.
 
-    The shards are those that a checkpoint of the run lists, by name and size, and those that its
-    configuration names and that are still on this machine, by content, too.
+    The shards are those that a checkpoint of the run lists, and those that its configuration names
+    and that are still on this machine; they are known by their content, on the Hub by name and
+    size.
 
     Args:
         data: What is evaluated.
@@ -31,12 +32,20 @@ def check_not_trained_on(data: DataConfig, location: Location, train: TrainConfi
         DataError: Naming the shard.
     """
     path = validation_path(data)
-    if not path or not (isinstance(path, HubPath) or os.path.isfile(path)):
+    if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
         return  # named when it is read
-    size, name = size_of(path), os.path.basename(path)
-    listed = _listed_by_checkpoint(location)
-    same = [one for one in listed if os.path.basename(one) == name and listed[one] == size]
-    same += [shard.path for shard in _on_this_machine(train) if _is_same(shard, path, size)]
+    own = Shard(os.path.basename(str(path)), path, size_of(path))
+    content = _content(own)
+    same = [
+        name
+        for name, listed in _listed_by_checkpoint(location).items()
+        if listed == content and (os.path.basename(name) == own.name or isinstance(listed, dict))
+    ]
+    same += [
+        str(shard.path)
+        for shard in _on_this_machine(train)
+        if shard.size == own.size and _content(shard) == content
+    ]
     if same:
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
@@ -45,8 +54,13 @@ def check_not_trained_on(data: DataConfig, location: Location, train: TrainConfi
         )
 
 
-def _listed_by_checkpoint(location: Location) -> dict[str, int]:
-    """Training shards and their sizes, as a checkpoint of the run lists them; {} without one."""
+def _content(shard: Shard) -> Any:
+    """What the fingerprint of a run says of a shard: its size, of a local one a hash, too."""
+    return shards_fingerprint([shard])[shard.name]
+
+
+def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
+    """Training shards and their content, as a checkpoint of the run lists them; {} without one."""
     folders = [Path(location.model).parent, Path(location.name)]
     if location.run_folder is not None:
         folders += sorted(location.run_folder.glob("checkpoint-*step"))
@@ -68,9 +82,3 @@ def _on_this_machine(train: TrainConfig) -> list[Shard]:
         return list_shards(data)
     except UserError:  # they lie elsewhere, or are gone
         return []
-
-
-def _is_same(shard: Shard, path: str, size: int) -> bool:
-    if shard.size != size or isinstance(path, HubPath):
-        return False
-    return os.path.samefile(shard.path, path) or file_hash(shard.path) == file_hash(path)

@@ -17,6 +17,7 @@ from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data.shards import Shard, shards_fingerprint
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
 from tests.evaluation.conftest import documents, write_shard
@@ -269,7 +270,8 @@ def test_a_training_shard_of_the_run_is_not_held_out(
     size, name = shard.stat().st_size, shard
     if listed == "in a checkpoint":
         (run_folder / "checkpoint-8step").mkdir()
-        state = {"fingerprint": {"shards": {"train-000.jsonl.gz": size}}, "streams": {}}
+        listed_shards = shards_fingerprint([Shard("train-000.jsonl.gz", str(shard), size)])
+        state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
         (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
     else:
         config = (run_folder / "config.yaml").read_text()
