@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data import inflate
-from bsmeta.data.files import BadCopyError, ContentHash
+from bsmeta.data.files import BadCopyError, ContentHash, drop
 from bsmeta.data.hub import FileRef, HubSettings
+from bsmeta.data.index import build_index
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
 from bsmeta.evaluation.documents import HeldOutDocuments
@@ -186,6 +188,41 @@ def test_a_strict_run_that_meets_a_flipped_bit_names_the_copy(hub: Hub, tmp_path
         run(strict, 4)
     assert read_lines(ref) == (LINES, "")
     assert len(run(strict, 4).steps) == 4
+
+
+def test_no_access_points_are_built_from_a_bad_copy(hub: Hub, tmp_path: Path) -> None:
+    refused = 0
+    for bit in range(0, 8000, 797):
+        ref = shard(hub, tmp_path / str(bit), "s.jsonl.gz", GZIP)
+        right = build_index(ref).arrays()
+        drop(ref)
+        hub.faults = [corrupting(flip(bit), 2000)]
+        try:
+            built = build_index(ref).arrays()
+        except (DataError, OSError):
+            refused += 1
+        else:
+            assert {key: value.tobytes() for key, value in built.items()} == {
+                key: value.tobytes() for key, value in right.items()
+            }
+    assert refused > 5
+
+
+def test_a_bad_document_is_named_offline(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the rest of the file is not in the cache."""
+    content = b"".join(line + b"\n" for line in [LINES[0], b"{", *LINES[1:]])
+    shard(hub, tmp_path, "s.jsonl", content)
+    strict = config(tmp_path, num_streams=1, bad_documents="strict", window_documents=1)
+    with pytest.raises(DataError, match="line 2: not_json"):
+        run(strict, 4)
+    for block in (tmp_path / "cache/hub/blocks").glob("*/*"):
+        if block.read_bytes()[:100] not in content[:4000]:
+            block.unlink()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="line 2: not_json"):
+        run(strict, 4)
 
 
 def test_a_held_out_file(hub: Hub, tmp_path: Path) -> None:
