@@ -96,7 +96,8 @@ class DataConfig:
         "0: none",
     )
     hub_retries: int = key(
-        10, "failures of the Hub in a row (5xx, 429, timeouts, cut connections) that are outlasted"
+        10,
+        "failures of the Hub in a row (5xx, 429, timeouts, cut connections) that are retried",
     )
 
     on_test_overlap: str = key(

@@ -21,6 +21,7 @@ from tests.data.hub_server import (
     cutting,
     failing,
     is_anything,
+    is_content,
     shards_in,
 )
 from tests.data.test_hub_stream import now_and_then
@@ -109,6 +110,41 @@ def test_row_10_a_hub_that_hangs(start: Start, hub: Hub, tmp_path: Path) -> None
     finally:
         released.set()
     assert "given up after 2 failures in a row" in status(tmp_path / "run")["message"]
+
+
+def corrupting(times: int) -> Fault:
+    """The first answers with content are pages of a proxy, as long as what was requested."""
+    lock, left = threading.Lock(), [times]
+
+    def fault(answer: Answer) -> bool:
+        if not is_content(answer):
+            return False
+        with lock:
+            left[0] -= 1
+            if left[0] < 0:
+                return False
+        name = answer.path.partition("?")[0].removeprefix("/stored/")
+        size = len(answer.hub.files[name])
+        first, last = answer.asked()
+        page = b"<html>try again later</html>".ljust(last + 1 - first)
+        answer.give(206, {"Content-Range": f"bytes {first}-{last}/{size}"}, page)
+        return True
+
+    return fault
+
+
+@pytest.mark.slow
+def test_row_10_bad_answers_are_neither_trained_on_nor_kept(
+    start: Start, complete: Start, hub: Hub, tmp_path: Path
+) -> None:
+    whole, disturbed = tmp_path / "whole", tmp_path / "disturbed"
+    local = f"data_config.train_file={tmp_path / 'shards'}"
+    complete(whole, *KEYS, local, options=("--config-name", "demo"), script=TRAIN, cold=True)
+    hub.faults = [corrupting(4)]
+    keys = ("data_config.hub_cache_gb=1", "data_config.bad_documents=skip")
+    run = begin(start, hub, disturbed, *keys)
+    assert run.wait() == 0, run.errors[-3000:]
+    assert same_run(disturbed, whole)
 
 
 def moving() -> Fault:
