@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import BinaryIO, cast
 
 import xxhash
@@ -101,11 +102,12 @@ def check_copy(ref: FileRef) -> bool:
     Raises:
         DataError: If the Hub sends another content than it lists, or cannot be reached.
     """
-    if is_right(ref):
+    blocks = Blocks(ref)
+    if blocks.are_right():
         return True
-    drop(ref)
-    if not is_right(ref):
-        drop(ref)
+    blocks.drop()
+    if not blocks.are_right():
+        blocks.drop()
         raise DataError(
             f"{ref}: the Hub sends another content than it lists (hash {ref.etag}), twice; see "
             "whether a proxy changes it, or read another revision (data_config.dataset_revision)"
@@ -131,21 +133,6 @@ def refuse_bad_copy(path: str | FileRef) -> None:
         raise bad_copy(path)
 
 
-def is_right(ref: FileRef) -> bool:
-    """Whether the content of a file, from the cache or the Hub, has the hash that is listed."""
-    found, cache, never = ContentHash(ref), block_cache(ref), threading.Event()
-    for start in range(0, ref.size, BLOCK):
-        found.add(start, fetch(ref, cache, start, never))
-    return found.is_right is not False
-
-
-def drop(ref: FileRef) -> None:
-    """Removes the blocks of a file from the cache."""
-    cache = block_cache(ref)
-    for start in range(0, ref.size, BLOCK):
-        cache.drop(block_key(ref, start))
-
-
 def bad_copy(ref: FileRef) -> BadCopyError:
     """The error for a copy of a file that was read before it turned out to be a bad one."""
     return BadCopyError(
@@ -155,25 +142,39 @@ def bad_copy(ref: FileRef) -> BadCopyError:
     )
 
 
-def block_cache(ref: FileRef) -> BlockCache:
-    """The cache that the blocks of a file are kept in."""
-    return BlockCache(ref.settings.folder, ref.settings.cache_bytes)
+class Blocks:
+    """The blocks of a file of the Hub, from the cache or downloaded.
 
+    Args:
+        ref: The file.
+    """
 
-def block_key(ref: FileRef, start: int) -> str:
-    """What identifies the content of a block of a file."""
-    return f"{ref.etag} {ref.size} {start} {min(start + BLOCK, ref.size)}"
+    def __init__(self, ref: FileRef) -> None:
+        self._ref = ref
+        self._cache = BlockCache(ref.settings.folder, ref.settings.cache_bytes)
 
+    def fetch(self, start: int, cancelled: threading.Event) -> bytes:
+        """The block at byte `start`."""
+        key, stop = self._key(start)
+        make = partial(read_range, self._ref, start, stop, cancelled)
+        return self._cache.get(key, stop - start, make, cancelled)
 
-def fetch(ref: FileRef, cache: BlockCache, start: int, cancelled: threading.Event) -> bytes:
-    """A block of a file, from the cache or the Hub."""
-    stop = min(start + BLOCK, ref.size)
-    return cache.get(
-        block_key(ref, start),
-        stop - start,
-        lambda: read_range(ref, start, stop, cancelled),
-        cancelled,
-    )
+    def are_right(self) -> bool:
+        """Whether the content of the file has the hash that is listed."""
+        found, never = ContentHash(self._ref), threading.Event()
+        for start in range(0, self._ref.size, BLOCK):
+            found.add(start, self.fetch(start, never))
+        return found.is_right is not False
+
+    def drop(self) -> None:
+        """Removes the blocks from the cache."""
+        for start in range(0, self._ref.size, BLOCK):
+            self._cache.drop(self._key(start)[0])
+
+    def _key(self, start: int) -> tuple[str, int]:
+        """What identifies the content of a block, and its end."""
+        stop = min(start + BLOCK, self._ref.size)
+        return f"{self._ref.etag} {self._ref.size} {start} {stop}", stop
 
 
 class ContentHash:
@@ -217,7 +218,7 @@ class HubFile(AbstractBufferedFile):
 
     def __init__(self, ref: FileRef) -> None:
         self._ref = ref
-        self._blocks = block_cache(ref)
+        self._blocks = Blocks(ref)
         self._hash = ContentHash(ref)
         self._reads = 0  # in a row, without a seek to another place
         self._ahead: Ahead | None = None
@@ -267,7 +268,7 @@ class HubFile(AbstractBufferedFile):
             self._ahead = Ahead(start, lambda cancelled: self._fetch(start, cancelled))
 
     def _fetch(self, start: int, cancelled: threading.Event) -> bytes:
-        block = fetch(self._ref, self._blocks, start, cancelled)
+        block = self._blocks.fetch(start, cancelled)
         self._hash.add(start, block)
         return block
 

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data import inflate
-from bsmeta.data.files import BadCopyError, ContentHash, drop
+from bsmeta.data.files import BadCopyError, Blocks, ContentHash
 from bsmeta.data.hub import FileRef, HubSettings
 from bsmeta.data.index import build_index
 from bsmeta.data.lines import LineReader
@@ -195,7 +195,7 @@ def test_no_access_points_are_built_from_a_bad_copy(hub: Hub, tmp_path: Path) ->
     for bit in range(0, 8000, 797):
         ref = shard(hub, tmp_path / str(bit), "s.jsonl.gz", GZIP)
         right = build_index(ref).arrays()
-        drop(ref)
+        Blocks(ref).drop()
         hub.faults = [corrupting(flip(bit), 2000)]
         try:
             built = build_index(ref).arrays()
