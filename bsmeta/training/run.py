@@ -52,9 +52,9 @@ def run(
     processes.on_main(
         lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
     )
-    stop.leave = lambda name: write_stopped_start(folder.path, name) if processes.is_main else None
     watchdog = Watchdog(processes, folder.path, config.distributed_timeout_s)
     watchdog.start()
+    stop.leave = lambda name: _leave_start(folder, watchdog, name)
     try:
         code = _train(config, task, accelerator, folder, watchdog, stop)
     except Exception as error:
@@ -107,6 +107,19 @@ def _part(accelerator: Accelerator, processes: Processes) -> None:
     """
     if processes.device.type != "cpu":
         accelerator.end_training()
+
+
+def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
+    """Leaves the status where a signal ends the start, perhaps because another rank has failed."""
+    failure = watchdog.reported()
+    if watchdog.speaks():
+        if failure is None:
+            write_stopped_start(folder.path, name)
+        else:
+            _write_failure(folder, watchdog.step, failure)
+    if failure is None:
+        return EXIT_PREEMPTED
+    return EXIT_USER_ERROR if isinstance(failure, UserError) else EXIT_FAILURE
 
 
 def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 
 from bsmeta.config.reporting import note_exit_code, rank
 
+EXIT_FAILURE = 1
 EXIT_PREEMPTED = 75
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -48,12 +49,12 @@ class StopRequest:
     Attributes:
         name: That signal, or `LAUNCHER_GONE`; None while there is none.
         leave: Called with that name, in a thread, where a signal ends the process before the first
-            step: writes the status.
+            step: writes the status, and returns the exit code.
     """
 
     def __init__(self) -> None:
         self.name: str | None = None
-        self.leave: Callable[[str], None] | None = None
+        self.leave: Callable[[str], int] | None = None
         self._is_starting = True
         self._is_waiting = False
         self._parent = 0
@@ -114,11 +115,12 @@ class StopRequest:
     def _leave_early(self, numbers: int) -> None:
         while number := os.read(numbers, 1)[0]:
             if self._is_starting and self.leave is not None:
+                code = EXIT_FAILURE
                 try:
-                    self.leave(self._name(number))
-                    note_exit_code(EXIT_PREEMPTED)
+                    code = self.leave(self._name(number))
+                    note_exit_code(code)
                 finally:
-                    os._exit(EXIT_PREEMPTED)
+                    os._exit(code)
 
     def _watch_launcher(self, parent: int) -> None:
         """Has the kernel send SIGTERM when torchrun ends, which may be killed by any signal.
@@ -131,12 +133,13 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _note_in_folder(out_dir: Path, name: str) -> None:
+def _note_in_folder(out_dir: Path, name: str) -> int:
     """Leaves the status of a run that a signal ended before it had taken its folder."""
     if rank() == 0:
         from bsmeta.training.run_folder import write_early_stop
 
         write_early_stop(out_dir, name)
+    return EXIT_PREEMPTED
 
 
 class _Lossy:

@@ -120,7 +120,7 @@ class Watchdog:
             if self._stopped.is_set():
                 return  # the main thread came back meanwhile, with an error of its own
             try:
-                told = self._reported()
+                told = self.reported()
                 self._end(phase, self.blame() if told is None else str(told))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
@@ -199,7 +199,7 @@ class Watchdog:
         before = self._beats()
         deadline = time.monotonic() + _SILENT_INTERVALS * _INTERVAL_S
         while time.monotonic() < deadline:
-            reported = self._reported()
+            reported = self.reported()
             if reported is not None:
                 return reported
             time.sleep(_REPORT_WAIT_S)
@@ -222,7 +222,8 @@ class Watchdog:
         except RuntimeError:
             logger.debug("the other ranks could not be told", exc_info=True)
 
-    def _reported(self) -> Exception | None:
+    def reported(self) -> Exception | None:
+        """The error that a rank has ended with, if one has."""
         if self._store is None:
             return None
         try:
