@@ -158,7 +158,8 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
         axes.plot(
             at,
             values,
-            line + marker,
+            linestyle=line,
+            marker=marker,
             color=colour,
             linewidth=2.2 if strong else 1.2,
             label=label(row),
