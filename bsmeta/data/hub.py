@@ -276,7 +276,7 @@ def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def check_status(response: httpx2.Response, what: str) -> None:
-    """Raises what a bad status means: an error to retry, or one that says what to do."""
+    """Raises what a bad status means: an error to retry, or one that names the fix."""
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
         raise TransientError(f"HTTP {status}", asked_wait(response.headers))

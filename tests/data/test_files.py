@@ -1,4 +1,4 @@
-"""Files on the Hub: their very bytes, whatever happens on the way, or an error that says it."""
+"""Files on the Hub: exactly their bytes, or an error that names the cause."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_the_token_goes_to_the_hub(hub: Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [is_content, is_anything])
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
-def test_a_few_bad_answers_are_outlasted(
+def test_a_few_bad_answers_are_retried(
     hub: Hub, tmp_path: Path, status: int, where: object
 ) -> None:
     hub.faults = [failing(status, 3, {"Retry-After": "0"}, where)]  # type: ignore[arg-type]

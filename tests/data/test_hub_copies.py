@@ -173,9 +173,9 @@ def test_a_run_neither_fails_for_ever_nor_skips_documents(
 ) -> None:
     shard(hub, tmp_path, "s.jsonl.gz", GZIP)
     values = {"num_streams": 1, "bad_documents": bad_documents}
-    whole = run(config(tmp_path / "1", **values), 4)
+    whole = run(config(tmp_path / "1", **values), 30)
     hub.faults = [corrupting(page, 1000)]
-    disturbed = run(config(tmp_path / "2", **values), 4)
+    disturbed = run(config(tmp_path / "2", **values), 30)
     assert same(disturbed, whole)
 
 

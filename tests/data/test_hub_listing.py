@@ -131,7 +131,7 @@ def test_a_commit_that_was_listed_is_not_asked_for_again(files: Hub, tmp_path: P
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-def test_a_few_bad_answers_are_outlasted(files: Hub, tmp_path: Path, status: int) -> None:
+def test_a_few_bad_answers_are_retried(files: Hub, tmp_path: Path, status: int) -> None:
     files.faults = [failing(status, 3, {"Retry-After": "0"}, is_anything)]
     assert names(tmp_path, train_file=f"{URL}/[ab].*") == ["a.jsonl.gz", "b.jsonl.gz"]
 
