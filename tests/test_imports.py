@@ -17,7 +17,7 @@ ALLOWED = {
     "config": {"config"},
     "metadata": {"metadata", "config"},
     "data": {"data", "metadata", "config"},
-    "training": {"training", "tasks.base", "models.manifest", "config"},
+    "training": {"training", "tasks.base", "data.batch", "models.manifest", "config"},
     "evaluation": {"evaluation", "models", "data", "metadata", "config"},
     "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
@@ -27,7 +27,8 @@ ALLOWED = {
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
 DISTRIBUTED = [
-    f"training/{name}*" for name in ("trainer", "engines", "checkpoint", "distributed", "optim")
+    f"training/{name}*"
+    for name in ("trainer", "step", "engines", "checkpoint", "distributed", "optim")
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,

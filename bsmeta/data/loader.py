@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bsmeta.config.errors import UserError
+from bsmeta.data.batch import MicroBatch
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position
 
@@ -31,30 +32,6 @@ DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent ends
 NO_TYPES = np.zeros(1, np.int32)
-
-
-@dataclass(slots=True)
-class MicroBatch:
-    """What one rank feeds to the model at once: b sequences of L tokens.
-
-    Attributes:
-        tensors: input_ids and position_ids (int64), loss_mask (bool), kinds (uint8) and
-            document_types (int32), each [b, L]; see `PackedSequence`.
-        weight: Number of targets.
-        tokens: Number of tokens that are not padding.
-        padding: Number of tokens that are padding.
-        documents: Names of the documents with a piece in it.
-        states: For each stream in it, its position behind its last sequence.
-        counts: Sums for the log; the same names in every batch.
-    """
-
-    tensors: dict[str, torch.Tensor]
-    weight: float
-    tokens: int
-    padding: int
-    documents: list[str]
-    states: dict[int, dict[str, int]]
-    counts: dict[str, float]
 
 
 class Notes(NamedTuple):
@@ -163,15 +140,16 @@ def stacked(
     )
 
 
-def micro_batches(
-    blocks: SequenceBlocks, size: int, num_workers: int, names: list[str]
-) -> Iterator[MicroBatch]:
-    """Micro-batches; endless.
+def steps(
+    blocks: SequenceBlocks, size: int, accumulation: int, num_workers: int, names: list[str]
+) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
+    """The micro-batches of each step, and the position of every stream in it after the step.
 
     Args:
         blocks: The blocks of each loader process; together, a sequence of each in turn, they are
             the rank's sequences in order.
         size: Sequences in a micro-batch and in a block.
+        accumulation: Micro-batches of a step.
         num_workers: Loader processes; 0 makes everything in this one.
         names: Names of the counts.
 
@@ -182,19 +160,17 @@ def micro_batches(
         blocks,
         batch_size=None,
         num_workers=num_workers,
-        worker_init_fn=_set_up_worker,
+        worker_init_fn=set_up_worker,
         # It draws a seed for its processes, even for none of them: not from the generator of the
         # dropout, which a resumed run has just set to where it was.
         generator=torch.Generator(),
     )
     iterator = iter(loader)
     try:
-        while True:
-            in_turn = list(itertools.islice(iterator, max(num_workers, 1)))
-            for block in in_turn:
-                if isinstance(block, UserError):
-                    raise block
-            yield from merged(in_turn, size, names)
+        batches = _micro_batches(iterator, size, max(num_workers, 1), names)
+        while step := list(itertools.islice(batches, accumulation)):
+            positions = {stream: position for _, part in step for stream, position in part}
+            yield [batch for batch, _ in step], positions
     finally:
         # At once: the iterator would wait 5 s for each process that is itself waiting for data.
         # And kept alive by the error's traceback, it would be collected as part of a cycle, its
@@ -204,7 +180,23 @@ def micro_batches(
         del iterator
 
 
-def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[MicroBatch]:
+Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
+"""A micro-batch, and the position after each of its sequences in its stream, in their order."""
+
+
+def _micro_batches(
+    blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str]
+) -> Iterator[Positioned]:
+    while True:
+        in_turn = []
+        for block in itertools.islice(blocks, workers):
+            if isinstance(block, UserError):
+                raise block
+            in_turn.append(block)
+        yield from merged(in_turn, size, names)
+
+
+def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positioned]:
     """Micro-batches of blocks of the same length, taking a sequence of each block in turn."""
     pin = torch.cuda.is_available()
     in_turn = zip(*(block.notes for block in blocks), strict=True)
@@ -218,19 +210,19 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[MicroBa
         tensors[name] = whole.pin_memory() if pin else whole
     for first in range(0, len(notes), size):
         part = slice(first, first + size)
-        tokens = sum(one.tokens for one in notes[part])
-        yield MicroBatch(
+        tokens = sum(note.tokens for note in notes[part])
+        batch = MicroBatch(
             tensors={name: whole[part] for name, whole in tensors.items()},
             weight=float(tensors["loss_mask"][part].sum()),
             tokens=tokens,
             padding=tensors["input_ids"][part].numel() - tokens,
-            documents=list(dict.fromkeys(name for one in notes[part] for name in one.documents)),
-            states={one.stream: one.behind.state() for one in notes[part]},
+            documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),
             counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
         )
+        yield batch, [(note.stream, note.behind) for note in notes[part]]
 
 
-def _set_up_worker(_: int) -> None:
+def set_up_worker(_: int) -> None:
     """A loader process leaves stopping to the trainer, which must first save what it has.
 
     Schedulers signal every process of a job, so signals of others are passed over (and the handlers

@@ -1,8 +1,8 @@
-"""The training stream of one rank: micro-batches, from the beginning or from a saved state.
+"""The training stream of one rank: its steps, from the beginning or from a saved state.
 
-Last stage, and what a task hands to the trainer. The trainer gathers the states of the batches that
-it trained on over all ranks and saves them with the fingerprint; given back here, in a run of any
-world size and number of loader processes, they continue the very same sequence of global batches.
+Last stage, and what the task passes to the trainer. The trainer merges the states of all ranks
+after a step and saves the result with the fingerprint; passed back here, in a run of any world size
+and number of loader processes, it continues the very same sequence of global batches.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import phase_starts
+from bsmeta.data.batch import StepData
 from bsmeta.data.counts import count_names
 from bsmeta.data.fingerprint import check_fingerprint
 from bsmeta.data.live import LiveStreams, phases_of
-from bsmeta.data.loader import MicroBatch, SequenceBlocks, micro_batches
+from bsmeta.data.loader import SequenceBlocks, steps
 from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position, division, sequences_done
 from bsmeta.data.prepared import PreparedStreams
 
 
 class TrainStream:
-    """This rank's micro-batches in the order of the run; endless.
+    """This rank's steps in the order of the run; endless.
 
     Args:
         config: Where documents come from, and how they become batches.
@@ -37,7 +38,8 @@ class TrainStream:
         global_batch_size: Sequences in a step of all processes.
         max_train_steps: Steps of the run, which the shares of the metadata's schedule divide;
             needed only where there is a schedule.
-        state: `{"fingerprint": ..., "streams": {number: position}}` as saved by a run; None begins.
+        state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
+            None begins.
 
     Attributes:
         fingerprint: What decides which sequences the stream gives.
@@ -62,6 +64,8 @@ class TrainStream:
     ) -> None:
         check_data(config)
         self._config = config
+        self._global_batch_size = global_batch_size
+        self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
         self._division = division(
             config.num_streams,
             rank=rank,
@@ -98,8 +102,13 @@ class TrainStream:
             }
         self._done = sequences_done(self._positions, config.num_streams)
 
-    def __iter__(self) -> Iterator[MicroBatch]:
-        """The micro-batches from the state on.
+    @property
+    def state(self) -> dict[str, Any]:
+        """The state of this rank before its first step."""
+        return {"streams": {}}
+
+    def __iter__(self) -> Iterator[StepData]:
+        """The steps from the state on.
 
         Raises:
             DataError: If documents cannot be read or used.
@@ -114,11 +123,20 @@ class TrainStream:
             joined=config.cross_document_attention,
         )
         names = count_names(metadata.metadata_list)
-        return micro_batches(blocks, size, config.num_workers, names)
+        own: dict[int, dict[str, int]] = {}
+        first = self._done // self._global_batch_size + 1
+        read = steps(blocks, size, self._accumulation, config.num_workers, names)
+        for step, (batches, positions) in enumerate(read, first):
+            own |= {stream: position.state() for stream, position in positions.items()}
+            phase = bisect.bisect_right(self._first_steps, step) - 1
+            yield StepData(batches, {"streams": dict(own)}, phase)
 
-    def phase(self, step: int) -> int:
-        """The phase (from 0) of the metadata's schedule that a step (from 1) belongs to."""
-        return bisect.bisect_right(self._first_steps, step) - 1
+    def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """The positions of all streams, from those that each rank has read since the start."""
+        streams = {number: position.state() for number, position in self._positions.items()}
+        for state in states:
+            streams |= {int(number): position for number, position in state["streams"].items()}
+        return {"streams": dict(sorted(streams.items()))}
 
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
         """The sequences of one loader process; a stream is opened when its turn first comes."""

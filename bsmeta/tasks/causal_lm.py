@@ -21,6 +21,7 @@ from bsmeta.config.checks.problems import refuse
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.counts import WITH_METADATA
 from bsmeta.data.stream import TrainStream
 from bsmeta.data.tokenizer import load_tokenizer
@@ -32,7 +33,17 @@ from bsmeta.models import attention as attention_of
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
 from bsmeta.models.pretrained import load_weights
-from bsmeta.tasks.base import EvaluationContext, Loss, MicroBatch, Stream
+from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+
+LOWER_IS_BETTER = {
+    "text_bits_per_byte",
+    "bits_per_byte_without",
+    "bits_per_byte_with",
+    "perplexity_without",
+    "perplexity_with",
+    "difference",
+    "mean_document_difference",
+}
 
 
 class CausalLanguageModel:
@@ -191,10 +202,10 @@ class CausalLanguageModel:
                 attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
         model.train(was_training)
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
-        """Bits per byte of held-out text with and without metadata; {} without a held-out file."""
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Bits per byte of held-out text with and without metadata; [] without a held-out file."""
         if self._config.data_config.validation_file is None:
-            return {}
+            return []
         if self._subset is None:
             self._subset = SubsetEvaluation(
                 self._config.data_config,
@@ -204,7 +215,11 @@ class CausalLanguageModel:
                 ranks=Ranks(context.rank, context.world_size, context.gather),
             )
         with as_written(self._config.torch_compile):
-            return self._subset.run(model, context.device)
+            values = self._subset.run(model, context.device)
+        return [
+            Metric(name, value, better="min" if name in LOWER_IS_BETTER else None)
+            for name, value in values.items()
+        ]
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
         """Configured and realised shares of documents with metadata, in all and by type."""
@@ -234,18 +249,23 @@ class CausalLanguageModel:
 class WithBorders:
     """A stream whose micro-batches name the borders of their documents, for flash attention.
 
-    They are found on the host, so that the device need not be asked for their number.
+    They are found on the host, so the device need not be asked for their number.
     """
 
     def __init__(self, stream: TrainStream) -> None:
         self._stream = stream
         self.fingerprint = stream.fingerprint
-        self.phase = stream.phase
+        self.state = stream.state
+        self.merge = stream.merge
 
-    def __iter__(self) -> Iterator[MicroBatch]:
-        for batch in self._stream:
-            borders = attention_of.borders(batch.tensors["position_ids"])
-            yield replace(batch, tensors={**batch.tensors, attention_of.BORDERS: borders})
+    def __iter__(self) -> Iterator[StepData]:
+        for step in self._stream:
+            batches = [self._with_borders(batch) for batch in step.micro_batches]
+            yield replace(step, micro_batches=batches)
+
+    def _with_borders(self, batch: MicroBatch) -> MicroBatch:
+        borders = attention_of.borders(batch.tensors["position_ids"])
+        return replace(batch, tensors={**batch.tensors, attention_of.BORDERS: borders})
 
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:

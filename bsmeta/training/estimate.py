@@ -17,11 +17,13 @@ from rich.table import Table
 from torch import nn
 
 from bsmeta.config.checks import CheckedRun
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import Task
+from bsmeta.tasks.base import HasShape, Task
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
@@ -87,8 +89,9 @@ def probe(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | No
         watchdog.start()
         try:
             trainer = Trainer(
-                silent, task, accelerator, RunFolder(Path(folder)), watchdog, StopRequest()
-            )
+                silent, Schedule.of(silent), task, accelerator, RunFolder(Path(folder)), watchdog,
+                StopRequest(),
+            )  # fmt: skip
             figures = trainer.probe(warm_up, updates - warm_up)
         finally:
             watchdog.stop()
@@ -96,7 +99,13 @@ def probe(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | No
 
 
 def estimate(config: TrainConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
-    """Prints what the run takes (rank 0)."""
+    """Prints what the run takes (rank 0).
+
+    Raises:
+        ConfigurationError: If the task cannot say what model it trains without loading it.
+    """
+    if not isinstance(task, HasShape):
+        raise ConfigurationError(f"estimate=true: task={config.task} cannot be estimated")
     counted = forecast(config, task.shape(), checked)
     console = Console(soft_wrap=False, highlight=False)
     if is_main:

@@ -1,7 +1,7 @@
 """The optimizer, and the learning rate as a function of the step.
 
-The schedule is a pure function of the number of the update: it has no state to save, and a resumed
-run cannot disagree with it. It is applied to the optimizer's groups before each update, under
+The schedule is a pure function of the number of the step: it has no state to save, and a resumed
+run cannot disagree with it. It is applied to the optimizer's groups before each step, under
 DeepSpeed as well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
 """
 
@@ -25,7 +25,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     """AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
 
     The fused kernel, on a CPU, too: one pass over the weights (7 times as fast there), and the only
-    one that can be told on the device to skip an update.
+    one that can be told on the device to skip an step.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
@@ -47,23 +47,24 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     )
 
 
-def learning_rate(config: TrainConfig, update: int) -> float:
-    """The learning rate of an update.
+def learning_rate(config: TrainConfig, max_steps: int, step: int) -> float:
+    """The learning rate of a step.
 
-    A linear warm-up reaches the peak with update `num_warmup_steps`; then the rate stays
+    A linear warm-up reaches the peak with step `num_warmup_steps`; then the rate stays
     (`constant`), falls on a line (`linear`) or along half a cosine (`cosine`) and would be at
-    `min_learning_rate_ratio` of the peak one update after the last.
+    `min_learning_rate_ratio` of the peak one step after the last.
 
     Args:
         config: The run.
-        update: The number of the update, from 1 to `max_train_steps`.
+        max_steps: Steps of the run.
+        step: The number of the step, from 1 to `max_steps`.
     """
-    if update <= config.num_warmup_steps:
-        return config.learning_rate * update / config.num_warmup_steps
+    if step <= config.num_warmup_steps:
+        return config.learning_rate * step / config.num_warmup_steps
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
-    falling = config.max_train_steps - config.num_warmup_steps
-    progress = min(1.0, (update - 1 - config.num_warmup_steps) / max(1, falling))
+    falling = max_steps - config.num_warmup_steps
+    progress = min(1.0, (step - 1 - config.num_warmup_steps) / max(1, falling))
     left = 1.0 - progress
     if config.lr_scheduler_type == "cosine":
         left = 0.5 * (1 + math.cos(math.pi * progress))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Metric
 from bsmeta.training.checkpoint import STATE, Checkpoint, list_checkpoints, problems
 from bsmeta.training.distributed import ALONE
 
@@ -58,6 +59,10 @@ class Retention:
         for old in past:
             if old not in kept and old.folder.resolve() != self._resumed_from:
                 _delete(old)
+
+    def best(self) -> Checkpoint | None:
+        """The best whole checkpoint by `keep_best_by`, where there is one."""
+        return best_of(list_checkpoints(self._out_dir), self._config.keep_best_by, self._is_whole)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
         try:
@@ -118,37 +123,45 @@ def to_keep(
     every = config.keep_every_checkpoint_steps
     kept |= {checkpoint for checkpoint in checkpoints if every and checkpoint.step % every == 0}
     kept |= {checkpoint for checkpoint in checkpoints if (checkpoint.folder / KEEP).exists()}
-    best = config.keep_best_by and _best(checkpoints, config.keep_best_by, is_whole)
-    return kept | {best} if best else kept
+    best = best_of(checkpoints, config.keep_best_by, is_whole)
+    return kept if best is None else kept | {best}
 
 
-def _best(
-    checkpoints: list[Checkpoint], name: str, is_whole: Callable[[Checkpoint], bool]
+def best_of(
+    checkpoints: list[Checkpoint], name: str | None, is_whole: Callable[[Checkpoint], bool]
 ) -> Checkpoint | None:
-    """The whole checkpoint with the lowest such figure, if one was evaluated."""
-    measured = [(figure(checkpoint, name), checkpoint) for checkpoint in checkpoints]
-    ranked = sorted((pair for pair in measured if pair[0] < math.inf), key=lambda pair: pair[0])
-    return next((checkpoint for _, checkpoint in ranked if is_whole(checkpoint)), None)
+    """The whole checkpoint whose evaluation has the best value of a metric; the first of equals.
+
+    None where no checkpoint has a finite value of it.
+    """
+    measured = [(value, saved) for saved in checkpoints for value in _cost(saved, name)]
+    ranked = sorted(measured, key=lambda pair: pair[0])
+    return next((saved for _, saved in ranked if is_whole(saved)), None)
 
 
-def figure(saved: Checkpoint, name: str) -> float:
-    """A figure of the evaluation at a checkpoint's step; infinity where there was none."""
+def _cost(saved: Checkpoint, name: str | None) -> list[float]:
+    """A metric of the evaluation at a checkpoint's step, with the sign that makes less better."""
     try:
-        evaluation = json.loads((saved.folder / STATE).read_text())["evaluation"]
-        value = float(evaluation[name])
+        metrics = json.loads((saved.folder / STATE).read_text())["evaluation"]
+        values = [
+            -float(metric["value"]) if metric["better"] == "max" else float(metric["value"])
+            for metric in metrics
+            if metric["name"] == name
+        ]
     except (OSError, ValueError, KeyError, TypeError):
-        return math.inf
-    return value if math.isfinite(value) else math.inf
+        return []
+    return [value for value in values if math.isfinite(value)]
 
 
-def check_figure(name: str | None, figures: dict[str, float]) -> None:
-    """Refuses a `keep_best_by` that the evaluation does not give.
+def check_metric(name: str | None, metrics: list[Metric]) -> None:
+    """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction.
 
     Raises:
         ConfigurationError: With the names that there are.
     """
-    if name is not None and name not in figures:
+    names = sorted(metric.name for metric in metrics if metric.better is not None)
+    if name is not None and name not in names:
         raise ConfigurationError(
-            f"keep_best_by={name}: the evaluation has no such figure; expected one of "
-            f"{', '.join(sorted(figures)) or 'none (there is no held-out file)'}"
+            f"keep_best_by={name}: the evaluation has no such metric; expected one of "
+            f"{', '.join(names) or 'none (there is no held-out file)'}"
         )

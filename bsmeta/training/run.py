@@ -16,6 +16,7 @@ from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
+from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
@@ -86,7 +87,7 @@ def _train(
     watchdog.step = resume.saved.step if resume else 0
     tell("running", watchdog.step, None)
     watchdog.enter("building the model")
-    trainer = Trainer(config, task, accelerator, folder, watchdog, stop)
+    trainer = Trainer(config, Schedule.of(config), task, accelerator, folder, watchdog, stop)
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
         tell("preempted", trainer.progress.step, EXIT_PREEMPTED)

@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import Task
+from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint, random_state
 from bsmeta.training.disk import check_room, explained
 from bsmeta.training.distributed import ALONE, Processes
@@ -113,7 +114,11 @@ class Saver:
     def export(self, folder: Path) -> None:
         """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
         weights = self._engine.weights()
-        self._processes.on_main(lambda: self._task.export(self._model, weights, folder))
+        self._processes.on_main(lambda: self._export(weights, folder))
+
+    def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        if isinstance(self._task, Exports):
+            self._task.export(self._model, weights, folder)
 
     def _save_now(
         self, step: int, state: dict[str, Any], data: dict[str, Any], began: float
@@ -158,7 +163,7 @@ class Saver:
                 write_state(copy, folder / "state")
                 for rank, states in enumerate(generators):
                     random_state.write(states, folder, rank)
-                self._task.export(self._model, copy["model"], folder / "model")
+                self._export(copy["model"], folder / "model")
                 self._write_json(writer, state, data)
                 name = writer.commit().folder.name
                 self._committed(Saved(step, name, time.perf_counter() - began, waited))

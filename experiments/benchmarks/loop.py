@@ -16,7 +16,7 @@ measured behind one that is not. Keys of its own:
 
 For each engine and loop, medians over the rounds of `tokens_per_s` (that are not padding),
 `tokens_per_cpu_s` (per second of CPU time of all threads, which others on the machine disturb
-less), `mfu` (see bsmeta/training/throughput.py; null without a GPU), `data_wait_share`, and
+less), `mfu` (see bsmeta/training/metrics.py; null without a GPU), `data_wait_share`, and
 `peak_memory_gb`. `ratios` are medians of the ratios of rounds that followed each other.
 """
 
@@ -153,7 +153,7 @@ def mfu(config: TrainConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None where that is not known."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from bsmeta.training.throughput import flops_per_token, peak_flops
+    from bsmeta.training.metrics import flops_per_token, peak_flops
 
     peak = peak_flops(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     if peak is None:

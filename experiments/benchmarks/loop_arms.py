@@ -24,8 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from bsmeta.config.schema import TrainConfig
-from bsmeta.data.loader import MicroBatch
-from bsmeta.tasks.base import Stream
+from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 POOL = 16
@@ -37,48 +36,44 @@ class Finished(Exception):
 
 
 class Rounds:
-    """Micro-batches, in rounds that the parent process starts one by one.
+    """Steps, in rounds that the parent process starts one by one.
 
     The first step of a round is not measured: it may have to get its memory back.
 
     Args:
-        batches: Endless.
-        accumulation: Micro-batches of a step.
+        data: Endless.
         steps: Steps of a round that are measured.
         parent: Sends True for a round more, False for the end; is sent what each round took.
     """
 
-    def __init__(
-        self, batches: Iterator[MicroBatch], accumulation: int, steps: int, parent: Connection
-    ) -> None:
-        self._batches = batches
-        self._accumulation = accumulation
+    def __init__(self, data: Iterator[StepData], steps: int, parent: Connection) -> None:
+        self._data = data
         self._steps = steps
         self._parent = parent
         self.fingerprint: dict[str, Any] = {}
+        self.state: dict[str, Any] = {}
 
-    def phase(self, step: int) -> int:
-        """For the trainer: there is one phase."""
-        return 0
+    def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        """For the trainer, which saves nothing here."""
+        return states[0]
 
-    def __iter__(self) -> Iterator[MicroBatch]:
+    def __iter__(self) -> Iterator[StepData]:
         while self._parent.recv():
-            for _ in range(self._accumulation):
-                yield next(self._batches)
+            yield next(self._data)
             self._parent.send((yield from self._measured()))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()  # the others need it now
         raise Finished
 
-    def _measured(self) -> Generator[MicroBatch, None, dict[str, float]]:
+    def _measured(self) -> Generator[StepData, None, dict[str, float]]:
         wait_for_device()
         wall, cpu, waited, tokens = time.perf_counter(), time.process_time(), 0.0, 0
-        for _ in range(self._steps * self._accumulation):
+        for _ in range(self._steps):
             asked = time.perf_counter()
-            batch = next(self._batches)
+            step = next(self._data)
             waited += time.perf_counter() - asked
-            tokens += batch.tokens
-            yield batch
+            tokens += sum(batch.tokens for batch in step.micro_batches)
+            yield step
         wait_for_device()
         wall = time.perf_counter() - wall
         return {
@@ -117,13 +112,12 @@ def work(
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
     task = CausalLanguageModel(config)
-    accumulation = config.gradient_accumulation_steps
 
     def rounds() -> Rounds:
         stream = iter(task.train_stream(0, 1, None))
         if feed == "memory":
-            stream = itertools.cycle(list(itertools.islice(stream, POOL * accumulation)))
-        return Rounds(stream, accumulation, steps, pipe)
+            stream = itertools.cycle(list(itertools.islice(stream, POOL)))
+        return Rounds(stream, steps, pipe)
 
     with tempfile.TemporaryDirectory() as folder:
         own = replace(config, out_dir=f"{folder}/run")
@@ -162,9 +156,8 @@ def bare(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any)
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero)
     half = config.mixed_precision == "bf16" and zero is None
-    batches = iter(rounds())
-    while True:
-        step = [next(batches) for _ in range(config.gradient_accumulation_steps)]
+    for data in rounds():
+        step = data.micro_batches
         scale = 1.0 / sum(batch.weight for batch in step)
         for batch in step:
             tensors = {k: v.to(device, non_blocking=True) for k, v in batch.tensors.items()}
@@ -203,7 +196,7 @@ def trainer(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: A
         """Whole micro-batches in the form that transformers' models take."""
 
         def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
-            for batch in rounds():
+            for batch in (batch for step in rounds() for batch in step.micro_batches):
                 ids, mask = batch.tensors["input_ids"], batch.tensors["loss_mask"]
                 yield {
                     "input_ids": ids,

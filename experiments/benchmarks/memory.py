@@ -47,10 +47,11 @@ def measure(config: TrainConfig, epochs: int) -> dict[str, Any]:
         max_train_steps=config.max_train_steps,
     )
     ends: list[float] = []
-    for batch in stream:
+    for step in stream:
+        (batch,) = step.micro_batches
         result["documents"] += int(batch.counts["documents"])
         result.setdefault("first_window_mb", round(resident_mb(), 1))
-        if batch.states[0]["epoch"] > len(ends):
+        if step.state["streams"][0]["epoch"] > len(ends):
             ends.append(round(resident_mb(), 1))
             if len(ends) == epochs:
                 break

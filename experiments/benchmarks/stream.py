@@ -33,8 +33,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.schema import TrainConfig
+from bsmeta.data.batch import StepData
 from bsmeta.data.lines import LineReader
-from bsmeta.data.loader import MicroBatch
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.data.tokenizer import load_tokenizer
@@ -94,21 +94,22 @@ def measure_stream(
         world_size=1,
         global_batch_size=data.per_device_train_batch_size,
     )
-    batches = iter(stream)
-    window = window_of(next(batches))
+    steps = iter(stream)
+    window = window_of(next(steps))
     meter = Meter()
-    for batch in batches:
+    for step in steps:
+        (batch,) = step.micro_batches
         places = batch.tensors["input_ids"].numel()
         meter.add(batch.tokens, int(batch.counts["documents"]), places)
-        before, window = window, window_of(batch) or window
+        before, window = window, window_of(step)
         if window != before and meter.seconds() >= seconds:
             break
     return meter.result()
 
 
-def window_of(batch: MicroBatch) -> tuple[int, ...]:
-    """The window that stream 0 stands in behind a batch; () if it is not in the batch."""
-    state = batch.states.get(0)
+def window_of(step: StepData) -> tuple[int, ...]:
+    """The window that stream 0 stands in after a step; () before it was read."""
+    state = step.state["streams"].get(0)
     return (state["epoch"], state["share"], state["window"]) if state else ()
 
 

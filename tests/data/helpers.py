@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.loader import MicroBatch
+from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.data.stream import TrainStream
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "12", "cafés", "😀"]
@@ -152,44 +153,60 @@ def run(
             max_train_steps=total,
             state=state,
         )
-        count = steps * batch // world_size // config.per_device_train_batch_size
-        parts.append(list(itertools.islice(iter(stream), count)))
+        parts.append(list(itertools.islice(iter(stream), steps)))
+    merged = stream.merge([part[-1].state for part in parts])
     return Run(
-        steps=[global_step(parts, step, steps) for step in range(steps)],
+        steps=[global_step(parts, step) for step in range(steps)],
         documents=[
-            sorted({name for one in of_step(parts, step, steps) for name in one.documents})
+            sorted({name for batch in of_step(parts, step) for name in batch.documents})
             for step in range(steps)
         ],
-        state=saved(stream, parts, state),
+        # As a checkpoint holds it: through JSON.
+        state=json.loads(json.dumps({"fingerprint": stream.fingerprint, **merged})),
     )
 
 
-def of_step(parts: list[list[MicroBatch]], step: int, steps: int) -> list[MicroBatch]:
+def of_step(parts: list[list[StepData]], step: int) -> list[MicroBatch]:
     """The micro-batches of a step, of all ranks."""
-    size = len(parts[0]) // steps
-    return [one for part in parts for one in part[step * size : (step + 1) * size]]
+    return [batch for part in parts for batch in part[step].micro_batches]
 
 
-def global_step(parts: list[list[MicroBatch]], step: int, steps: int) -> dict[str, torch.Tensor]:
+def global_step(parts: list[list[StepData]], step: int) -> dict[str, torch.Tensor]:
     """Sequence g of a step is row g // W of rank g % W."""
-    ranks = [of_step([part], step, steps) for part in parts]
+    ranks = [of_step([part], step) for part in parts]
     return {
         name: torch.stack(
-            [torch.cat([one.tensors[name] for one in own]) for own in ranks], dim=1
+            [torch.cat([batch.tensors[name] for batch in own]) for own in ranks], dim=1
         ).flatten(0, 1)
         for name in ranks[0][0].tensors
     }
 
 
-def saved(
-    stream: TrainStream, parts: list[list[MicroBatch]], before: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The data state as a checkpoint holds it: through JSON."""
-    streams = {int(k): v for k, v in (before or {"streams": {}})["streams"].items()}
-    for part in parts:
-        for one in part:
-            streams.update(one.states)
-    return json.loads(json.dumps({"fingerprint": stream.fingerprint, "streams": streams}))
+@dataclass
+class Taken:
+    """A step of one micro-batch, and the position of each stream that was read in it."""
+
+    tensors: dict[str, torch.Tensor]
+    documents: list[str]
+    counts: dict[str, float]
+    tokens: int
+    padding: int
+    weight: float
+    states: dict[int, dict[str, int]]
+
+
+def taken(stream: TrainStream) -> Iterator[Taken]:
+    """The steps of a stream whose steps have one micro-batch."""
+    before: dict[int, dict[str, int]] = {}
+    for step in stream:
+        (batch,) = step.micro_batches
+        now = step.state["streams"]
+        changed = {k: v for k, v in now.items() if before.get(k) != v}
+        before = now
+        yield Taken(
+            batch.tensors, batch.documents, batch.counts, batch.tokens, batch.padding,
+            batch.weight, changed,
+        )  # fmt: skip
 
 
 def same(one: Run, other: Run) -> bool:

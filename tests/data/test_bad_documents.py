@@ -20,10 +20,9 @@ from bsmeta.data.bad_documents import REASONS
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.inflate import BLOCK
 from bsmeta.data.lines import OVERLONG, LineReader
-from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
 from bsmeta.metadata.rendering import Rendered
-from tests.data.helpers import page, pages, small_config, small_tokenizer, write_shard
+from tests.data.helpers import Taken, page, pages, small_config, small_tokenizer, taken, write_shard
 
 GOOD = json.dumps(page(1, 5)).encode()
 BAD = {
@@ -42,11 +41,11 @@ BAD = {
 COUNTS = {f"bad_documents/{reason}" for reason in REASONS}
 
 
-def batches(config: DataConfig, count: int) -> list[MicroBatch]:
+def batches(config: DataConfig, count: int) -> list[Taken]:
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
-    iterator = iter(stream)
+    iterator = taken(stream)
     return [next(iterator) for _ in range(count)]
 
 
@@ -88,11 +87,11 @@ def test_a_long_line_is_fine(tmp_path: Path) -> None:
 
 def test_an_empty_page_is_no_bad_one(tmp_path: Path) -> None:
     path = shard_with(tmp_path, b'{"text": ""}', b'{"text": "", "metadata_title": []}')
-    taken = batches(one_stream(path, packing="pad", max_bad_documents=0), 5)
-    assert sum(one.counts["empty_text"] for one in taken) == 2
-    assert sum(one.counts[name] for one in taken for name in COUNTS) == 0
-    assert {position["bad"] for one in taken for position in one.states.values()} == {0}
-    named = {name for one in taken for name in one.documents}
+    steps = batches(one_stream(path, packing="pad", max_bad_documents=0), 5)
+    assert sum(one.counts["empty_text"] for one in steps) == 2
+    assert sum(one.counts[name] for one in steps for name in COUNTS) == 0
+    assert {position["bad"] for one in steps for position in one.states.values()} == {0}
+    named = {name for one in steps for name in one.documents}
     assert "shard.jsonl.gz:2" in named
     assert not named & {"shard.jsonl.gz:3", "shard.jsonl.gz:4"}
 
@@ -154,11 +153,11 @@ def test_a_window_is_encoded_in_batches_of_bounded_size(
 
 def test_skip_counts_each_reason_once(tmp_path: Path) -> None:
     path = shard_with(tmp_path, *BAD.values())
-    taken = batches(one_stream(path, bad_documents="skip", packing="pad"), 5)
-    assert all(set(one.counts) >= COUNTS for one in taken)
+    steps = batches(one_stream(path, bad_documents="skip", packing="pad"), 5)
+    assert all(set(one.counts) >= COUNTS for one in steps)
     for reason in BAD:
-        assert sum(one.counts[f"bad_documents/{reason}"] for one in taken) == 1
-    assert max(position["bad"] for one in taken for position in one.states.values()) == 0
+        assert sum(one.counts[f"bad_documents/{reason}"] for one in steps) == 1
+    assert max(position["bad"] for one in steps for position in one.states.values()) == 0
 
 
 def test_skipped_documents_are_not_counted_again_after_a_resume(tmp_path: Path) -> None:
@@ -168,11 +167,11 @@ def test_skipped_documents_are_not_counted_again_after_a_resume(tmp_path: Path) 
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
     first = next(iter(stream))
-    state = {"fingerprint": stream.fingerprint, "streams": first.states}
+    state = {"fingerprint": stream.fingerprint, **stream.merge([first.state])}
     resumed = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2, state=state
     )
-    assert sum(next(iter(resumed)).counts[name] for name in COUNTS) == 0
+    assert sum(next(taken(resumed)).counts[name] for name in COUNTS) == 0
 
 
 def test_skip_gives_up_at_the_limit(tmp_path: Path) -> None:
@@ -188,9 +187,9 @@ def test_a_cut_gzip(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-400])
     with pytest.raises(DataError, match=r"shard\.jsonl\.gz, line \d+: damaged_file: the file ends"):
         batches(one_stream(path), 1000)
-    taken = batches(one_stream(path, bad_documents="skip"), 1000)
-    first = [one for one in taken if one.states[0]["epoch"] == 0]
-    second = [one for one in taken if one.states[0]["epoch"] == 1]
+    steps = batches(one_stream(path, bad_documents="skip"), 1000)
+    first = [one for one in steps if one.states[0]["epoch"] == 0]
+    second = [one for one in steps if one.states[0]["epoch"] == 1]
     assert first[-1].states[0]["bad"] == 0
     assert sum(one.counts["bad_documents/damaged_file"] for one in first + second) == 2
 

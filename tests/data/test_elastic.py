@@ -17,7 +17,16 @@ from _pytest.mark import ParameterSet
 
 from bsmeta.config.data import DataConfig
 from bsmeta.data.stream import TrainStream
-from tests.data.helpers import WORDS, Run, run, same, small_config, small_tokenizer, write_shard
+from tests.data.helpers import (
+    WORDS,
+    Run,
+    run,
+    same,
+    small_config,
+    small_tokenizer,
+    taken,
+    write_shard,
+)
 
 STREAMS = BATCH = 32
 SIZES = [300, 340, 320, 320, 310, 330, 288, 352]  # documents of each shard: 2,560
@@ -76,12 +85,12 @@ def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> No
         seed=1,
         rank=0,
         world_size=1,
-        global_batch_size=BATCH,
+        global_batch_size=1,
     )
     epochs = dict.fromkeys(range(STREAMS), 0)
     seen: Counter[tuple[int, int, str]] = Counter()
     steps: list[set[str]] = [set() for _ in range(STEPS)]
-    for number, batch in enumerate(itertools.islice(stream, STEPS * BATCH)):
+    for number, batch in enumerate(itertools.islice(taken(stream), STEPS * BATCH)):
         ((owner, behind),) = batch.states.items()
         epochs[owner] = behind["epoch"]
         seen.update((owner, epochs[owner], name) for name in batch.documents)

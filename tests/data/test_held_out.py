@@ -18,17 +18,25 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.cache import Cache
 from bsmeta.data.held_out import HeldOutDocuments
-from bsmeta.data.loader import MicroBatch
 from bsmeta.data.stream import TrainStream
 from bsmeta.metadata.records import Document, DocumentDecoder
-from tests.data.helpers import page, pages, run, small_config, small_tokenizer, write_shard
+from tests.data.helpers import (
+    Taken,
+    page,
+    pages,
+    run,
+    small_config,
+    small_tokenizer,
+    taken,
+    write_shard,
+)
 
 
-def batches(config: DataConfig, count: int) -> list[MicroBatch]:
+def batches(config: DataConfig, count: int) -> list[Taken]:
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
-    return list(itertools.islice(iter(stream), count))
+    return list(itertools.islice(taken(stream), count))
 
 
 def document(text: str, **columns: object) -> Document:
@@ -65,9 +73,9 @@ def test_it_can_be_excluded(folder: Path) -> None:
 
 
 def test_it_can_be_dropped_and_is_counted(folder: Path) -> None:
-    taken = batches(config(folder, on_test_overlap="drop", max_bad_documents=0), 200)
-    epoch = [one for one in taken if one.states[0]["epoch"] == 0]
-    names = {name for one in taken for name in one.documents}
+    steps = batches(config(folder, on_test_overlap="drop", max_bad_documents=0), 200)
+    epoch = [one for one in steps if one.states[0]["epoch"] == 0]
+    names = {name for one in steps for name in one.documents}
     assert not names & {f"c.jsonl.gz:{number}" for number in range(5, 9)}
     assert "c.jsonl.gz:4" in names
     assert sum(one.counts["test_overlap"] for one in epoch) == 4

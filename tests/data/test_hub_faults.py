@@ -16,9 +16,9 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data import files
-from bsmeta.data.loader import MicroBatch
+from bsmeta.data.batch import StepData
 from bsmeta.data.stream import TrainStream
-from tests.data.helpers import Run, run, same, saved, small_config, small_tokenizer, write_shards
+from tests.data.helpers import Run, run, same, small_config, small_tokenizer, taken, write_shards
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, cutting, failing, shards_in
 from tests.data.test_hub_stream import now_and_then, slow
 
@@ -38,9 +38,9 @@ def config(train_file: str, cache: Path, **changes: object) -> DataConfig:
     return small_config(cache, **values | here | {"packing": "pad", "max_seq_len": 512} | changes)
 
 
-def begin(config: DataConfig) -> TrainStream:
+def begin(config: DataConfig, batch: int = BATCH) -> TrainStream:
     return TrainStream(
-        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=BATCH
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=batch
     )
 
 
@@ -50,7 +50,7 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     local = config(str(folder), tmp_path_factory.mktemp("cache"))
     seen: Counter[tuple[int, int, str]] = Counter()
     epochs = dict.fromkeys(range(STREAMS), 0)
-    for batch in itertools.islice(begin(local), STEPS * BATCH):
+    for batch in itertools.islice(taken(begin(local, 1)), STEPS * BATCH):
         ((owner, behind),) = batch.states.items()
         epochs[owner] = behind["epoch"]
         seen.update((owner, behind["epoch"], name) for name in batch.documents)
@@ -111,10 +111,10 @@ def test_what_is_outlasted(
     assert same(run(config(URL, tmp_path, num_workers=workers), STEPS, batch=BATCH), whole)
 
 
-def take_all(batches: Iterator[MicroBatch], taken: list[MicroBatch]) -> None:
-    """Adds the batches of a run to those that were taken, one by one: an error keeps them."""
-    for batch in itertools.islice(batches, STEPS * BATCH):
-        taken.append(batch)
+def take_all(steps: Iterator[StepData], done: list[StepData]) -> None:
+    """Adds the steps of a run to those that are done, one by one: an error keeps them."""
+    for step in itertools.islice(steps, STEPS):
+        done.append(step)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -126,17 +126,18 @@ def test_what_ends_the_run(
     kind, message = ENDING[fault]
     values = {"num_workers": workers, "hub_retries": 3, "hub_cache_gb": 0}
     ending = begin(config(URL, tmp_path, **values))
-    batches = iter(ending)
-    taken = list(itertools.islice(batches, STEPS * BATCH // 4))
+    rest_of_run = iter(ending)
+    done = list(itertools.islice(rest_of_run, STEPS // 4))
     stored.faults = [kind()]
     with pytest.raises(DataError, match=message):
-        take_all(batches, taken)
-    steps = len(taken) // BATCH
+        take_all(rest_of_run, done)
+    steps = len(done)
     assert steps < STEPS
-    done = [taken[step * BATCH : (step + 1) * BATCH] for step in range(steps)]
-    names = [sorted({name for one in step for name in one.documents}) for step in done]
+    names = [
+        sorted({name for batch in step.micro_batches for name in batch.documents}) for step in done
+    ]
     assert names == whole.documents[:steps]
-    state = saved(ending, done, None)
+    state = {"fingerprint": ending.fingerprint, **ending.merge([done[-1].state])}
     stored.faults, stored.files = [], stored.listed
     rest = run(config(URL, tmp_path), STEPS - steps, batch=BATCH, state=state)
     assert same(rest, Run(whole.steps[steps:], whole.documents[steps:], {}))

@@ -51,7 +51,7 @@ def test_blocks_of_several_processes_are_merged_in_turn() -> None:
         for first in (10, 20)
     ]
     for some, expected in ((blocks, [[10, 20], [11, 21]]), (blocks[:1], [[10, 11]])):
-        batches = list(merged(some, 2, ["documents"]))
+        batches = [batch for batch, _ in merged(some, 2, ["documents"])]
         assert [batch.tensors["input_ids"][:, 0].tolist() for batch in batches] == expected
         assert all(batch.tensors["input_ids"].dtype == torch.int64 for batch in batches)
         assert [batch.documents for batch in batches] == [[f"a:{n}" for n in e] for e in expected]

@@ -109,16 +109,17 @@ def test_no_document_comes_twice_in_an_epoch_and_half_used_ones_are_counted(fold
         global_batch_size=2,
         max_train_steps=STEPS,
     )
-    batches = list(itertools.islice(iter(stream), STEPS))
+    steps = list(itertools.islice(stream, STEPS))
+    batches = [batch for step in steps for batch in step.micro_batches]
     by_phase = [
         {name for batch in batches[first:last] for name in batch.documents}
         for first, last in ((0, 6), (6, 9), (9, 12))
     ]
     for one, other in itertools.combinations(by_phase, 2):
         assert not one & other
-    assert all(batch.states[0]["epoch"] == 0 for batch in batches)
+    assert all(step.state["streams"][0]["epoch"] == 0 for step in steps)
     assert sum(batch.counts["half_used_at_phase_switch"] for batch in batches) > 0
-    assert [stream.phase(step) for step in (1, 6, 7, 9, 10, 12)] == [0, 0, 1, 1, 2, 2]
+    assert [step.phase for step in steps] == [0] * 6 + [1] * 3 + [2] * 3
 
 
 def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:

@@ -16,7 +16,7 @@ from bsmeta.data.dealing import deal
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.explaining.selection import ExplainedWindow
-from tests.data.helpers import page, pages, small_config, write_shard, write_shards
+from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
 from tests.explaining.helpers import (
     METADATA_LIST,
     SHARD,
@@ -59,7 +59,7 @@ def trained_on(
         world_size=1,
         global_batch_size=1,
     )
-    for batch in itertools.dropwhile(lambda one: one.states[0]["epoch"] < epoch, stream):
+    for batch in itertools.dropwhile(lambda one: one.states[0]["epoch"] < epoch, taken(stream)):
         if batch.states[0]["epoch"] > epoch:
             return
         tensors = {name: tensor[0].numpy() for name, tensor in batch.tensors.items()}

@@ -30,7 +30,7 @@ import toy_task  # noqa: E402
 from bsmeta.config.compose import run_entry_point  # noqa: E402
 from bsmeta.config.errors import UserError  # noqa: E402
 from bsmeta.config.schema import TrainConfig  # noqa: E402
-from bsmeta.data.loader import _set_up_worker  # noqa: E402
+from bsmeta.data.loader import set_up_worker  # noqa: E402
 from bsmeta.tasks.base import Loss  # noqa: E402
 
 KIND, _, _WHEN = os.environ.get("FAULT", "none:").partition(":")
@@ -142,19 +142,20 @@ class FaultyLoader(IterableDataset):
     def __init__(self, stream: toy_task.ToyStream) -> None:
         self._stream = stream
         self.fingerprint = stream.fingerprint
-        self.phase = stream.phase
+        self.state = stream.state
+        self.merge = stream.merge
 
     def __iter__(self) -> Iterator[Any]:
         if KIND in ("data_hang", "data_raise"):
             return self._inside()
         if get_worker_info() is None:
             return iter(
-                DataLoader(self, batch_size=None, num_workers=1, worker_init_fn=_set_up_worker)
+                DataLoader(self, batch_size=None, num_workers=1, worker_init_fn=set_up_worker)
             )
         return self._inside()
 
     def _inside(self) -> Iterator[Any]:
-        for number, batch in enumerate(self._stream):
+        for number, step in enumerate(self._stream):
             if HERE_TOO and number == int(WHEN):
                 if KIND == "loader_kill":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -163,7 +164,7 @@ class FaultyLoader(IterableDataset):
                 if KIND == "data_raise":
                     raise UserError("a broken document")
                 raise ValueError("a broken document")
-            yield batch
+            yield step
 
 
 class FaultyTask(toy_task.ToyTask):
@@ -182,7 +183,7 @@ class FaultyTask(toy_task.ToyTask):
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Any:
         stream = super().train_stream(rank, world_size, state)
-        self.batch = stream.start // (stream.size * world_size)
+        self.batch = (stream.first_step - 1) * self.config.gradient_accumulation_steps
         if KIND == "other_data" and HERE_TOO:
             stream.fingerprint = {**stream.fingerprint, "shards": {"a.jsonl.gz": 5}}
         return FaultyLoader(stream) if KIND.startswith(("loader", "data_")) else stream

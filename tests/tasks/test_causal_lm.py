@@ -20,7 +20,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.models import attention
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.base import EvaluationContext, Metric
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 
@@ -65,7 +65,7 @@ def test_documents_see_each_other_with_cross_document_attention(
     data = replace(config.data_config, cross_document_attention=True)
     joined = CausalLanguageModel(replace(config, data_config=data))
     joined.build_model()
-    batch = next(iter(joined.train_stream(0, 1, None))).tensors
+    batch = next(iter(joined.train_stream(0, 1, None))).micro_batches[0].tensors
     assert batch["position_ids"].tolist() == [list(range(64))] * 2
     looked: list[bool] = []
     monkeypatch.setattr(attention, "check_isolation", lambda *_: looked.append(True))
@@ -127,7 +127,7 @@ def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
     task: CausalLanguageModel, model: nn.Module
 ) -> None:
     before = torch.get_rng_state()
-    batch = next(iter(task.train_stream(0, 1, None)))
+    batch = next(iter(task.train_stream(0, 1, None))).micro_batches[0]
     assert torch.equal(torch.get_rng_state(), before)
     assert batch.tokens + batch.padding == batch.tensors["input_ids"].numel()
 
@@ -138,11 +138,12 @@ def test_flash_attention_is_given_the_borders_of_the_documents(
     task = CausalLanguageModel(config)
     monkeypatch.setattr(task, "_attention", "flash_attention_2")
     stream = task.train_stream(0, 1, None)
-    batch = next(iter(stream))
+    step = next(iter(stream))
+    batch = step.micro_batches[0]
     borders = batch.tensors["document_borders"].tolist()
     starts = batch.tensors["position_ids"].flatten() == 0
     assert borders == [*starts.nonzero().flatten().tolist(), 128]
-    assert stream.phase(1) == 0
+    assert stream.merge([step.state]) == step.state
     assert "shards" in stream.fingerprint
 
 
@@ -156,7 +157,7 @@ def test_a_model_that_lets_documents_see_each_other_does_not_train(config: Train
 
     model.forward = leaking  # type: ignore[method-assign]
     with pytest.raises(ConfigurationError, match="attn_implementation: under sdpa the documents"):
-        task.loss(model, next(iter(task.train_stream(0, 1, None))).tensors)
+        task.loss(model, next(iter(task.train_stream(0, 1, None))).micro_batches[0].tensors)
 
 
 def test_the_evaluation_compares_the_first_held_out_documents(
@@ -164,11 +165,11 @@ def test_the_evaluation_compares_the_first_held_out_documents(
 ) -> None:
     task = CausalLanguageModel(replace(config, eval_documents=2))
     context = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
-    figures = task.evaluate(model, context)
-    assert figures["documents"] == 2
-    assert figures == task.evaluate(model, context)
+    metrics = task.evaluate(model, context)
+    assert Metric("documents", 2, better=None) in metrics
+    assert metrics == task.evaluate(model, context)
     nothing = replace(config, data_config=replace(config.data_config, validation_file=None))
-    assert CausalLanguageModel(nothing).evaluate(model, context) == {}
+    assert CausalLanguageModel(nothing).evaluate(model, context) == []
 
 
 def test_the_export_loads_with_transformers_and_says_the_same(

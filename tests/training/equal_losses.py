@@ -48,8 +48,10 @@ def bare(config: TrainConfig) -> list[float]:
     batches = iter(task.train_stream(0, 1, None))
     losses = []
     for step in range(1, config.max_train_steps + 1):
-        set_learning_rate(optimizer.param_groups, learning_rate(config, step))
-        micro_batches = [next(batches) for _ in range(config.gradient_accumulation_steps)]
+        set_learning_rate(
+            optimizer.param_groups, learning_rate(config, config.max_train_steps, step)
+        )
+        micro_batches = next(batches).micro_batches
         targets = sum(batch.weight for batch in micro_batches)
         total = 0.0
         for batch in micro_batches:

@@ -62,7 +62,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
         assert len(one["losses"]) == 20
         assert one["losses"] == pytest.approx(bare, rel=1e-4), name
         # Nothing of a micro-batch is read: once at the start, and once a step.
-        assert one["reads"] == {"training/sums.py: read": 21}, name
+        assert one["reads"] == {"training/step.py: read": 21}, name
     whole = events(tmp_path / "ours", "step")
     for one, other in zip(events(tmp_path / "chunked", "step"), whole, strict=True):
         assert one["parts"] == pytest.approx(other["parts"], rel=1e-4)
@@ -72,7 +72,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
     trace = json.loads((tmp_path / "ours/profile/steps-3-4-rank0.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"] if event.get("ph") == "X"]
     assert names.count("bsmeta: forward pass") == 4  # 2 updates of 2 micro-batches
-    for name in ("waiting for data", "backward pass", "adding up over all ranks", "optimizer"):
+    for name in ("waiting for data", "backward pass", "all-reduce", "optimizer"):
         assert f"bsmeta: {name}" in names
 
 

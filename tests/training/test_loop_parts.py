@@ -1,24 +1,21 @@
-"""Parts of the loop on their own: figures of speed, FLOPs, sums, garbage, and the feed."""
+"""Parts of the loop on their own: speed, FLOPs, statistics of a step, garbage collection."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.tasks.base import Loss
-from bsmeta.training import throughput
+from bsmeta.training import metrics as metrics_module
 from bsmeta.training.distributed import Processes
-from bsmeta.training.feed import Feed
 from bsmeta.training.garbage import EVERY_STEPS, GarbageCollection
-from bsmeta.training.sums import LossSums, add_up, means
-from bsmeta.training.throughput import Throughput, flops_per_token
-from tests.training.toy_task import ToyBatch
+from bsmeta.training.metrics import Throughput, flops_per_token
+from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
 
 CPU = torch.device("cpu")
 ALONE = Processes(0, 1, CPU)
@@ -39,14 +36,14 @@ def test_flops_of_a_token_leave_out_what_is_only_looked_up() -> None:
     assert flops_per_token(Tied()) == 6 * (100 * 8 + 8 * 8 + 8)
 
 
-def test_speed_counts_tokens_and_tells_padding_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_counts_tokens_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 1.0, 3.0, 100.0, 101.0])
-    monkeypatch.setattr(throughput.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(throughput, "peak_flops", lambda device: 6 * 872 * 1000.0)
-    speed = Throughput(Tied(), CPU, world_size=2)
+    monkeypatch.setattr(metrics_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(metrics_module, "peak_flops", lambda device: 6 * 872 * 1000.0)
+    speed = Throughput(flops_per_token(Tied()), CPU, world_size=2)
     speed.add(tokens=90, padding=10, wait=0.25)
     speed.add(tokens=210, padding=90, wait=0.5)
-    figures = speed.figures()
+    figures = speed.metrics()
     assert figures.pop("memory_gb") > 0
     assert figures == {
         "data_wait_s": 0.75,
@@ -57,20 +54,56 @@ def test_speed_counts_tokens_and_tells_padding_apart(monkeypatch: pytest.MonkeyP
     }
     speed.start()  # an evaluation until second 100 is not the loop's
     speed.add(tokens=50, padding=0, wait=0.0)
-    assert speed.figures()["tokens_per_s"] == 50.0
+    assert speed.metrics()["tokens_per_s"] == 50.0
 
 
-def test_losses_are_added_up_with_what_was_counted() -> None:
-    sums = LossSums()
-    for value in (1.0, 2.5):
-        part = (torch.tensor(value / 2), torch.tensor(4))
-        sums.add(Loss(torch.tensor(value), {"url": part, "none": (torch.tensor(0.0),) * 2}))
-    totals = add_up(ALONE, {"next/targets": 3.0}, sums, torch.tensor(0.5))
-    assert totals.on_device("next/targets").item() == 3.0
-    read = totals.read()
-    assert read.pop("norm") == 0.5
-    assert means(read, 7.0) == (0.5, {"url": 1.75 / 8})
-    assert [loss.item() for loss in sums.each] == [1.0, 2.5]
+def test_statistics_of_the_step_and_of_the_next_data_share_one_reduction() -> None:
+    losses = [
+        Loss(
+            torch.tensor(value),
+            {
+                "url": (torch.tensor(value / 2), torch.tensor(4)),
+                "none": (torch.tensor(0.0), torch.tensor(0)),
+            },
+        )
+        for value in (1.0, 2.5)
+    ]
+    own = StepStats(DataStats(3.0, 5.0, 1.0, {"documents": 2.0}), stop=1.0, save_failed=0.0)
+    reduced = ReducedStats(ALONE, own, losses, torch.tensor(0.5))
+    assert reduced.next_targets.item() == 3.0
+    assert reduced.loss.item() == 3.5
+    assert reduced.read() == StepStats(
+        DataStats(3.0, 5.0, 1.0, {"documents": 2.0}),
+        stop=1.0,
+        save_failed=0.0,
+        loss=3.5,
+        parts={"url": (1.75, 8.0), "none": (0.0, 0.0)},
+        grad_norm=0.5,
+    )
+    result = StepResult(1, StepData([], {}), 0.0, 0.1, [], reduced, False, False)
+    metrics = result.read(targets=7.0)
+    assert (metrics.loss, metrics.parts, metrics.grad_norm) == (0.5, {"url": 1.75 / 8}, 0.5)
+
+
+def test_before_the_first_step_only_its_data_is_reduced() -> None:
+    own = StepStats(DataStats(3.0, 5.0, 1.0), stop=0.0, save_failed=0.0)
+    assert ReducedStats(ALONE, own, [], None).read() == own
+
+
+def test_statistics_of_a_step_are_summed_over_its_micro_batches() -> None:
+    batches = [
+        MicroBatch({}, weight=2.0, tokens=5, padding=3, counts={"documents": float(number)})
+        for number in (1, 2)
+    ]
+    assert DataStats.of(StepData(batches, {})) == DataStats(4.0, 10.0, 6.0, {"documents": 3.0})
+
+
+def test_a_loss_without_targets_is_zero_and_keeps_its_graph() -> None:
+    weight = torch.tensor(3.0, requires_grad=True)
+    loss = Loss(weight * 2, {"url": (weight, torch.tensor(4))}).without_targets()
+    loss.sum.backward()
+    assert (loss.sum.item(), weight.grad.item()) == (0.0, 0.0)
+    assert [value.item() for value in loss.parts["url"]] == [0.0, 0]
 
 
 def test_garbage_is_collected_when_it_is_time_to() -> None:
@@ -85,31 +118,3 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
         assert gc.get_stats()[2]["collections"] == before + 1
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
-
-
-@dataclass
-class Numbered:
-    """A stream that counts what it was asked for."""
-
-    asked: int = 0
-
-    def __iter__(self) -> Iterator[ToyBatch]:
-        while True:
-            self.asked += 1
-            ids = torch.tensor([self.asked])
-            yield ToyBatch({"ids": ids}, 2.0, 5, [], {}, {"documents": 1.0}, padding=3)
-
-
-def test_a_step_is_fetched_when_asked_for_and_counted() -> None:
-    stream = Numbered()
-    feed = Feed(stream, 2, CPU)  # type: ignore[arg-type]
-    assert stream.asked == 0
-    data = feed.fetch()
-    assert stream.asked == 2
-    assert [int(one["ids"]) for one in data.tensors()] == [1, 2]
-    assert data.counted() == {
-        "targets": 4.0,
-        "tokens": 10.0,
-        "padding": 6.0,
-        "counts/documents": 2.0,
-    }

@@ -21,12 +21,12 @@ def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
     config = TrainConfig(
         learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
     )
-    assert [learning_rate(config, update) for update in range(1, 7)] == pytest.approx(expected)
+    assert [learning_rate(config, 6, step) for step in range(1, 7)] == pytest.approx(expected)
 
 
 def test_without_warm_up_the_first_update_has_the_peak() -> None:
     config = TrainConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
-    assert learning_rate(config, 1) == 0.1
+    assert learning_rate(config, config.max_train_steps, 1) == 0.1
 
 
 def test_only_matrices_are_decayed() -> None:
@@ -55,7 +55,7 @@ def test_the_rate_falls_to_a_share_of_the_peak(kind: str, expected: list[float])
         num_warmup_steps=2,
         max_train_steps=6,
     )
-    found = [learning_rate(config, update) / 2 for update in range(1, 7)]
+    found = [learning_rate(config, 6, step) / 2 for step in range(1, 7)]
     assert found == pytest.approx(expected)
     if kind != "constant":
-        assert learning_rate(config, 7) == pytest.approx(0.2)
+        assert learning_rate(config, 6, 7) == pytest.approx(0.2)

@@ -9,16 +9,19 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Metric
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
 from bsmeta.training.distributed import ALONE, Processes
-from bsmeta.training.retention import KEEP, Retention, check_figure
+from bsmeta.training.retention import KEEP, Retention, check_metric
 
 
-def make(out_dir: Path, bits: dict[int, float | None]) -> None:
-    for step, value in bits.items():
+def make(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> None:
+    for step, value in values.items():
         writer = Writer(out_dir, step, ALONE)
-        evaluation = None if value is None else {"bits": value}
+        better = "max" if name == "accuracy" else "min"
+        metric = {"name": name, "value": value, "better": better, "split": "validation"}
+        evaluation = [] if value is None else [metric]
         writer.write_json(STATE, {"evaluation": evaluation})
         writer.write_json(DATA, {})
         (writer.folder / "config.yaml").write_text("seed: 1\n")
@@ -55,6 +58,12 @@ def test_the_last_every_nth_and_the_best_stay(
     prune(tmp_path, config, written=6)
     assert kept(tmp_path) == expected
     assert len(list(tmp_path.iterdir())) == len(expected)
+
+
+def test_the_best_by_a_metric_to_maximize_stays(tmp_path: Path) -> None:
+    make(tmp_path, {1: 0.2, 2: 0.7, 3: 0.5}, name="accuracy")
+    prune(tmp_path, TrainConfig(keep_last_checkpoints=1, keep_best_by="accuracy"), written=3)
+    assert kept(tmp_path) == [2, 3]
 
 
 def test_a_marked_one_stays(tmp_path: Path) -> None:
@@ -131,8 +140,10 @@ def test_a_deletion_that_fails_is_a_warning(
     assert "checkpoint-1step could not be deleted" in caplog.text
 
 
-def test_a_figure_that_the_evaluation_does_not_give_is_refused() -> None:
-    check_figure(None, {})
-    check_figure("bits", {"bits": 1.0})
-    with pytest.raises(ConfigurationError, match="expected one of bits"):
-        check_figure("bit", {"bits": 1.0})
+def test_a_metric_that_the_evaluation_does_not_have_is_refused() -> None:
+    metrics = [Metric("bits", 1.0), Metric("documents", 5.0, better=None)]
+    check_metric(None, [])
+    check_metric("bits", metrics)
+    for unknown in ("bit", "documents"):
+        with pytest.raises(ConfigurationError, match=f"keep_best_by={unknown}: .* one of bits"):
+            check_metric(unknown, metrics)

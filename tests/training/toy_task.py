@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import EvaluationContext, Loss
-
-
-@dataclass
-class ToyBatch:
-    tensors: dict[str, torch.Tensor]
-    weight: float
-    tokens: int
-    documents: list[str]
-    states: dict[int, dict[str, Any]]
-    counts: dict[str, float] = field(default_factory=dict)
-    padding: int = 0
+from bsmeta.data.batch import MicroBatch, StepData
+from bsmeta.tasks.base import EvaluationContext, Loss, Metric
 
 
 class ToyStream:
@@ -34,25 +24,37 @@ class ToyStream:
     def __init__(self, config: TrainConfig, rank: int, size: int, start: int) -> None:
         self.fingerprint = {"kind": "toy"}
         self.size = config.data_config.per_device_train_batch_size
+        self.accumulation = config.gradient_accumulation_steps
         self.rank, self.world_size, self.start = rank, size, start
+        self.state = {"next": start}
 
-    def phase(self, step: int) -> int:
-        return int(step > 5)
+    @property
+    def first_step(self) -> int:
+        return self.start // (self.size * self.world_size * self.accumulation) + 1
 
-    def __iter__(self) -> Iterator[ToyBatch]:
+    def __iter__(self) -> Iterator[StepData]:
         index = self.start
-        while True:
-            mine = [index + i * self.world_size + self.rank for i in range(self.size)]
-            index += self.size * self.world_size
-            x = torch.tensor([[g % 7 / 7, g % 5 / 5] for g in mine])
-            weight = torch.tensor([float(g % 3) for g in mine])
-            yield ToyBatch(
-                {"x": x, "y": x.sum(1, keepdim=True) * 2, "weight": weight},
-                float(weight.sum()),
-                self.size,
-                [f"toy:{g}" for g in mine],
-                {self.rank: {"next": index}},
-            )
+        for step in itertools.count(self.first_step):
+            batches = []
+            for _ in range(self.accumulation):
+                batches.append(self.micro_batch(index))
+                index += self.size * self.world_size
+            yield StepData(batches, {"next": index}, phase=int(step > 5))
+
+    def micro_batch(self, index: int) -> MicroBatch:
+        mine = [index + i * self.world_size + self.rank for i in range(self.size)]
+        x = torch.tensor([[g % 7 / 7, g % 5 / 5] for g in mine])
+        weight = torch.tensor([float(g % 3) for g in mine])
+        return MicroBatch(
+            tensors={"x": x, "y": x.sum(1, keepdim=True) * 2, "weight": weight},
+            weight=float(weight.sum()),
+            tokens=self.size,
+            documents=[f"toy:{g}" for g in mine],
+        )
+
+    def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        assert states == [states[0]] * len(states)
+        return states[0]
 
 
 class ToyTask:
@@ -68,7 +70,7 @@ class ToyTask:
         )
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> ToyStream:
-        start = next(iter(state["streams"].values()))["next"] if state else 0
+        start = state["next"] if state else 0
         return ToyStream(self.config, rank, world_size, start)
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
@@ -80,13 +82,10 @@ class ToyTask:
             squares.sum(), {"large": ((squares * even).sum(), (batch["weight"] * even).sum())}
         )
 
-    def evaluate(self, model: nn.Module, context: EvaluationContext) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
         ones = torch.ones(1, 2, dtype=next(model.parameters()).dtype, device=context.device)
         with torch.no_grad():
-            return {"at_one": float(model(ones))}
-
-    def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        return {}
+            return [Metric("at_one", float(model(ones)))]
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         folder.mkdir(parents=True)

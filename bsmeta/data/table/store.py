@@ -1,0 +1,82 @@
+"""A table of encoded examples on disk: built once per machine, never used for other settings.
+
+The store is an Arrow folder of `datasets`, memory-mapped by every process. Beside the rows lies
+what decided them: the content hash of the source and every setting that shapes a row. A store that
+was built with others is refused by the name of the setting that differs.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock
+
+from bsmeta.config.differences import differing
+from bsmeta.config.errors import ConfigurationError, DataError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+KEY = "key.json"
+
+
+def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset]) -> Dataset:
+    """The rows of a store, which is built first where there is none.
+
+    Every process of a run calls it: one process per machine builds while the others wait.
+
+    Args:
+        folder: Where the store is, or will be.
+        key: What decides the rows, JSON-able: the source's content hash, and every setting.
+        build: Makes the rows (`Dataset.map(num_proc=...)` inside).
+
+    Raises:
+        ConfigurationError: If the store was built from another source or with other settings.
+        DataError: If the store is damaged.
+    """
+    from datasets import load_from_disk
+
+    now = json.loads(json.dumps(key))  # as it reads back: tuples are lists
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            _write(folder, now, build())
+        saved = _read_key(folder)
+    differences = "\n".join(differing("", saved["key"], now, "in the store"))
+    if differences:
+        raise ConfigurationError(
+            f"{folder} was built with other settings; restore them, or delete the folder to build "
+            f"it again:\n{differences}"
+        )
+    try:
+        rows = load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError) as error:
+        raise _damaged(folder, str(error)) from error
+    if len(rows) != saved["rows"]:
+        raise _damaged(folder, f"{len(rows):,} rows instead of {saved['rows']:,}")
+    return rows
+
+
+def _write(folder: Path, key: dict[str, Any], rows: Dataset) -> None:
+    """Writes a store aside and renames it: an interrupted build leaves none."""
+    part = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    rows.save_to_disk(str(part))
+    (part / KEY).write_text(json.dumps({"key": key, "rows": len(rows)}, indent=1))
+    part.rename(folder)
+
+
+def _read_key(folder: Path) -> dict[str, Any]:
+    try:
+        saved = json.loads((folder / KEY).read_text())
+        return {"key": saved["key"], "rows": int(saved["rows"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(folder, f"{KEY}: {error}") from error
+
+
+def _damaged(folder: Path, reason: str) -> DataError:
+    return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")

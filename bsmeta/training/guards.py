@@ -1,0 +1,152 @@
+"""What stops or repairs a run whose loss is not what it should be: non-finite steps, loss spikes.
+
+All that is judged was summed over the ranks, so every rank decides alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bsmeta.config.errors import TrainingError
+from bsmeta.data.batch import MicroBatch
+
+
+def is_finite(loss: float, norm: float | None) -> bool:
+    """Whether a step's loss, and its gradient's norm where there is one, are finite.
+
+    DeepSpeed returns -1 or infinity for a norm that is not a number.
+    """
+    return math.isfinite(loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
+
+
+class NonFiniteGuard:
+    """What happens at steps whose loss or gradient is not finite.
+
+    Args:
+        action: `stop`, or `skip`: leave the weights alone and continue with the next step.
+        limit: More consecutive skips than this stop the run after all.
+        folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
+        rank: This process.
+
+    Attributes:
+        consecutive: Steps skipped since the last finite one; saved with a checkpoint.
+    """
+
+    def __init__(self, action: str, limit: int, folder: Path, rank: int) -> None:
+        self._action = action
+        self._limit = limit
+        self._folder = folder
+        self._rank = rank
+        self.consecutive = 0
+
+    def passed(self) -> None:
+        """Notes a finite step."""
+        self.consecutive = 0
+
+    def failed(
+        self,
+        step: int,
+        loss: float,
+        norm: float | None,
+        batches: Sequence[MicroBatch],
+        losses: Sequence[torch.Tensor],
+        *,
+        weights_changed: bool,
+    ) -> dict[str, Any]:
+        """Writes the step's documents, then stops the run or skips the step.
+
+        Args:
+            step: The step's number.
+            loss: Mean loss over the global batch.
+            norm: Norm of the gradient of the global batch.
+            batches: This rank's micro-batches.
+            losses: The sum of losses of each.
+            weights_changed: Whether the engine has changed the weights: then nothing can be
+                skipped.
+
+        Returns:
+            The event for the log, when the step is skipped.
+
+        Raises:
+            TrainingError: If the run must stop.
+        """
+        self.consecutive += 1
+        file = self._folder / f"nonfinite-step{step}-rank{self._rank}.json"
+        parts = [
+            {"loss_sum": repr(float(value)), "documents": list(batch.documents)}
+            for batch, value in zip(batches, losses, strict=True)
+        ]
+        report = {"step": step, "rank": self._rank, "loss": repr(loss), "grad_norm": repr(norm)}
+        file.write_text(json.dumps({**report, "micro_batches": parts}, indent=1) + "\n")
+        found = (
+            f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
+            f"{self._folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"
+        )
+        if self._action == "stop" or weights_changed:
+            raise TrainingError(
+                f"{found}. Resume with a lower learning_rate, or with on_nonfinite=skip"
+            )
+        if self.consecutive > self._limit:
+            raise TrainingError(
+                f"{found}. There were {self.consecutive} such steps in a row, and "
+                f"max_consecutive_skips={self._limit}"
+            )
+        return {"loss": repr(loss), "grad_norm": repr(norm), "consecutive": self.consecutive}
+
+
+class SpikeGuard:
+    """Finds losses far above those of the last steps, and limits how often a run rolls back.
+
+    Every rank sees the same losses and so finds the same spikes; a resumed run does too, because
+    the losses are saved with a checkpoint.
+
+    Args:
+        deviations: Standard deviations above the mean from which a loss is a spike; 0: never.
+        window: Number of losses it is compared with; before there are as many, nothing is a spike.
+        limit: How often the run may roll back to one checkpoint.
+    """
+
+    def __init__(self, deviations: float, window: int, limit: int) -> None:
+        self._deviations = deviations
+        self._limit = limit
+        self._losses: deque[float] = deque(maxlen=window)
+        self._rollbacks: dict[int, int] = {}
+
+    def is_spike(self, loss: float) -> bool:
+        """Whether the loss is a spike; if not, later losses are compared with it, too."""
+        if self._deviations > 0 and len(self._losses) == self._losses.maxlen:
+            spread = self._deviations * statistics.pstdev(self._losses)
+            if loss > statistics.fmean(self._losses) + spread:
+                return True
+        self._losses.append(loss)
+        return False
+
+    def rolled_back(self, step: int) -> None:
+        """Counts a rollback to the checkpoint of `step`.
+
+        Raises:
+            TrainingError: If it was one too many.
+        """
+        self._rollbacks[step] = self._rollbacks.get(step, 0) + 1
+        if self._rollbacks[step] > self._limit:
+            raise TrainingError(
+                f"the loss spiked again after {self._limit} rollbacks (max_rollbacks) to step "
+                f"{step}; resume with a lower learning_rate, or raise loss_spike_deviations"
+            )
+
+    def state(self) -> list[float]:
+        """The losses that are compared with, for a checkpoint."""
+        return list(self._losses)
+
+    def restore(self, state: list[Any]) -> None:
+        """Takes the losses of a checkpoint."""
+        self._losses.clear()
+        self._losses.extend(float(loss) for loss in state)

@@ -1,0 +1,238 @@
+"""What is logged of each step: loss, learning rate, tokens per second, MFU, data wait, memory.
+
+Tokens are those that the model was fed and that are not padding; padding is counted apart. With N
+parameters in matrix products (`flops_per_token`), over the steps since the last line of the log:
+
+    tokens_per_s = tokens of all ranks / seconds of these steps
+    mfu = 6 x N x tokens_per_s / (devices x dense bf16 peak of one)
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.training.distributed import Processes
+from bsmeta.training.guards import NonFiniteGuard
+from bsmeta.training.run_folder import LineLog, RunFolder
+from bsmeta.training.schedule import Schedule
+from bsmeta.training.step import DataStats, StepMetrics, StepResult
+from bsmeta.training.tracking import Tracker
+
+# Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity).
+PEAK_FLOPS = {
+    "H200": 989e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+    "V100": 125e12,
+}
+
+
+class Throughput:
+    """Adds up tokens and seconds between two lines of the log.
+
+    Args:
+        flops_per_token: Of the forward and backward pass.
+        device: Of this rank.
+        world_size: Number of devices.
+    """
+
+    def __init__(self, flops_per_token: float, device: torch.device, world_size: int) -> None:
+        self._device = device
+        self._world_size = world_size
+        self._flops_per_token = flops_per_token
+        self._peak = peak_flops(device)
+        self.start()
+        self._clear()
+
+    def start(self) -> None:
+        """Time counts from now on: after the set-up, an evaluation or a save."""
+        self._since = time.perf_counter()
+
+    def add(self, tokens: float, padding: float, wait: float) -> None:
+        """Adds a completed step.
+
+        Args:
+            tokens: Tokens of its global batch that are not padding.
+            padding: Those that are.
+            wait: Seconds that the loop waited for its data.
+        """
+        now = time.perf_counter()
+        self._seconds += now - self._since
+        self._since = now
+        self._steps += 1
+        self._tokens += tokens
+        self._padding += padding
+        self._wait += wait
+
+    def metrics(self) -> dict[str, Any]:
+        """Metrics of the steps since the last call.
+
+        Returns:
+            `tokens_per_s` and `mfu` (None where the device's peak is unknown), see above;
+            `padding`, the share of the positions that is padding; `step_s`, seconds a step;
+            `data_wait_s`, seconds of all these steps in which the loop waited for data;
+            `memory_gb`, the largest allocation of this rank's GPU, or resident size of its process,
+            so far.
+        """
+        rate = self._tokens / self._seconds
+        mfu = None
+        if self._peak is not None:
+            mfu = rate * self._flops_per_token / (self._peak * self._world_size)
+        if self._device.type == "cuda":
+            memory = torch.cuda.max_memory_allocated(self._device) / 2**30
+        else:
+            memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # from KiB
+        metrics = {
+            "data_wait_s": self._wait,
+            "step_s": self._seconds / self._steps,
+            "tokens_per_s": rate,
+            "mfu": mfu,
+            "padding": self._padding / max(self._tokens + self._padding, 1.0),
+            "memory_gb": memory,
+        }
+        self._clear()
+        return metrics
+
+    def _clear(self) -> None:
+        self._seconds = self._tokens = self._padding = self._wait = 0.0
+        self._steps = 0
+
+
+def peak_flops(device: torch.device) -> float | None:
+    """The dense bf16 peak of a GPU in FLOP/s; None where it is not known."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_FLOPS.items() if part in name), None)
+
+
+def flops_per_token(model: nn.Module) -> float:
+    """Forward and backward FLOPs of one token: 6 a parameter (Kaplan et al. 2020, section 2.1).
+
+    Embeddings that are only looked up take none; one that is also the output layer does. Attention
+    over the context is left out: the documents packed into a sequence do not see each other, so
+    it depends on their lengths. The true utilization is therefore a little higher.
+    """
+    looked_up: set[int] = set()
+    others: set[int] = set()
+    for module in model.modules():
+        into = looked_up if isinstance(module, nn.Embedding) else others
+        into.update(id(parameter) for parameter in module.parameters(recurse=False))
+    # Under ZeRO-3 a parameter is a shard here, and its full size stands in ds_numel.
+    return 6.0 * sum(
+        getattr(parameter, "ds_numel", parameter.numel())
+        for parameter in model.parameters()
+        if id(parameter) in others or id(parameter) not in looked_up
+    )
+
+
+@dataclass
+class Progress:
+    """What a run has done so far; saved with every checkpoint.
+
+    Attributes:
+        step: Completed steps.
+        tokens: Tokens fed to the model, without padding.
+        targets: Tokens that loss was taken on.
+        counts: Sums of `MicroBatch.counts` since the phase of the data began.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    targets: int = 0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    def add_counts(self, counts: dict[str, float]) -> None:
+        """Adds the counts of a step's global batch."""
+        for name, value in counts.items():
+            self.counts[name] = self.counts.get(name, 0.0) + value
+
+
+class StepLog:
+    """Reads completed steps and records them: progress, documents, metrics, non-finite steps.
+
+    Args:
+        config: The run.
+        schedule: When a line is logged.
+        run: The run folder.
+        processes: The ranks.
+        tracker: Where the metrics go.
+        throughput: Turns tokens and time into metrics.
+        nonfinite: What happens at steps that are not finite.
+    """
+
+    def __init__(
+        self, config: TrainConfig, schedule: Schedule, run: RunFolder, processes: Processes,
+        tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
+    ) -> None:  # fmt: skip
+        self._schedule = schedule
+        self._tracker = tracker
+        self._throughput = throughput
+        self._nonfinite = nonfinite
+        self._documents: LineLog | None = None
+        if config.log_documents:
+            self._documents = LineLog(run.path / f"documents-rank{processes.rank}.jsonl")
+
+    def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepMetrics:
+        """Waits for a step and records it.
+
+        Args:
+            result: The step.
+            data: The statistics of its data over all ranks.
+            progress: Of the run; advanced by this step.
+
+        Raises:
+            TrainingError: If loss or gradient are not finite, and the step may not be skipped.
+        """
+        metrics = result.read(data.targets)
+        if metrics.finite:
+            self._nonfinite.passed()
+        else:
+            event = self._nonfinite.failed(
+                result.step,
+                metrics.loss,
+                metrics.grad_norm,
+                result.data.micro_batches,
+                result.losses,
+                weights_changed=result.weights_changed,
+            )
+            self._tracker.event("nonfinite", result.step, **event)
+        self._write_documents(result)
+        progress.add_counts(data.counts)
+        self._throughput.add(data.tokens, data.padding, result.data_wait_s)
+        if metrics.finite:
+            progress.tokens += int(data.tokens)
+            progress.targets += int(data.targets)
+            if self._schedule.logs(result.step):
+                self._log(result, metrics, data, progress)
+        return metrics
+
+    def _write_documents(self, result: StepResult) -> None:
+        if self._documents is not None:
+            batches = result.data.micro_batches
+            documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
+            self._documents.write({"step": result.step, "documents": documents})
+
+    def _log(
+        self, result: StepResult, metrics: StepMetrics, data: DataStats, progress: Progress
+    ) -> None:
+        values: dict[str, Any] = {
+            "loss": metrics.loss,
+            "learning_rate": result.learning_rate,
+            "grad_norm": metrics.grad_norm,
+            "parts": metrics.parts,
+            "counts": data.counts,
+            "tokens": progress.tokens,
+            "targets": progress.targets,
+        }
+        self._tracker.event("step", result.step, **values, **self._throughput.metrics())

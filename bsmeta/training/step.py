@@ -1,0 +1,419 @@
+"""One training step: forward and backward over a global batch, one all-reduce, the optimizer.
+
+The loss of a step is the mean over the targets of the whole global batch, however that is split
+over ranks and micro-batches: the sum of losses is divided by the number of targets of the *step*.
+DeepSpeed reduces gradients inside the backward pass, so that number must be known before it. The
+next step's data is therefore fetched while the device still computes this one, and its number of
+targets travels in the same all-reduce as the losses: one collective a step beside the gradient's.
+
+Nothing here waits for the device; `StepResult.read` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from bsmeta.config.schema import TrainConfig
+from bsmeta.data.batch import StepData, Stream
+from bsmeta.tasks.base import Loss, Task
+from bsmeta.training.distributed import Accelerator, Processes
+from bsmeta.training.engines import Engine
+from bsmeta.training.guards import is_finite
+from bsmeta.training.optim import learning_rate, set_learning_rate
+from bsmeta.training.profiling import Profile
+from bsmeta.training.saving import Saver
+from bsmeta.training.signals import StopRequest, WaitEnded
+from bsmeta.training.watchdog import Watchdog, report_of, reported_error
+
+
+@dataclass(frozen=True)
+class DataStats:
+    """Sums over the micro-batches of a step, of one rank or of all; see `MicroBatch`."""
+
+    targets: float = 0.0
+    tokens: float = 0.0
+    padding: float = 0.0
+    counts: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, data: StepData) -> DataStats:
+        batches = data.micro_batches
+        counts: dict[str, float] = {}
+        for batch in batches:
+            for name, count in batch.counts.items():
+                counts[name] = counts.get(name, 0.0) + count
+        return cls(
+            targets=float(sum(batch.weight for batch in batches)),
+            tokens=float(sum(batch.tokens for batch in batches)),
+            padding=float(sum(batch.padding for batch in batches)),
+            counts=counts,
+        )
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """Per-step statistics: what a rank contributes to the all-reduce, then their sums over ranks.
+
+    Attributes:
+        next_data: Of the data of the next step; zeros after the last.
+        stop: Ranks that were asked to stop.
+        save_failed: Ranks whose checkpoint writer has failed.
+        out_of_data: Ranks whose next data cannot be read.
+        loss: Sum of the losses of the step's targets, in nats.
+        parts: Sum and weight of each named part of the loss.
+        grad_norm: Norm of the gradient of the global batch, equal on all ranks and not summed; None
+            where the engine has none.
+    """
+
+    next_data: DataStats
+    stop: float
+    save_failed: float = 0.0
+    out_of_data: float = 0.0
+    loss: float = 0.0
+    parts: dict[str, tuple[float, float]] = field(default_factory=dict)
+    grad_norm: float | None = None
+
+
+class ReducedStats:
+    """A step's statistics summed over all ranks; on the device until they are read."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        own: StepStats,
+        losses: list[Loss],
+        norm: torch.Tensor | float | None,
+    ) -> None:
+        """Starts the all-reduce; every rank calls it with the same names of counts and parts.
+
+        Args:
+            processes: The ranks.
+            own: This rank's statistics that are known on the host.
+            losses: Those of this rank's micro-batches, on the device; none before the first step.
+            norm: The gradient's norm, on the device or on the host.
+        """
+        self._norm = norm
+        self._count_names = list(own.next_data.counts)
+        self._part_names = list(losses[0].parts) if losses else []
+        data = own.next_data
+        host = [own.stop, own.save_failed, own.out_of_data]
+        host += [data.targets, data.tokens, data.padding]
+        host += data.counts.values()
+        values = torch.tensor(host, dtype=torch.float64).to(processes.device, non_blocking=True)
+        self._num_host = len(host)
+        if losses:
+            values = torch.cat([values, torch.stack([_flat(loss) for loss in losses]).sum(0)])
+        self._values = processes.sum(values)
+        if isinstance(norm, torch.Tensor):
+            self._values = torch.cat([self._values, norm.detach().double().reshape(1)])
+        self._host = self._values
+        self._copied: torch.cuda.Event | None = None
+        if values.device.type == "cuda":
+            self._host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._host.copy_(values, non_blocking=True)
+            self._copied = torch.cuda.Event()
+            self._copied.record()
+
+    @property
+    def next_targets(self) -> torch.Tensor:
+        """Targets of the next step over all ranks: a float64 scalar on the device."""
+        return self._values[3]
+
+    @property
+    def loss(self) -> torch.Tensor:
+        """Sum of the step's losses over all ranks: a float64 scalar on the device."""
+        return self._values[self._num_host]
+
+    def read(self) -> StepStats:
+        """The sums on the host; waits for the device."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        values = self._host.tolist()
+        norm = values.pop() if isinstance(self._norm, torch.Tensor) else self._norm
+        stop, save_failed, out_of_data, *sums = values[: self._num_host]
+        targets, tokens, padding, *counts = sums
+        named_counts = dict(zip(self._count_names, counts, strict=True))
+        data = DataStats(targets, tokens, padding, named_counts)
+        loss, *parts = values[self._num_host :] or [0.0]
+        pairs = zip(parts[::2], parts[1::2], strict=True)
+        named_parts = dict(zip(self._part_names, pairs, strict=True))
+        return StepStats(data, stop, save_failed, out_of_data, loss, named_parts, norm)
+
+
+def _flat(loss: Loss) -> torch.Tensor:
+    """A micro-batch's loss and parts: float64[1 + 2 * parts], detached."""
+    parts = [value for pair in loss.parts.values() for value in pair]
+    return torch.stack([value.detach().double() for value in (loss.sum, *parts)])
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """A completed step, read from the device.
+
+    Attributes:
+        loss: Mean over the targets of the global batch, in nats.
+        parts: The same of each named part of the loss that has any weight.
+        grad_norm: Norm of the gradient of the global batch; None where the engine has none.
+        stats: Everything that was summed over the ranks.
+    """
+
+    loss: float
+    parts: dict[str, float]
+    grad_norm: float | None
+    stats: StepStats
+
+    @property
+    def finite(self) -> bool:
+        """Whether loss and gradient norm are finite numbers."""
+        return is_finite(self.loss, self.grad_norm)
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """A step that the device has completed or is still working on.
+
+    Attributes:
+        step: Its number, from 1.
+        data: This rank's micro-batches.
+        data_wait_s: Seconds that the loop waited for them.
+        learning_rate: That of the step.
+        losses: Sum of losses of each of this rank's micro-batches, on the device.
+        reduced: The statistics of all ranks.
+        scaled: Under a loss scaler, which itself skips gradients that are not finite.
+        weights_changed: Whether the weights were changed even if the step is not finite.
+    """
+
+    step: int
+    data: StepData
+    data_wait_s: float
+    learning_rate: float
+    losses: list[torch.Tensor]
+    reduced: ReducedStats
+    scaled: bool
+    weights_changed: bool
+
+    def read(self, targets: float) -> StepMetrics:
+        """Waits for the device; `targets` is the number of targets of the global batch."""
+        stats = self.reduced.read()
+        norm = stats.grad_norm
+        if self.scaled and not is_finite(0.0, norm):
+            norm = None  # fp16: the scale was too high; its scaler skips the step and lowers it
+        parts = {name: total / weight for name, (total, weight) in stats.parts.items() if weight}
+        return StepMetrics(stats.loss / max(targets, 1.0), parts, norm, stats)
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """The next step's data, on its way to the device or there already."""
+
+    data: StepData
+    wait_s: float
+    inputs: list[dict[str, torch.Tensor]]
+    copied: torch.cuda.Event | None
+
+    def on_device(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The tensors of each micro-batch, safe to use on the device's current stream."""
+        if self.copied is not None:
+            current = torch.cuda.current_stream()
+            current.wait_event(self.copied)
+            for tensors in self.inputs:
+                for tensor in tensors.values():
+                    tensor.record_stream(current)  # or its memory would be reused too early
+        yield from self.inputs
+
+
+class StepRunner:
+    """Makes the steps of this rank. All ranks call each method together.
+
+    Args:
+        config: The run.
+        task: Computes the loss.
+        accelerator: Accumulates and scales under every engine.
+        model: The prepared model.
+        optimizer: The prepared optimizer.
+        engine: Clips, steps, and skips steps that are not finite.
+        last_step: No data is fetched after it.
+        stop: Whether this rank was asked to stop; it also ends the wait for data.
+        saver: Whether a checkpoint of this rank could not be written.
+        watchdog: Is kept informed of what the loop waits for.
+        profile: Names the ranges of the trace.
+        lag: Steps that may be under way before the statistics of the first of them are read.
+    """
+
+    def __init__(
+        self, config: TrainConfig, task: Task, accelerator: Accelerator, model: nn.Module,
+        optimizer: Any, engine: Engine, last_step: int, stop: StopRequest, saver: Saver,
+        watchdog: Watchdog, profile: Profile, *, lag: int,
+    ) -> None:  # fmt: skip
+        self._config = config
+        self._task = task
+        self._accelerator = accelerator
+        self._processes = Processes.of(accelerator)
+        self._model = model
+        self._optimizer = optimizer
+        self._engine = engine
+        self._last_step = last_step
+        self._stop = stop
+        self._saver = saver
+        self._watchdog = watchdog
+        self._profile = profile
+        self._steps: Iterator[StepData] = iter(())
+        self._next: _Fetched | None = None
+        self._count_names: list[str] = []
+        self._error: Exception | None = None
+        # A step that begins before the statistics of the last one are read must not begin on some
+        # ranks only.
+        self._must_agree = lag > 0 and self._processes.size > 1
+        self._next_targets = torch.zeros((), dtype=torch.float64)
+        # Copies to a GPU run beside the computation, from the loader's pinned memory.
+        device = self._processes.device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def open(self, stream: Stream) -> None:
+        """Takes the data from this stream, from its state on."""
+        self._steps = iter(stream)
+        self._next = None
+
+    @property
+    def next_data(self) -> StepData | None:
+        """The data of the next step, where it has been fetched."""
+        return None if self._next is None else self._next.data
+
+    def fetch_first(self, step: int) -> StepStats:
+        """Fetches the data of a step that no step before it has fetched.
+
+        Returns:
+            The statistics of all ranks; a stop where a signal has ended the wait of one.
+        """
+        fetched = self._fetch(step)
+        if self._error is not None:
+            raise self._error  # there is no step to complete before
+        if not self._all_have_data(step, fetched):
+            return StepStats(DataStats(), stop=1.0)
+        self._next = fetched
+        self._watchdog.enter(f"step {step}: all-reduce")
+        reduced = ReducedStats(self._processes, self._own_stats(), [], None)
+        self._next_targets = reduced.next_targets
+        return reduced.read()
+
+    def train_step(self, step: int) -> StepResult:
+        """One step of the weights, and the data of the next; see the module's docstring.
+
+        Args:
+            step: Its number, from 1. Its data has been fetched, by the step before it or by
+                `fetch_first`.
+        """
+        assert self._next is not None, "fetch_first comes before the first step"
+        fetched, targets = self._next, self._next_targets
+        self._watchdog.step = step - 1
+        self._profile.before(step)
+        rate = learning_rate(self._config, self._last_step, step)
+        set_learning_rate(self._optimizer.param_groups, rate)
+
+        self._model.train()
+        # Accelerate (or DeepSpeed) divides by the accumulation and averages over ranks: undo both.
+        parts = self._processes.size * len(fetched.inputs)
+        scale = (parts / targets.clamp(min=1.0)).float()
+        losses: list[Loss] = []
+        for batch, tensors in zip(fetched.data.micro_batches, fetched.on_device(), strict=True):
+            with self._accelerator.accumulate(self._model):
+                with self._doing(step, "forward pass"), self._accelerator.autocast():
+                    loss = self._task.loss(self._model, tensors)
+                    if batch.weight == 0:
+                        loss = loss.without_targets()
+                with self._doing(step, "backward pass"):
+                    self._accelerator.backward(loss.sum * scale)
+            losses.append(loss.detached())
+
+        self._next = None if step == self._last_step else self._prefetch(step + 1)
+
+        with self._doing(step, "all-reduce"):
+            norm = self._engine.clip(self._config.gradient_clipping or float("inf"))
+            reduced = ReducedStats(self._processes, self._own_stats(), losses, norm)
+            self._next_targets = reduced.next_targets
+
+        with self._doing(step, "optimizer"):
+            finite = reduced.loss.isfinite()
+            if isinstance(norm, torch.Tensor):
+                finite = finite & norm.isfinite()
+            changed = self._engine.step(finite)
+        self._profile.after(step)
+        return StepResult(
+            step, fetched.data, fetched.wait_s, rate, [loss.sum for loss in losses], reduced,
+            self._engine.scaled, changed,
+        )  # fmt: skip
+
+    def raise_error(self) -> None:
+        """Raises, on every rank, why one of them has no more data. All ranks call it together."""
+        errors = self._processes.gather(None if self._error is None else report_of(self._error))
+        if self._error is not None:
+            raise self._error
+        for rank, report in enumerate(errors):
+            if report is not None:
+                raise reported_error(rank, report)
+
+    def _own_stats(self) -> StepStats:
+        if self._next is not None:
+            data = DataStats.of(self._next.data)
+            self._count_names = list(data.counts)
+        else:  # under the same names: other ranks may have data
+            data = DataStats(counts=dict.fromkeys(self._count_names, 0.0))
+        return StepStats(
+            data,
+            stop=float(self._stop.name is not None),
+            save_failed=float(self._saver.failed),
+            out_of_data=float(self._error is not None),
+        )
+
+    def _prefetch(self, step: int) -> _Fetched | None:
+        """The data of the next step; None where the run has to end without that step."""
+        fetched = self._fetch(step)
+        if self._must_agree and not self._all_have_data(step, fetched):
+            return None
+        return fetched
+
+    def _all_have_data(self, step: int, fetched: _Fetched | None) -> bool:
+        self._watchdog.enter(f"step {step}: waiting for the data of the other ranks")
+        return self._processes.agree(fetched is not None)
+
+    def _fetch(self, step: int) -> _Fetched | None:
+        """The next step of the stream, and its copy to the device under way.
+
+        None where a signal came while this rank waited, or the data cannot be read: the step before
+        is completed and saved first, then `raise_error` raises why.
+        """
+        try:
+            with self._doing(step, "waiting for data"), self._stop.ends_wait():
+                began = time.perf_counter()
+                data = next(self._steps)
+                wait_s = time.perf_counter() - began
+        except WaitEnded:
+            return None
+        except Exception as error:
+            self._error = self._watchdog.named(error)
+            return None
+        if self._copies is None:
+            return _Fetched(data, wait_s, self._moved(data), None)
+        with torch.cuda.stream(self._copies):
+            inputs = self._moved(data)
+            copied = torch.cuda.Event()
+            copied.record(self._copies)
+        return _Fetched(data, wait_s, inputs, copied)
+
+    def _moved(self, data: StepData) -> list[dict[str, torch.Tensor]]:
+        device = self._processes.device
+        return [
+            {name: tensor.to(device, non_blocking=True) for name, tensor in batch.tensors.items()}
+            for batch in data.micro_batches
+        ]
+
+    def _doing(self, step: int, what: str) -> Any:
+        """Names what the loop does, for the watchdog and the trace."""
+        self._watchdog.enter(f"step {step}: {what}")
+        return self._profile.range(what)

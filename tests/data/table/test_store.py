@@ -1,0 +1,98 @@
+"""A store is built once, and refused for other settings."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import time
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.table.store import open_store
+
+KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
+
+
+def build() -> Dataset:
+    return Dataset.from_dict({"ids": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0]})
+
+
+def refuse() -> Dataset:
+    raise AssertionError("built again")
+
+
+def test_builds_once_and_reads_again(tmp_path: Path) -> None:
+    first = open_store(tmp_path / "prep/store", KEY, build)
+    again = open_store(tmp_path / "prep/store", KEY, refuse)
+    assert first[:] == again[:] == {"ids": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0]}
+    assert not list(tmp_path.rglob("*.part"))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "line"),
+    [
+        ("source", "0000", "source: 9f3a in the store, 0000 now"),
+        ("max_length", 32, "max_length: 16 in the store, 32 now"),
+        ("labels", ["a"], r"labels: \['no', 'yes'\] in the store, \['a'\] now"),
+    ],
+)
+def test_a_stale_store_is_refused_by_the_name_of_the_setting(
+    tmp_path: Path, name: str, value: object, line: str
+) -> None:
+    open_store(tmp_path / "store", KEY, build)
+    with pytest.raises(ConfigurationError, match=line):
+        open_store(tmp_path / "store", {**KEY, name: value}, refuse)
+    assert len(open_store(tmp_path / "store", KEY, refuse)) == 3
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError):
+        open_store(tmp_path / "store", KEY, refuse)
+    assert len(open_store(tmp_path / "store", KEY, build)) == 3
+
+
+def test_a_damaged_store_is_named(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    open_store(store, KEY, build)
+    arrow = next(store.glob("*.arrow"))
+    arrow.write_bytes(arrow.read_bytes()[: arrow.stat().st_size // 2])
+    with pytest.raises(DataError, match=r"store is damaged.*delete the folder"):
+        open_store(store, KEY, refuse)
+    (store / "key.json").write_text("{")
+    with pytest.raises(DataError, match=r"store is damaged \(key.json"):
+        open_store(store, KEY, refuse)
+
+
+def test_a_row_count_that_disagrees_is_damage(tmp_path: Path) -> None:
+    open_store(tmp_path / "store", KEY, build)
+    (tmp_path / "store/key.json").write_text(json.dumps({"key": KEY, "rows": 4}))
+    with pytest.raises(DataError, match="3 rows instead of 4"):
+        open_store(tmp_path / "store", KEY, refuse)
+
+
+def _open_in_process(folder: Path, built: Path) -> None:
+    def slow() -> Dataset:
+        (built / str(os.getpid())).touch()
+        time.sleep(0.5)
+        return build()
+
+    assert len(open_store(folder, KEY, slow)) == 3
+
+
+def test_one_process_builds_while_the_others_wait(tmp_path: Path) -> None:
+    built = tmp_path / "built"
+    built.mkdir()
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=_open_in_process, args=(tmp_path / "store", built)) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert len(list(built.iterdir())) == 1
