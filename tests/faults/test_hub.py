@@ -89,7 +89,7 @@ def test_row_10_nothing_is_lost_or_doubled_by_a_hub_that_fails_and_comes_back(
 
 def test_row_10_a_token_that_is_refused(start: Start, hub: Hub, tmp_path: Path) -> None:
     run = begin(start, hub, tmp_path / "run", processes=1, HF_TOKEN="hf_of_someone_else")
-    assert run.wait() == 2
+    assert run.wait() == 2, run.errors[-3000:]
     state = status(tmp_path / "run")
     assert (state["state"], state["exit_code"]) == ("failed", 2)
     assert "401" in state["message"]
