@@ -1,4 +1,4 @@
-"""The README's commands, word for word, as they follow on `make demo`: in any order, and again."""
+"""The commands of README and docs, as written, after `make demo`: in any order, and again."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+DOCS = REPOSITORY / "docs"
 # What makes a training run small; the commands themselves stay as they are.
 SMALL = (
     "max_train_steps=2 num_warmup_steps=0 eval_steps=0 save_steps=0 trackers=[]"
@@ -17,9 +18,13 @@ SMALL = (
 )
 
 
+PAGES = ("README.md", *(f"docs/{page}.md" for page in ("training", "metadata", "generation")))
+
+
 def commands() -> list[str]:
-    """The commands of the README's shell blocks, each in one line, without comments."""
-    blocks = re.findall(r"^```bash\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.M | re.S)
+    """The commands of the pages' shell blocks, each in one line, without comments."""
+    text = "".join((REPOSITORY / page).read_text() for page in PAGES)
+    blocks = re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)
     lines = re.sub(r" *\\\n *", " ", "".join(blocks)).splitlines()
     return [line for line in (re.sub(r" +# .*|^#.*", "", line) for line in lines) if line]
 
@@ -29,7 +34,7 @@ def on_the_sample() -> list[str]:
     mine = re.compile(r"--config-name demo|BSMETA_CONFIG=demo experiments|BSMETA_RESUME|requests")
     elsewhere = re.compile(r"zero2\.yaml .*v2|sweep|page\.html|\|")
     found = [line for line in commands() if mine.search(line) and not elsewhere.search(line)]
-    return [line for line in found if "make " not in line]
+    return list(dict.fromkeys(line for line in found if "make " not in line))
 
 
 def small(command: str) -> str:
@@ -67,3 +72,15 @@ def test_a_training_run_of_the_readme_has_a_folder_that_may_be_replaced() -> Non
     for command in on_the_sample():
         if "train." in command and "esume" not in command.lower():
             assert re.search(r"out_dir=runs/(?!demo)\w+ overwrite_out_dir=true", command), command
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(f"docs/{p.name}" for p in DOCS.glob("*.md"))]
+)
+def test_links_lead_to_files(page: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)", (REPOSITORY / page).read_text())
+    assert [link for link in links if not (REPOSITORY / page).parent.joinpath(link).exists()] == []
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((REPOSITORY / "README.md").read_text().splitlines()) <= 150
