@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.files import missing_shards
 from bsmeta.config.data import DataConfig, local_dataset
 from bsmeta.config.launch import Launch
@@ -25,12 +26,8 @@ def summary(
     """
     data = config.data_config
     length = data.metadata_config.max_seq_len
-    parts = (
-        data.per_device_train_batch_size,
-        config.gradient_accumulation_steps,
-        launch.num_processes,
-    )
-    batch = parts[0] * parts[1] * parts[2]
+    plan = BatchPlan.of(config, launch.num_processes)
+    batch = plan.global_batch
     return [
         ("configuration", ", ".join(files) or "–"),
         ("run folder", config.out_dir),
@@ -46,8 +43,9 @@ def summary(
         ("launch", _launch(config, launch)),
         (
             "global batch",
-            f"{parts[0]} (micro-batch) x {parts[1]} (accumulation) x {parts[2]} (processes) = "
-            f"{batch:,} sequences = {batch * length:,} tokens of {length:,} a sequence",
+            f"{plan.micro_batch} (micro-batch) x {plan.accumulation} (accumulation) x "
+            f"{plan.processes} (processes) = {batch:,} sequences = {batch * length:,} tokens of "
+            f"{length:,} a sequence",
         ),
         (
             "updates",

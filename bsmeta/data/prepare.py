@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.differences import differing
@@ -63,8 +64,8 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
         DataError: If documents cannot be read or used, or the folder is there and damaged.
     """
     data = config.data_config
-    batch = data.per_device_train_batch_size * config.gradient_accumulation_steps
-    phases = phases_of(data, config.max_train_steps, batch * config.world_size)
+    plan = BatchPlan.of(config, config.world_size)
+    phases = phases_of(data, config.max_train_steps, plan.global_batch)
     live = LiveStreams(data, tokenizer, config.seed, phases)
     columns = columns_of(data, len(tokenizer))
     manifest = {

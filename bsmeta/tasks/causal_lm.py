@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.files import positions_problems
 from bsmeta.config.checks.problems import refuse
 from bsmeta.config.errors import ConfigurationError
@@ -119,9 +120,7 @@ class CausalLanguageModel:
             seed=config.seed,
             rank=rank,
             world_size=world_size,
-            global_batch_size=config.data_config.per_device_train_batch_size
-            * config.gradient_accumulation_steps
-            * world_size,
+            global_batch_size=BatchPlan.of(config, world_size).global_batch,
             max_train_steps=config.max_train_steps,
             state=state,
         )

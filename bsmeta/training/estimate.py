@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
@@ -65,14 +66,13 @@ def forecast(config: TrainConfig, model: nn.Module, checked: CheckedRun) -> Fore
     processes = checked.launch.num_processes
     zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
     counts, half = count(model), config.mixed_precision != "no"
-    data = config.data_config
-    batch = data.per_device_train_batch_size * config.gradient_accumulation_steps * processes
+    length = config.data_config.metadata_config.max_seq_len
     return Forecast(
         counts=counts,
         states={stage: state(counts, stage, processes, half) for stage in STAGES},
         activations=activations(model, config),
         stage=zero.get("stage"),
-        update_tokens=batch * data.metadata_config.max_seq_len,
+        update_tokens=BatchPlan.of(config, processes).global_batch * length,
     )
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 from torch import nn
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.differences import differences, differing
 from bsmeta.config.errors import CheckpointError, ConfigurationError
@@ -84,7 +85,8 @@ def resume_point(
     if saved is None:
         return None
     state = json.loads((saved.folder / STATE).read_text())
-    check_launch(saved, state, engine_name(accelerator), global_batch(config, processes.size))
+    plan = BatchPlan.of(config, processes.size)
+    check_launch(saved, state, engine_name(accelerator), plan.global_batch)
     check_steps(saved, config.max_train_steps)
     changed = changed_settings(saved, config)
     if is_readable(state, processes.size):
@@ -136,12 +138,6 @@ def log_changes(resume: Resume) -> None:
             resume.saved.folder.name,
             "\n".join(lines),
         )
-
-
-def global_batch(config: TrainConfig, world_size: int) -> int:
-    """Sequences of one update over all processes."""
-    micro_batch = config.data_config.per_device_train_batch_size
-    return micro_batch * config.gradient_accumulation_steps * world_size
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: int) -> None:

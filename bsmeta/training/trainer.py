@@ -17,6 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.schema import TrainConfig
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import (
@@ -43,7 +44,6 @@ from bsmeta.training.resuming import (
     Resume,
     check_same_data,
     check_same_model,
-    global_batch,
     log_changes,
     parameter_shapes,
     rollback_point,
@@ -335,7 +335,7 @@ class Trainer:
             "progress": asdict(self.progress),
             "phase": self._phase,
             "world_size": self.processes.size,
-            "global_batch": global_batch(self.config, self.processes.size),
+            "global_batch": BatchPlan.of(self.config, self.processes.size).global_batch,
             "engine": self.engine.name,
             "parameters": self._shapes,
             "evaluation": [asdict(metric) for metric in metrics],

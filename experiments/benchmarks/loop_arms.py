@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.schema import TrainConfig
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.causal_lm import CausalLanguageModel
@@ -130,12 +131,12 @@ def work(
 
 def zero_config(config: TrainConfig) -> dict[str, Any]:
     """DeepSpeed's configuration for one process with ZeRO-2."""
+    plan = BatchPlan.of(config, processes=1)
     return {
         "zero_optimization": {"stage": 2, "overlap_comm": torch.cuda.is_available()},
-        "train_micro_batch_size_per_gpu": config.data_config.per_device_train_batch_size,
-        "train_batch_size": config.data_config.per_device_train_batch_size
-        * config.gradient_accumulation_steps,
-        "gradient_accumulation_steps": config.gradient_accumulation_steps,
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "train_batch_size": plan.global_batch,
+        "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": config.gradient_clipping,
         "bf16": {"enabled": config.mixed_precision == "bf16"},
         "steps_per_print": 10**9,

@@ -10,6 +10,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.optimizer import optimizer_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.checks.shared import AUTO, Shared, compare, look_up, override_of
@@ -37,29 +38,27 @@ def deepspeed_problems(
 
 def shared_values(config: TrainConfig, launch: Launch) -> list[Shared]:
     """The keys of the JSON that Hydra owns, with their values in this launch."""
-    micro = config.data_config.per_device_train_batch_size
-    accumulation, processes = config.gradient_accumulation_steps, launch.num_processes
-    total = micro * accumulation * processes
+    plan = BatchPlan.of(config, launch.num_processes)
     return [
         Shared(
             key="train_micro_batch_size_per_gpu",
             owner=f"{MICRO_BATCH} of Hydra",
-            value=micro,
+            value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
             override=override_of(MICRO_BATCH),
         ),
         Shared(
             key="gradient_accumulation_steps",
             owner="gradient_accumulation_steps of Hydra",
-            value=accumulation,
+            value=plan.accumulation,
             default="1",
             override=override_of("gradient_accumulation_steps"),
         ),
         Shared(
             key="train_batch_size",
-            owner=f"{micro} ({MICRO_BATCH}) x {accumulation} (gradient_accumulation_steps) x "
-            f"{processes} (processes) = {total}",
-            value=total,
+            owner=f"{plan.micro_batch} ({MICRO_BATCH}) x {plan.accumulation} "
+            f"(gradient_accumulation_steps) x {plan.processes} (processes) = {plan.global_batch}",
+            value=plan.global_batch,
         ),
         Shared(
             key="gradient_clipping",
