@@ -15,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
+from bsmeta.config.checks.files import model_name_problems
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError, UserError
-from bsmeta.config.hydra_ext import composed_files
+from bsmeta.config.hydra_ext import composed_files, overridden_keys
 from bsmeta.config.notes import notes
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
@@ -36,9 +37,10 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
     """
     is_main = rank() == 0
     with _refusal_in_status(config):
-        checked = check_run(config, os.environ, list(TASKS), mistakes)
+        ignored = model_name_problems(config, overridden_keys())
+        checked = check_run(config, os.environ, list(TASKS), [*mistakes, *ignored])
     if is_main:
-        remarks = [*notes(config), *missing_types(config.data_config)]
+        remarks = [*notes(config, checked.launch), *missing_types(config.data_config)]
         print_summary(config, checked.launch, composed_files(), remarks)
     if config.check_only:
         return 0

@@ -17,6 +17,8 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -72,6 +74,14 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
 def composed_files() -> list[str]:
     """The files that the configuration was composed of, in the order in which they were read."""
     return [shown_path(file) for file in reading.files]
+
+
+def overridden_keys() -> list[str]:
+    """The keys that the command line of a run sets; [] where Hydra has refused it."""
+    if not HydraConfig.initialized():
+        return []
+    parsed = OverridesParser.create().parse_overrides([*HydraConfig.get().overrides.task])
+    return [override.key_or_group for override in parsed]
 
 
 def shown_path(file: Path) -> str:

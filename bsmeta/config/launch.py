@@ -8,7 +8,7 @@ at all: `bsmeta.config.checks` compares the result with the configuration.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,20 @@ _TRUE = {"1", "true", "yes", "on"}
 # Fields of accelerate's `deepspeed_config` that are not values of the DeepSpeed JSON.
 _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfile"} | {
     f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
+}
+
+# What `accelerate launch` makes of its options for ZeRO (it drops the last two, which may still be
+# exported), and the key of the DeepSpeed JSON, beside which it ignores them.
+ZERO_VARIABLES = {
+    f"ACCELERATE_DEEPSPEED_{option.upper()}": key
+    for option, key in {
+        "zero_stage": "stage",
+        "offload_optimizer_device": "offload_optimizer.device",
+        "offload_param_device": "offload_param.device",
+        "zero3_save_16bit_model": "stage3_gather_16bit_weights_on_model_save",
+        "offload_optimizer_nvme_path": "offload_optimizer.nvme_path",
+        "offload_param_nvme_path": "offload_param.nvme_path",
+    }.items()
 }
 
 # What a launch file may hold, as of Accelerate 1.15 (its ClusterConfig), without what cannot train
@@ -54,6 +68,8 @@ class Launch:
     wants_gpus: bool = False  # a launch file for several processes that does not hide the GPUs
     distributed_type: str = "NO"  # in accelerate's words
     use_cpu: bool = False  # accelerate's switch, under which it starts one process only
+    alone: bool = False  # accelerate was asked for several processes, and has started one
+    zero_options: Mapping[str, str] = field(default_factory=dict)  # those of ZERO_VARIABLES
     deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
     zero3_init: bool | None = None
     mixed_precision: Any = None
@@ -135,6 +151,9 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         wants_gpus=by_accelerate and kind != "NO" and not hidden,
         distributed_type=kind,
         use_cpu=flag("ACCELERATE_USE_CPU"),
+        # For several processes accelerate sets the address, and torchrun also WORLD_SIZE.
+        alone=by_accelerate and "WORLD_SIZE" not in environ and set(_MEETING[1:]) <= {*environ},
+        zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
         deepspeed_config_file=find_file(json_file) if json_file else None,
         zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
         mixed_precision=precision,

@@ -33,6 +33,7 @@ def summary(
         ("run folder", config.out_dir),
         ("resume from", config.resume_from_checkpoint_dir or "– (a fresh start)"),
         ("model", _model(config)),
+        ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
         ("training data", _shards(data) + _not_here(config)),
         ("held-out file", data.validation_file or "– (no evaluation)"),
         (

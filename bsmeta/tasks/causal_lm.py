@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,6 +36,8 @@ from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
 from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+
+logger = logging.getLogger(__name__)
 
 LOWER_IS_BETTER = {
     "text_bits_per_byte",
@@ -89,8 +92,13 @@ class CausalLanguageModel:
                 model = AutoModelForCausalLM.from_config(shape, **how)
         else:
             model = load_weights(source, f"{key}={source}", **how)
-        if len(self.tokenizer) > model.get_input_embeddings().weight.shape[0]:
-            model.resize_token_embeddings(len(self.tokenizer))
+        rows, tokens = model.get_input_embeddings().weight.shape[0], len(self.tokenizer)
+        if tokens > rows:
+            model.resize_token_embeddings(tokens)
+            logger.info(
+                "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
+                "the metadata, has %d tokens", rows, tokens, tokens,
+            )  # fmt: skip
         self._attention = str(model.config._attn_implementation)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         if config.loss_chunk_logits and ChunkedLoss.fits(model):

@@ -414,6 +414,34 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"zero3_init": True},
         {"deepspeed_config.zero3_init_flag": "zero3_init_flag: false"},
     ),
+    "ZeRO options of accelerate launch beside a JSON": (
+        {},
+        {},
+        {
+            "zero_options": {
+                "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
+                "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
+                "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE": "none",
+                "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false",
+            }
+        },
+        {
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "leave out --zero_stage of accelerate launch",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "unset ACCELERATE_DEEPSPEED_OFFLOAD_",
+        },
+    ),
+    "a weights switch beside a JSON of stage 3": (
+        {},
+        {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
+        {"zero_options": {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}},
+        {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "leave out --zero3_save_16bit_model"},
+    ),
+    "one process where several were asked for": (
+        {},
+        {},
+        {"alone": True},
+        {"num_processes": "leave out --cpu and use_cpu"},
+    ),
     "precision of the launch": (
         {},
         {},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from bsmeta.evaluation.statistics import Figures
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
+ALONE = Launch(source="test", num_processes=1)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +113,45 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
     ]
-    assert notes(compose(TrainConfig, "demo", changed)) == [
+    assert notes(compose(TrainConfig, "demo", changed), ALONE) == [
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 updates",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
     ]
-    assert notes(compose(TrainConfig, "demo")) == notes(compose(TrainConfig, "v2")) == []
+    for name in ("demo", "v2"):
+        assert notes(compose(TrainConfig, name), ALONE) == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
     assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
+
+
+def test_a_model_that_is_not_used(tmp_path: Path) -> None:
+    """Refused where the command line asks for it; else noted."""
+    config = compose(TrainConfig, "demo", ["model_name=gpt2-xl"])
+    note = "model_name: gpt2-xl is not used: model_config_file and tokenizer_name are set"
+    assert notes(config, ALONE) == [note]
+    config.tokenizer_name = None  # then it is model_name's
+    assert notes(config, ALONE) == []
+    for name in ("gpt2", "gpt2-xl"):
+        command = ["--config-name", "demo", "check_only=true", f"model_name={name}"]
+        refused = start(tmp_path, *command)
+        assert refused.returncode == 2
+        assert f'1. model_name in Hydra configuration: found "{name}", expected' in refused.stderr
+        fix = f"model_config_file=null tokenizer_name=null model_name={name}"
+        assert fix in refused.stderr
+    accepted = start(tmp_path, *command, "tokenizer_name=null")
+    assert accepted.returncode == 0, accepted.stderr
+    assert "gpt2-xl (that of model_name)" in accepted.stdout
+
+
+def test_options_of_accelerate_without_effect_are_noted() -> None:
+    config = compose(TrainConfig, "demo")
+    cpu = replace(ALONE, use_cpu=True)
+    (note,) = notes(config, cpu)
+    assert note.startswith("accelerate launch --cpu (use_cpu: true) starts one process on the CPU")
+    exported = replace(ALONE, zero_options={"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"})
+    assert notes(config, exported) == [
+        "ACCELERATE_DEEPSPEED_ZERO_STAGE in the environment: this is no DeepSpeed launch"
+    ]
 
 
 @pytest.mark.parametrize(

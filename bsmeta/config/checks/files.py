@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
@@ -117,11 +117,32 @@ def _names_something(entry: str) -> bool:
     return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
 
 
+def uses_model_name(config: TrainConfig) -> bool:
+    """Whether weights or tokenizer are those of `model_name`."""
+    return None in (config.model_config_file, config.tokenizer_name)
+
+
+def model_name_problems(config: TrainConfig, overridden: Collection[str]) -> Iterator[Problem]:
+    """A model that the command line asks for, and that a file keeps from being trained.
+
+    Args:
+        config: The run.
+        overridden: The keys of the command line.
+    """
+    if "model_name" in overridden and not uses_model_name(config):
+        expected = (
+            f"no such override: model_config_file ({config.model_config_file}, random weights) and "
+            "tokenizer_name are set, and take the place of model_name"
+        )
+        fix = f"model_config_file=null tokenizer_name=null model_name={config.model_name}"
+        yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
+
+
 def _model(config: TrainConfig) -> Iterator[Problem]:
     """Only names that cannot be ones of the Hub (OWNER/NAME): those of a path's form."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
-        used = key != "model_name" or None in (config.model_config_file, config.tokenizer_name)
+        used = key != "model_name" or uses_model_name(config)
         if name is None or not used or not _is_path(name) or os.path.exists(name):
             continue
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"

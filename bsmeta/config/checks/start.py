@@ -46,6 +46,13 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         expected = "false: it turns DeepSpeed off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
         yield Problem("use_cpu", launch.source, show(True), expected, fix)
+    if launch.alone:
+        found = "one process of several (MASTER_ADDR and MASTER_PORT without WORLD_SIZE)"
+        expected = (
+            "all of them: with --cpu (use_cpu), or distributed_type NO, accelerate starts one"
+        )
+        fix = "leave out --cpu and use_cpu; experiments/accelerate/cpu.yaml starts several on a CPU"
+        yield Problem("num_processes", launch.source, found, expected, fix)
     if launch.alone_in_step is not None and launch.alone_in_step > 1:
         tasks = launch.alone_in_step
         expected = f"{tasks}, the tasks of this SLURM step: each would train on its own"

@@ -7,7 +7,7 @@ from typing import Any
 
 from bsmeta.config.checks.problems import MISSING, Problem, show
 from bsmeta.config.checks.shared import AUTO, look_up
-from bsmeta.config.launch import Launch
+from bsmeta.config.launch import ZERO_VARIABLES, Launch
 
 # "auto" here is filled in from the model's hidden size once the model is there.
 HIDDEN_SIZE_KEYS = (
@@ -42,8 +42,28 @@ def zero_problems(document: Mapping[str, Any], launch: Launch, file: str) -> Ite
         fix = "zero3_init_flag: false, or a DeepSpeed JSON of stage 3"
         key = "deepspeed_config.zero3_init_flag"
         yield Problem(key=key, file=launch.source, found="true", expected=expected, fix=fix)
+    yield from _ignored_options(document, stage, launch, file)
     for name, least in (("offload_optimizer", 1), ("offload_param", 3)):
         yield from _offload(document, f"zero_optimization.{name}", least, stage, launch, file)
+
+
+def _ignored_options(
+    document: Mapping[str, Any], stage: int, launch: Launch, file: str
+) -> Iterator[Problem]:
+    """Options of `accelerate launch` that say something else than the JSON, which alone counts."""
+    for variable, text in launch.zero_options.items():
+        key = f"zero_optimization.{ZERO_VARIABLES[variable]}"
+        if key == GATHER and stage != 3:
+            continue  # without effect, whatever either says
+        in_json = look_up(document, key)
+        if key == GATHER and in_json == AUTO:
+            in_json = True
+        default = "none" if in_json in (MISSING, None) else in_json
+        if text.lower() != str(default).lower():
+            option = f"--{variable.removeprefix('ACCELERATE_DEEPSPEED_').lower()}"
+            expected = f"nothing, or {default} as in {file}, beside which accelerate ignores it"
+            fix = f"leave out {option} of accelerate launch (or unset {variable}), or write {key}"
+            yield Problem(variable, launch.source, show(text), expected, fix)
 
 
 def _offload(
