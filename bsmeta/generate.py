@@ -12,9 +12,8 @@ from __future__ import annotations
 import os
 import sys
 
-from bsmeta.config.checks.problems import number_problems
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.generation import GenerateConfig
 
 
@@ -25,13 +24,7 @@ def main(config: GenerateConfig) -> None:
     from bsmeta.generation.writing import write
 
     modes = {"text": write, "attribute": attribute}
-    if config.mode not in modes:
-        raise ConfigurationError(f"mode={config.mode}: expected one of {', '.join(modes)}")
-    problems = number_problems(
-        config, {"batch_size": 1, "max_documents": 1, "bootstrap_resamples": 1}
-    )
-    if problems:
-        raise ConfigurationError("; ".join(problems))
+    refuse_out_of_bounds(config)
     try:
         modes[config.mode](config)
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""From the command line to a plain, frozen configuration object: the only place that runs Hydra.
+"""From the command line to a plain configuration object: the only place that runs Hydra.
 
 `run_entry_point` composes `hydra_configs/NAME.yaml` and the overrides onto the schema, converts the
 result once, calls the entry point, and turns every outcome into the documented exit code: 0 done,
@@ -201,7 +201,7 @@ def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
-    """The composed configuration as an instance of the schema, resolved and frozen.
+    """The composed configuration as an instance of the schema, resolved.
 
     Raises:
         ConfigurationError: If a key is unknown, or a value does not fit or cannot be found.

@@ -44,14 +44,18 @@ class DataConfig:
     metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
 
     per_device_train_batch_size: int = key(
-        8, "sequences in a micro-batch of one process", deepspeed="train_micro_batch_size_per_gpu"
+        8,
+        "sequences in a micro-batch of one process",
+        deepspeed="train_micro_batch_size_per_gpu",
+        at_least=1,
     )
     per_device_eval_batch_size: int = key(
-        8, "sequences of max_seq_len in an evaluation batch of one process"
+        8, "sequences of max_seq_len in an evaluation batch of one process", at_least=1
     )
     reader: str = key(
         "native",
-        "native; or tf: read lines with TensorFlow's tf.data, from any file system that it knows",
+        "tf: read lines with TensorFlow's tf.data, from any file system that it knows",
+        choices=("native", "tf"),
     )
     prepared: str | None = key(
         None,
@@ -59,7 +63,9 @@ class DataConfig:
         is_path=True,
     )
     packing: str = key(
-        "best_fit", "best_fit: documents packed into sequences; pad: one piece a sequence"
+        "best_fit",
+        "best_fit: documents packed into sequences; pad: one piece a sequence",
+        choices=("best_fit", "pad"),
     )
     cross_document_attention: bool = key(
         False,
@@ -68,21 +74,28 @@ class DataConfig:
     )
     tokenizer_backend: str = key(
         "auto",
-        "what runs the tokenizer in training: hf | tiktoken | gigatoken | auto (the fastest that "
-        "is installed and gives the same ids)",
+        "what runs the tokenizer in training; auto: the fastest that is installed and gives the "
+        "same ids",
+        choices=("auto", "hf", "tiktoken", "gigatoken"),
     )
     num_streams: int = key(
         8,
         "logical streams, each with as many bytes of documents; world size x workers must divide "
         "it",
+        at_least=1,
     )
-    window_documents: int = key(512, "documents that a stream reads, packs and shuffles at a time")
-    num_workers: int = key(0, "loader processes of each rank (0: in the training process)")
+    window_documents: int = key(
+        512, "documents that a stream reads, packs and shuffles at a time", at_least=1
+    )
+    num_workers: int = key(
+        0, "loader processes of each rank (0: in the training process)", at_least=0
+    )
 
     on_changed_data: str = key(
         "error",
         "a resumed run whose shards, tokenizer, seed or data settings differ from the "
-        "checkpoint's: error | warn (log the differences and go on)",
+        "checkpoint's; warn: log the differences and continue",
+        choices=("error", "warn"),
     )
     cache_dir: str | None = key(
         None,
@@ -94,24 +107,30 @@ class DataConfig:
         20.0,
         "most GB of shards from the Hub that are kept in cache_dir, by all processes together; "
         "0: none",
+        at_least=0,
     )
     hub_retries: int = key(
         10,
         "failures of the Hub in a row (5xx, 429, timeouts, cut connections) that are retried",
+        at_least=0,
     )
 
     on_test_overlap: str = key(
         "error",
         "a training document with the text of one of validation_file, or a URL of it (column url "
-        "or metadata_url; scheme, fragment, closing slash and the like aside): error | drop (and "
-        "count)",
+        "or metadata_url; scheme, fragment, closing slash and the like aside); drop: leave it "
+        "out, and count",
+        choices=("error", "drop"),
     )
-    bad_documents: str = key("strict", "strict: stop at the first; skip: count and go on")
-    max_bad_documents: int = key(1000, "skip: give up after so many")
+    bad_documents: str = key(
+        "strict", "strict: stop at the first; skip: count and go on", choices=("strict", "skip")
+    )
+    max_bad_documents: int = key(1000, "skip: give up after so many", at_least=0)
     max_document_chars: int = key(
         10_000_000,
         "a document of more characters (with its metadata) is a bad one: encoding takes up to 80 "
         "bytes of memory for each",
+        at_least=1,
     )
 
 

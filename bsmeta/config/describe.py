@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.keys import values_of
+
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
 
 PARTS = "parts"
@@ -65,6 +67,7 @@ class Key:
     default: str
     meaning: str
     deepspeed: str | None
+    values: str  # what it may be, where not every value of the type is
     entries: Any  # the dataclass of the entries of a list
 
 
@@ -84,6 +87,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
                 default=_text(getattr(defaults, field.name)),
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
+                values=str(values_of(field)),
                 entries=entries_of(kind),
             )
 
@@ -175,7 +179,8 @@ def _listed(heading: str, found: list[Key]) -> list[str]:
     lines = [heading, "-" * len(heading)]
     for one in found:
         twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""
-        lines.append(f"{one.name}: {one.type} = {one.default}")
+        values = f"  ({one.values})" if one.values else ""
+        lines.append(f"{one.name}: {one.type} = {one.default}{values}")
         lines.append(f"    {one.meaning}{twin}")
     return [*lines, ""]
 

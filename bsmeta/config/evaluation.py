@@ -16,13 +16,17 @@ from bsmeta.config.keys import key
 from bsmeta.config.schema import TrainConfig
 
 SLICE_KINDS = ("site", "length", "time")
+WINDOWS = ("sliding", "all_pieces", "first_piece")
+PRECISIONS = ("auto", "float32", "bfloat16")
 
 
 @dataclass(kw_only=True)
 class SliceConfig:
     """Documents to report by themselves, such as `{by: length, edges: [1000, 10000]}`."""
 
-    by: str = key("site", "site: host of the address; length: bytes of text; time: year")
+    by: str = key(
+        "site", "site: host of the address; length: bytes of text; time: year", choices=SLICE_KINDS
+    )
     sites: list[str] = key([], "site: host names or patterns such as *.python.org")
     top: int = key(10, "site, where none are named: so many of the most frequent hosts")
     edges: list[int] = key([], "length, time: where one slice ends and the next begins")
@@ -57,7 +61,7 @@ class EvaluateConfig:
     validation_file: str | None = key(
         None, "held-out shard; null: that of the training run", is_path=True
     )
-    max_documents: int | None = key(None, "use only the first so many documents")
+    max_documents: int | None = key(None, "use only the first so many documents", at_least=1)
     deduplicate: bool = key(True, "use only the first of the documents with one text")
     metadata_list: list[str] | None = key(
         None, "types to evaluate; null: those of the training run"
@@ -87,6 +91,7 @@ class EvaluateConfig:
         "sliding: overlapping windows, so that all text has context; all_pieces: the pieces that "
         "training uses, each of which begins without context (differences are then larger); "
         "first_piece: the first max_seq_len tokens",
+        choices=WINDOWS,
     )
     position_edges: list[int] = key(
         [0, 256, 1024, 4096, 16384],
@@ -94,13 +99,15 @@ class EvaluateConfig:
     )
 
     per_device_eval_batch_size: int | None = key(
-        None, "full sequences in a batch of one process; null: that of the training run"
+        None, "full sequences in a batch of one process; null: that of the training run", at_least=1
     )
     precision: str = key(
-        "auto", "float32 | bfloat16 | auto: bfloat16 on a GPU if the run was trained in bf16"
+        "auto", "auto: bfloat16 on a GPU if the run was trained in bf16", choices=PRECISIONS
     )
-    bootstrap_resamples: int = key(10_000, "resamples of the documents for each interval")
-    seed: int = key(42, "seed of the resamples and of the controls")
+    bootstrap_resamples: int = key(
+        10_000, "resamples of the documents for each interval", at_least=1
+    )
+    seed: int = key(42, "seed of the resamples and of the controls", at_least=0)
 
 
 def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:

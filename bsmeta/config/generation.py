@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bsmeta.config.evaluation import PRECISIONS
 from bsmeta.config.keys import key
 
 
@@ -12,7 +13,11 @@ from bsmeta.config.keys import key
 class GenerateConfig:
     """Text under given metadata (mode=text), or metadata of given text (mode=attribute)."""
 
-    mode: str = key("text", "text: write under metadata; attribute: tell metadata from text")
+    mode: str = key(
+        "text",
+        "text: write under metadata; attribute: tell metadata from text",
+        choices=("text", "attribute"),
+    )
     checkpoint: str = key(
         "runs/demo",
         "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
@@ -26,7 +31,7 @@ class GenerateConfig:
     )
     overrides: dict[str, Any] = key({}, "keys of that configuration to change")
     precision: str = key(
-        "auto", "float32 | bfloat16 | auto: bfloat16 on a GPU if the run was trained in bf16"
+        "auto", "auto: bfloat16 on a GPU if the run was trained in bf16", choices=PRECISIONS
     )
 
     metadata: dict[str, Any] = key(
@@ -48,7 +53,9 @@ class GenerateConfig:
     top_p: float = key(0.95, "draw from the smallest set of tokens that has this probability")
     seed: int = key(42, "seed of the first sample; the next one has the next number")
     num_samples: int = key(1, "texts to write under the same metadata")
-    batch_size: int = key(16, "texts written, or scored under all candidates, at one time")
+    batch_size: int = key(
+        16, "texts written, or scored under all candidates, at one time", at_least=1
+    )
 
     compare: list[dict[str, Any]] = key(
         [], "metadata to see side by side from the same seeds, such as [{}, {title: Sets}]"
@@ -67,13 +74,23 @@ class GenerateConfig:
     candidates: list[str] = key(
         [], "attribute: its values (url: hosts, timestamp: years); []: those of the held-out file"
     )
-    prior: str = key("uniform", "attribute: uniform | empirical (how often each is in the file)")
-    windows: str = key("first_piece", "attribute: the text's first_piece, or all_pieces")
+    prior: str = key(
+        "uniform",
+        "attribute: of the candidates; empirical: how often each is in the file",
+        choices=("uniform", "empirical"),
+    )
+    windows: str = key(
+        "first_piece",
+        "attribute: how much of the text is read",
+        choices=("first_piece", "all_pieces"),
+    )
     validation_file: str | None = key(
         None, "attribute: held-out shard; null: that of the training run", is_path=True
     )
-    max_documents: int | None = key(None, "attribute: use only the first so many documents")
-    bootstrap_resamples: int = key(10_000, "attribute: resamples behind each interval")
+    max_documents: int | None = key(
+        None, "attribute: use only the first so many documents", at_least=1
+    )
+    bootstrap_resamples: int = key(10_000, "attribute: resamples behind each interval", at_least=1)
     out_dir: str | None = key(
         None, "attribute: where attribution-{type}.json goes; null: the run folder", is_path=True
     )

@@ -1,14 +1,57 @@
-"""`key(...)`: a schema field with its meaning, for `--help` and the documentation."""
+"""`key(...)`: a schema field with all that is known of it: meaning, values, DeepSpeed's twin.
+
+The checks, `--help` and the documentation are derived from it.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
 
-def key(default: Any, meaning: str, *, deepspeed: str | None = None, is_path: bool = False) -> Any:
+@dataclass(frozen=True)
+class Values:
+    """What a key may be; null, where its type allows it, is never refused.
+
+    Attributes:
+        choices: The only values.
+        at_least: The smallest number.
+        at_most: The largest number.
+        above: A number that every value exceeds; infinity is refused.
+        below: A number that every value is smaller than.
+        finite: Infinity is refused; 0 switches the key off.
+    """
+
+    choices: tuple[str, ...] = ()
+    at_least: float | None = None
+    at_most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    finite: bool = False
+
+    def __str__(self) -> str:
+        """As the documentation shows it; empty where any value will do."""
+        if self.choices:
+            return " | ".join(self.choices)
+        named = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
+        return ", ".join(f"{sign} {bound}" for sign, bound in named.items() if bound is not None)
+
+
+def key(
+    default: Any,
+    meaning: str,
+    *,
+    deepspeed: str | None = None,
+    is_path: bool = False,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    finite: bool = False,
+) -> Any:
     """A dataclass field of the schema.
 
     Args:
@@ -16,13 +59,21 @@ def key(default: Any, meaning: str, *, deepspeed: str | None = None, is_path: bo
         meaning: One line for `--help` and the reference documentation.
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
         is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
+        choices, at_least, at_most, above, below, finite: What it may be (see `Values`).
     """
-    metadata = {"meaning": meaning, "deepspeed": deepspeed, "is_path": is_path}
+    values = Values(choices, at_least, at_most, above, below, finite)
+    metadata = {"meaning": meaning, "deepspeed": deepspeed, "is_path": is_path, "values": values}
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     if isinstance(default, type):  # a nested dataclass
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def values_of(described: Field[Any]) -> Values:
+    """What a field of a schema may be."""
+    found: Values = described.metadata["values"]
+    return found
 
 
 def expand_home(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -104,7 +104,9 @@ class MetadataConfig:
     )
 
     metadata_position: str = key(
-        "prepend", "global records: prepend (in the prefix) | append (after the text) | both"
+        "prepend",
+        "global records: prepend (in the prefix), append (after the text) or both",
+        choices=("prepend", "append", "both"),
     )
     metadata_prefix_start_seq: str = key("", "text before the prefix")
     metadata_sep: str = key(" | ", "between the records of the prefix")
@@ -119,7 +121,9 @@ class MetadataConfig:
         {}, "how a global record of a type (key) reads: `URL: {value}`; timestamp: {year}, {month}"
     )
     url_granularity: str = key(
-        "full", "part of the url: full | host | registered_domain | suffix | path | hash (of host)"
+        "full",
+        "part of the url that is rendered; hash: of the host",
+        choices=("full", "host", "registered_domain", "suffix", "path", "hash"),
     )
     value_bucket_bounds: dict[str, list[float]] = key(
         {}, "types (keys) whose numbers are rendered as the interval between these rising bounds"
@@ -149,7 +153,9 @@ class MetadataConfig:
         False, "add those two to the tokenizer as special tokens"
     )
     entity_setting: str = key(
-        "beg", "entity_paragraph: entities at the `beg` or `end` of their paragraph"
+        "beg",
+        "entity_paragraph: entities at the `beg` or `end` of their paragraph",
+        choices=("beg", "end"),
     )
     html_parser_config: HtmlParserConfig = key(HtmlParserConfig, "which html is rendered")
 
@@ -161,12 +167,15 @@ class MetadataConfig:
 
     max_seq_len: int = key(1024, "length of a sequence in tokens")
     prefix_on: str = key(
-        "every_piece", "pieces of a long document that carry the prefix: every_piece | first_piece"
+        "every_piece",
+        "pieces of a long document that carry the prefix",
+        choices=("every_piece", "first_piece"),
     )
     long_documents: str = key(
         "split",
-        "training documents longer than a sequence: split (into pieces, all trained on) | truncate "
-        "(only the first piece is)",
+        "training documents longer than a sequence: split (into pieces, all trained on) or "
+        "truncate (only the first piece is)",
+        choices=("split", "truncate"),
     )
     bos_token: bool = key(
         False,

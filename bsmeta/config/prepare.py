@@ -15,7 +15,9 @@ class PrepareConfig(TrainConfig):
     out: str | None = key(
         None, "folder to write, for data_config.prepared of the run", is_path=True
     )
-    epochs: int = key(1, "passes of each stream over its shards that are prepared")
+    epochs: int = key(1, "passes of each stream over its shards that are prepared", at_least=1)
     world_size: int = key(
-        1, "processes of the run, from which follows where a schedule of the metadata switches"
+        1,
+        "processes of the run, from which follows where a schedule of the metadata switches",
+        at_least=1,
     )

@@ -99,12 +99,13 @@ def _groups() -> str:
 
 
 def _table(keys: list[Key]) -> str:
-    lines = ["| key | type | default | meaning | owner |", "|---|---|---|---|---|"]
+    lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
         twins = ", ".join(f"`{one}`" for one in (key.deepspeed or "").split(", ") if one)
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
-        cells = [f"`{name}`", f"`{key.type}`", f"`{key.default}`", key.meaning, owner]
+        values = f"`{key.values}`" if key.values else ""
+        cells = [f"`{name}`", f"`{key.type}`", values, f"`{key.default}`", key.meaning, owner]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join([*lines, ""])
 

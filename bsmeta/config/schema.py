@@ -1,7 +1,7 @@
 """The schema of a training run: every key, its type, default and meaning.
 
 Hydra merges YAML and command line onto these dataclasses (an unknown key or a wrong type is
-refused); `bsmeta.config.compose` turns the result into plain frozen objects.
+refused); `bsmeta.config.compose` turns the result into plain objects.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.keys import key
+
+LARGEST_SEED = 2**32 - 1
+"""numpy's."""
 
 
 @dataclass(kw_only=True)
@@ -30,17 +33,19 @@ class TrainConfig:
     tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     attn_implementation: str = key(
         "auto",
-        "eager | sdpa | flash_attention_2 | flex_attention | auto (flash_attention_2 where it is "
-        "installed and can be used, else sdpa)",
+        "how attention is computed; auto: flash_attention_2 where it is installed and can be used, "
+        "else sdpa",
+        choices=("auto", "eager", "sdpa", "flash_attention_2", "flex_attention"),
     )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     gradient_checkpointing_every: int = key(
-        1, "gradient_checkpointing: in every so many layers (1: in all)"
+        1, "gradient_checkpointing: in every so many layers (1: in all)", at_least=1
     )
     loss_chunk_logits: int = key(
         2**26,
         "logits of a micro-batch that exist at one time: its loss and gradient are made in chunks "
         "where there would be more; 0: all at once",
+        at_least=0,
     )
     torch_compile: bool = key(
         False, "torch.compile each layer for batches of one shape (not under ZeRO-3)"
@@ -49,36 +54,64 @@ class TrainConfig:
         False, "Liger's Triton kernels for norms, rotary positions and MLP (pip install, GPUs only)"
     )
 
-    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr")
+    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr", above=0)
     weight_decay: float = key(
-        0.01, "AdamW, matrices only", deepspeed="optimizer.params.weight_decay"
+        0.01,
+        "AdamW, matrices only",
+        deepspeed="optimizer.params.weight_decay",
+        at_least=0,
+        finite=True,
     )
-    adam_beta1: float = key(0.9, "AdamW", deepspeed="optimizer.params.betas.0")
-    adam_beta2: float = key(0.999, "AdamW", deepspeed="optimizer.params.betas.1")
-    adam_epsilon: float = key(1e-8, "AdamW", deepspeed="optimizer.params.eps")
+    adam_beta1: float = key(0.9, "AdamW", deepspeed="optimizer.params.betas.0", at_least=0, below=1)
+    adam_beta2: float = key(
+        0.999, "AdamW", deepspeed="optimizer.params.betas.1", at_least=0, below=1
+    )
+    adam_epsilon: float = key(1e-8, "AdamW", deepspeed="optimizer.params.eps", above=0)
     gradient_clipping: float = key(
-        1.0, "largest norm of the gradient; 0 clips nothing", deepspeed="gradient_clipping"
+        1.0,
+        "largest norm of the gradient; 0 clips nothing",
+        deepspeed="gradient_clipping",
+        at_least=0,
+        finite=True,
     )
     lr_scheduler_type: str = key(
-        "linear", "after the warm-up: linear | cosine | constant", deepspeed="scheduler.type"
+        "linear",
+        "how the learning rate falls after the warm-up",
+        deepspeed="scheduler.type",
+        choices=("linear", "cosine", "constant"),
     )
     min_learning_rate_ratio: float = key(
         0.0,
         "linear and cosine fall to this share of learning_rate (0.1: a tenth of the peak)",
         deepspeed="scheduler.params.cos_min_ratio",
+        at_least=0,
+        at_most=1,
     )
     num_warmup_steps: int = key(
-        1000, "updates from 0 to the peak", deepspeed="scheduler.params.warmup_num_steps"
+        1000,
+        "updates from 0 to the peak",
+        deepspeed="scheduler.params.warmup_num_steps",
+        at_least=0,
     )
     max_train_steps: int = key(
-        100_000, "updates in all", deepspeed="scheduler.params.total_num_steps"
+        100_000, "updates in all", deepspeed="scheduler.params.total_num_steps", at_least=1
     )
     gradient_accumulation_steps: int = key(
-        1, "micro-batches of an update", deepspeed="gradient_accumulation_steps"
+        1, "micro-batches of an update", deepspeed="gradient_accumulation_steps", at_least=1
     )
-    mixed_precision: str = key("no", "no | bf16 | fp16", deepspeed="bf16.enabled, fp16.enabled")
+    mixed_precision: str = key(
+        "no",
+        "precision of the forward and backward pass; no: float32",
+        deepspeed="bf16.enabled, fp16.enabled",
+        choices=("no", "bf16", "fp16"),
+    )
 
-    seed: int = key(42, "seed of the weights, the dropout and every choice about the data")
+    seed: int = key(
+        42,
+        "seed of the weights, the dropout and every choice about the data",
+        at_least=0,
+        at_most=LARGEST_SEED,
+    )
     out_dir: str = key("runs/default", "run folder (relative to the working folder)", is_path=True)
     overwrite_out_dir: bool = key(False, "first delete all that an earlier run's folder holds")
     resume_from_checkpoint_dir: str | None = key(
@@ -87,11 +120,13 @@ class TrainConfig:
         is_path=True,
     )
 
-    logging_steps: int = key(1, "a line of metrics.jsonl every so many updates")
-    eval_steps: int = key(1000, "evaluate every so many updates; 0: never")
+    logging_steps: int = key(1, "a line of metrics.jsonl every so many updates", at_least=1)
+    eval_steps: int = key(1000, "evaluate every so many updates; 0: never", at_least=0)
     start_with_eval: bool = key(False, "evaluate before the first update, too")
-    eval_documents: int = key(64, "held-out documents used by the evaluations during training")
-    save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end")
+    eval_documents: int = key(
+        64, "held-out documents used by the evaluations during training", at_least=1
+    )
+    save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end", at_least=0)
     extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
     async_save: bool = key(
         False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
@@ -100,24 +135,29 @@ class TrainConfig:
         3,
         "older checkpoints are deleted, but those that the next two keys keep, those with a file "
         "KEEP inside and the one resumed from; damaged ones do not count; 0 keeps all",
+        at_least=0,
     )
     keep_every_checkpoint_steps: int = key(
-        0, "checkpoints at multiples of this are never deleted; 0: no such"
+        0, "checkpoints at multiples of this are never deleted; 0: no such", at_least=0
     )
     keep_best_by: str | None = key(
         None, "the checkpoint with the lowest such figure of the evaluation is never deleted"
     )
     on_nonfinite: str = key(
-        "stop", "a step whose loss or gradient is not finite: stop | skip (not under ZeRO-0)"
+        "stop",
+        "a step whose loss or gradient is not finite (skip: not under ZeRO-0)",
+        choices=("stop", "skip"),
     )
-    max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row")
+    max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row", at_least=0)
     loss_spike_deviations: float = key(
         0.0,
         "a loss so many standard deviations above the mean of the last ones makes the run go back "
         "to its last whole checkpoint and leave the data since then out; 0: never",
+        at_least=0,
+        finite=True,
     )
-    loss_spike_window: int = key(50, "number of losses that a spike is told from")
-    max_rollbacks: int = key(3, "stop after going back to one checkpoint more often")
+    loss_spike_window: int = key(50, "number of losses that a spike is told from", at_least=2)
+    max_rollbacks: int = key(3, "stop after going back to one checkpoint more often", at_least=0)
 
     trackers: list[str] = key(["tensorboard"], "Accelerate's trackers beside metrics.jsonl")
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
@@ -132,7 +172,9 @@ class TrainConfig:
     )
 
     distributed_timeout_s: int = key(
-        1800, "seconds after which a missing rank, or a step or evaluation that hangs, ends the run"
+        1800,
+        "seconds after which a missing rank, or a step or evaluation that hangs, ends the run",
+        at_least=1,
     )
     accelerate_config_file: str | None = key(
         None,
@@ -147,4 +189,5 @@ class TrainConfig:
         10,
         "estimate: updates that are made to measure the speed, and forgotten (the first half warms "
         "up); 0: none",
+        at_least=0,
     )

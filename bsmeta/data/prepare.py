@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.batch import BatchPlan
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.differences import differing
@@ -44,11 +45,10 @@ from bsmeta.data.tokenizer import load_tokenizer
 
 def main(config: PrepareConfig) -> None:
     """Writes the folder, or checks the one that is there, and says what is in it."""
+    refuse_out_of_bounds(config)
     check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")
-    if min(config.epochs, config.world_size) < 1:
-        raise ConfigurationError("epochs and world_size: expected 1 or more")
     manifest = prepare(config, load_tokenizer(config), Path(config.out))
     print(summary(config, manifest))
 

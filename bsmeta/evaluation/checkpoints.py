@@ -148,7 +148,7 @@ def load_model(
     """The model, on its device and in evaluation mode, and its tokenizer.
 
     Raises:
-        ConfigurationError: The precision is unknown, or model and tokenizer do not fit each other
+        ConfigurationError: Model and tokenizer do not fit each other
             or the sequence length.
         DataError: The model or the tokenizer cannot be loaded.
     """
@@ -194,8 +194,6 @@ def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype
     if precision == "auto":
         use_bfloat16 = device.type == "cuda" and trained_in == "bf16"
         return torch.bfloat16 if use_bfloat16 else torch.float32
-    if precision not in ("float32", "bfloat16"):
-        raise ConfigurationError(f"precision={precision}: expected auto, float32 or bfloat16")
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 

@@ -89,7 +89,7 @@ class PairedEvaluation:
         ranks: Ranks | None = None,
         seed: int = 0,
     ) -> None:
-        check_choices(windows, position_edges)
+        check_edges(position_edges)
         # all arms are made here: what training leaves out at random must not be left out again
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._comparisons = list(comparisons)
@@ -212,10 +212,8 @@ class PairedEvaluation:
                     yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
 
 
-def check_choices(windows: str, position_edges: Sequence[int]) -> None:
-    """Refuse a window policy or position bins that cannot be meant (a `ConfigurationError`)."""
-    if windows not in WINDOWS:
-        raise ConfigurationError(f"windows={windows}: expected one of {list(WINDOWS)}")
+def check_edges(position_edges: Sequence[int]) -> None:
+    """Refuse position bins that cannot be meant (a `ConfigurationError`)."""
     if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
         raise ConfigurationError(
             f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"

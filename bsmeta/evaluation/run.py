@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.checks.problems import nearest, number_problems
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import nearest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
@@ -27,7 +28,7 @@ from bsmeta.evaluation.checkpoints import (
 )
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.model_pairs import ModelSums, compare_models
-from bsmeta.evaluation.paired import PairedEvaluation, Progress, check_choices
+from bsmeta.evaluation.paired import PairedEvaluation, Progress, check_edges
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.results import (
     DocumentSums,
@@ -39,13 +40,6 @@ from bsmeta.evaluation.results import (
 )
 from bsmeta.evaluation.slices import make_slices
 from bsmeta.evaluation.trained_on import check_not_trained_on
-
-LEAST = {
-    "max_documents": 1,
-    "per_device_eval_batch_size": 1,
-    "bootstrap_resamples": 1,
-    "seed": 0,
-}
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
@@ -75,10 +69,8 @@ def evaluate(
     Raises:
         UserError: The configuration, a model or the data is not what it should be.
     """
-    check_choices(config.windows, config.position_edges)
-    problems = number_problems(config, LEAST)
-    if problems:
-        raise ConfigurationError("\n".join(problems))
+    refuse_out_of_bounds(config)
+    check_edges(config.position_edges)
     transformers.utils.logging.disable_progress_bar()
     models = []
     for number, location in enumerate(locations):

@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 
 import numpy as np
 
+from bsmeta.config.checks.bounds import bound_lines
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
@@ -55,8 +56,9 @@ def make_slices(
 
 
 def _problems(one: SliceConfig) -> list[str]:
-    if one.by not in SLICE_KINDS:
-        return [f"slices: by={one.by}: expected one of {list(SLICE_KINDS)}"]
+    out_of_bounds = bound_lines(one)
+    if out_of_bounds:
+        return [f"slices: {line}" for line in out_of_bounds]
     edges = list(one.edges)
     if one.by != "site" and (not edges or edges != sorted(set(edges))):
         return [f"slices: by={one.by}: edges={edges}: expected rising numbers, at least one"]

@@ -11,10 +11,8 @@ import os
 import re
 from collections.abc import Sequence
 
-from bsmeta.config.checks.problems import number_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
 from bsmeta.data.shards import Shard
 
@@ -76,13 +74,6 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
     raise ConfigurationError(
         f"{problem}; expected {', '.join(near)}{more} (data_config.train_file={data.train_file})"
     )
-
-
-def check_numbers(config: ExplainConfig) -> None:
-    """Refuses numbers that are too small."""
-    problems = number_problems(config, {"limit": 1, "epoch": 0, "step": 1, "sequences": 0})
-    if problems:
-        raise ConfigurationError("; ".join(problems))
 
 
 def no_such_document(shard: Shard, number: int, count: int) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
@@ -29,7 +30,7 @@ from bsmeta.data.live import held_out, sample_lines
 from bsmeta.data.pieces import Piece
 from bsmeta.data.shards import Shard, list_shards
 from bsmeta.data.windows import Window, WindowDocument, WindowMaker
-from bsmeta.explaining.request import check_numbers, find, no_such_document, with_types
+from bsmeta.explaining.request import find, no_such_document, with_types
 from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered
 
@@ -106,7 +107,7 @@ class Selection:
 
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_data(config.data_config)
-        check_numbers(config)
+        refuse_out_of_bounds(config)
         self._config = config
         self._data = config.data_config
         if config.types is not None:

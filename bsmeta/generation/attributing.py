@@ -24,13 +24,11 @@ from bsmeta.generation.attribution import (
     summarize,
 )
 from bsmeta.generation.attribution_view import show_attribution, show_posterior
-from bsmeta.generation.candidates import PRIORS, Candidates, Labels, find_candidates
+from bsmeta.generation.candidates import Candidates, Labels, find_candidates
 from bsmeta.generation.contexts import LOCAL_TYPES, META_TOKENS, check_value
 from bsmeta.generation.likelihood import Likelihoods
 from bsmeta.generation.opening import find, load
 from bsmeta.generation.view import console
-
-WINDOWS = ("first_piece", "all_pieces")
 
 
 def attribute(config: GenerateConfig) -> None:
@@ -79,9 +77,6 @@ def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
             f"{config.type} has none"
         )
     check_value(config.type, "", metadata)
-    for name, choices in {"prior": PRIORS, "windows": WINDOWS}.items():
-        if (value := getattr(config, name)) not in choices:
-            raise ConfigurationError(f"{name}={value}: expected one of {', '.join(choices)}")
 
 
 def _attribute_prompt(

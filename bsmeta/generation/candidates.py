@@ -18,8 +18,6 @@ from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.values import readable_url, year_and_month
 
-PRIORS = ("uniform", "empirical")
-
 
 def _label_of_url(config: MetadataConfig) -> Callable[[Record], str | None]:
     """The host, or the part of the url that the model was trained with if that says less."""

@@ -1,43 +1,134 @@
-"""Single values of the configuration: the fix of each refusal is itself accepted."""
+"""Single values of the configuration: each is checked, and the fix of each refusal is accepted."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 
-from bsmeta.config.checks import data, values
+from bsmeta.config.checks.bounds import bound_lines, bound_problems
 from bsmeta.config.checks.data import data_problems
+from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.checks.values import value_problems
 from bsmeta.config.compose import compose
+from bsmeta.config.data import DataConfig
+from bsmeta.config.describe import describe, keys
+from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.keys import Values, values_of
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.prepare import PrepareConfig
+from bsmeta.config.reference import reference
 from bsmeta.config.schema import TrainConfig
 
-WRONG: dict[str, tuple[Any, ...]] = {
-    **dict.fromkeys(values.AT_LEAST, (-1, math.nan)),
-    **{key: (most + 1,) for key, most in values.AT_MOST.items()},
-    **dict.fromkeys(values.FINITE, (math.inf,)),
-    **dict.fromkeys(values.ABOVE_ZERO, (0, -1, math.nan, math.inf)),
-    **dict.fromkeys(("adam_beta1", "adam_beta2"), (1, 2, math.nan)),
-}
+
+def bounded(schema: type) -> dict[str, Values]:
+    return {one.name: values_of(one) for one in fields(schema) if str(values_of(one))}
 
 
-@pytest.mark.parametrize("key", WRONG)
-def test_the_fix_of_a_number_is_accepted(key: str) -> None:
-    for value in WRONG[key]:
+def wrong(values: Values) -> Iterator[Any]:
+    """Values just out of bounds."""
+    if values.choices:
+        yield "nothing like it"
+        return
+    yield math.nan
+    if values.at_least is not None:
+        yield values.at_least - 1
+    if values.at_most is not None:
+        yield values.at_most + 1
+    if values.above is not None:
+        yield from (values.above, math.inf)
+    if values.below is not None:
+        yield values.below
+    if values.finite:
+        yield math.inf
+
+
+def run_problems(config: TrainConfig) -> list[str]:
+    metadata = metadata_problems(config.data_config.metadata_config)
+    return [problem.key for problem in [*value_problems(config), *metadata]]
+
+
+RUN = [(prefix, name) for prefix, schema in (
+    ("", TrainConfig), ("data_config.", DataConfig),
+    ("data_config.metadata_config.", MetadataConfig),
+) for name in bounded(schema)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prefix", "name"), RUN)
+def test_a_value_out_of_bounds_is_refused_once_and_its_fix_is_accepted(
+    prefix: str, name: str
+) -> None:
+    sections = {"": lambda c: c, "data_config.": lambda c: c.data_config}
+    section_of = sections.get(prefix, lambda c: c.data_config.metadata_config)
+    values = bounded(type(section_of(TrainConfig())))[name]
+    for value in wrong(values):
         config = compose(TrainConfig, "demo")
-        setattr(config, key, value)
-        found = [problem for problem in value_problems(config) if problem.key == key]
-        assert len(found) == 1, value
-        assert found[0].fix.endswith(", for example") or found[0].fix == f"{key}=0"
-        fixed = compose(TrainConfig, "demo", [found[0].fix.removesuffix(", for example")])
-        assert [*value_problems(fixed)] == []
+        setattr(section_of(config), name, value)
+        assert run_problems(config) == [f"{prefix}{name}"], value
+        (problem,) = bound_problems(section_of(config), prefix)
+        fixed = compose(TrainConfig, "demo", [problem.fix.removesuffix(", for example")])
+        assert run_problems(fixed) == []
 
 
-@pytest.mark.parametrize("name", data.AT_LEAST)
-def test_the_fix_of_a_number_of_the_data_is_accepted(name: str) -> None:
-    config = compose(TrainConfig, "demo")
-    setattr(config.data_config, name, -1)
-    (problem,) = data_problems(config.data_config)
-    fixed = compose(TrainConfig, "demo", [problem.fix.removesuffix(", for example")])
-    assert [*data_problems(fixed.data_config)] == []
+@pytest.mark.parametrize(
+    "schema", [EvaluateConfig, SliceConfig, GenerateConfig, ExplainConfig, PrepareConfig]
+)
+def test_other_programs_have_their_bounds_from_their_keys(schema: type) -> None:
+    described = bounded(schema)
+    assert described
+    for name, values in described.items():
+        for value in wrong(values):
+            config = schema()
+            setattr(config, name, value)
+            (line,) = bound_lines(config)
+            assert line.startswith(f"{name}={value}: expected ")
+
+
+def test_null_is_a_value_of_its_own() -> None:
+    assert bound_lines(EvaluateConfig(max_documents=None)) == []
+
+
+def test_the_defaults_are_within_bounds() -> None:
+    for schema in (TrainConfig, DataConfig, MetadataConfig, EvaluateConfig, GenerateConfig):
+        assert bound_lines(schema()) == []
+    assert [*data_problems(DataConfig(train_file="x"))] == []
+
+
+def test_messages() -> None:
+    config = TrainConfig(
+        mixed_precision="False",
+        on_nonfinite="stpo",
+        learning_rate=0,
+        adam_beta1=1,
+        gradient_clipping=math.inf,
+        seed=2**32,
+    )
+    assert [(one.key, one.found, one.expected, one.fix) for one in bound_problems(config)] == [
+        (
+            "mixed_precision",
+            '"False" (text)',
+            "one of no, bf16, fp16 (YAML reads no without quotes as false)",
+            'mixed_precision: "no" in YAML, or mixed_precision=no on the command line',
+        ),
+        ("on_nonfinite", '"stpo"', "one of stop, skip (did you mean stop?)", "on_nonfinite=stop"),
+        ("learning_rate", "0", "a number above 0", "learning_rate=5e-05, for example"),
+        ("adam_beta1", "1", "a number below 1", "adam_beta1=0.9, for example"),
+        ("gradient_clipping", "inf", "a number (0 switches it off)", "gradient_clipping=0"),
+        ("seed", "4294967296", "4294967295 or less", "seed=42, for example"),
+    ]
+
+
+def test_help_and_documentation_show_the_bounds() -> None:
+    page, text = reference(), describe(TrainConfig, "train.py", "v2")
+    assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
+    assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
+    assert "packing: str = best_fit  (best_fit | pad)" in text
+    assert {one.name for one in keys(TrainConfig) if one.values} == {
+        f"{prefix}{name}" for prefix, name in RUN
+    }
+    assert not any(is_dataclass(getattr(TrainConfig(), name)) for name in bounded(TrainConfig))

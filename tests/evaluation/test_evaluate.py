@@ -305,7 +305,7 @@ def test_a_training_shard_of_the_run_is_not_held_out(
             ],
             "metadata only after the text",
         ),
-        (["precision=float8"], "precision=float8: expected auto, float32 or bfloat16"),
+        (["precision=float8"], "precision=float8: expected one of auto, float32, bfloat16"),
         (["training_config=none.yaml"], "none.yaml: there is no such file"),
         (["+overrides.learning_rat=1"], "learning_rat"),
         (

@@ -194,7 +194,6 @@ def test_a_subset_without_metadata_still_gives_the_text(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"windows": "last"}, "windows=last: expected one of"),
         ({"position_edges": [10]}, "expected rising bytes that begin with 0"),
         ({"position_edges": [0, 5, 5]}, "expected rising bytes that begin with 0"),
     ],

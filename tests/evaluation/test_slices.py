@@ -84,6 +84,6 @@ def test_declarations_that_cannot_be_meant(documents: HeldOutDocuments) -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_slices(configs, documents, METADATA)
     message = str(caught.value)
-    assert "slices: by=colour: expected one of ['site', 'length', 'time']" in message
+    assert "slices: by=colour: expected one of site, length, time" in message
     assert "slices: by=length: edges=[]" in message
     assert "slices: by=time: edges=[3, 1]" in message

@@ -7,7 +7,8 @@ import math
 import string
 from collections.abc import Iterator, Mapping
 
-from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
+from bsmeta.config.checks.bounds import bound_problems
+from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.metadata import (
     COLUMN_KEYS,
     MOST_TYPES,
@@ -17,13 +18,6 @@ from bsmeta.config.metadata import (
     weight_of,
 )
 
-_CHOICES = {
-    "metadata_position": ("prepend", "append", "both"),
-    "url_granularity": ("full", "host", "registered_domain", "suffix", "path", "hash"),
-    "entity_setting": ("beg", "end"),
-    "prefix_on": ("every_piece", "first_piece"),
-    "long_documents": ("split", "truncate"),
-}
 _TEMPLATE_FIELDS = {"timestamp": {"key", "value", "year", "month"}}
 _HERE = "data_config.metadata_config"
 _LIST = "metadata_list"
@@ -32,11 +26,7 @@ _LIST = "metadata_list"
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
     """All that is wrong with the configuration; empty if nothing is."""
     found = [*_list_problems(config), *_number_problems(config)]
-    for name, choices in _CHOICES.items():
-        value = getattr(config, name)
-        if value not in choices:
-            expected = f"one of {', '.join(choices)}{nearest(value, choices)}"
-            found.append(_problem(name, show(value), expected, _set(name, closest(value, choices))))
+    found += bound_problems(config, f"{_HERE}.")
     found += _template_problems(config)
     found += _bucket_problems(config)
     found += _html_problems(config.html_parser_config)

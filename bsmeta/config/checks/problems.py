@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bsmeta.config.errors import ConfigurationError
@@ -41,21 +41,6 @@ def refuse(problems: Sequence[Problem | str]) -> None:
         listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
         keys = [problem.key for problem in problems if isinstance(problem, Problem)]
         raise ConfigurationError(f"{count} in the configuration\n{listed}", keys)
-
-
-def number_problems(config: object, least: Mapping[str, int]) -> list[str]:
-    """What is wrong with numbers of a configuration, one line each; null is a choice of its own.
-
-    Args:
-        config: The configuration.
-        least: The smallest number that each of the keys may have.
-    """
-    values = {key: getattr(config, key) for key in least}
-    return [
-        f"{key}={value}: expected {least[key]} or more"
-        for key, value in values.items()
-        if value is not None and not value >= least[key]
-    ]
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
