@@ -22,14 +22,15 @@ def test_help_and_page_have_every_key(program: tuple[str, type, str]) -> None:
     text = describe.describe(schema, name, config_name)
     page = reference()
     for key in keys(schema):
-        assert f"\n{key.name}: {key.type} = {key.default}\n    {key.meaning}" in text
+        values = f"  ({key.values})" if key.values else ""
+        assert f"\n{key.name}: {key.type} = {key.default}{values}\n    {key.meaning}" in text
         assert key.meaning.strip(), key.name
         assert f"| `{key.name.rpartition('.')[2]}` |" in page
 
 
 def test_a_row_tells_type_default_meaning_and_owner() -> None:
     row = (
-        "| `learning_rate` | `float` | `5e-05` | peak learning rate | Hydra; "
+        "| `learning_rate` | `float` | `> 0` | `5e-05` | peak learning rate | Hydra; "
         "`optimizer.params.lr` in the JSON |"
     )
     assert row in reference().splitlines()
