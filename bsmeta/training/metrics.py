@@ -22,7 +22,7 @@ from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.run_folder import LineLog, RunFolder
 from bsmeta.training.schedule import Schedule
-from bsmeta.training.step import DataStats, StepMetrics, StepResult
+from bsmeta.training.stats import DataStats, StepMetrics, StepResult
 from bsmeta.training.tracking import Tracker
 
 # Dense bf16 peak of one device in FLOP/s, from the vendors' data sheets (without sparsity).

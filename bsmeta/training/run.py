@@ -93,7 +93,8 @@ def _train(
         tell("preempted", trainer.progress.step, EXIT_PREEMPTED)
         _part(accelerator, processes)
         return EXIT_PREEMPTED
-    trainer.export(folder.path / "model")
+    watchdog.enter("exporting the model")
+    trainer.saver.export(folder.path / "model")
     tell("done", trainer.progress.step, 0)
     _part(accelerator, processes)
     return 0

@@ -20,6 +20,7 @@ from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.schema import TrainConfig
+from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint, random_state
 from bsmeta.training.disk import check_room, explained
@@ -112,6 +113,21 @@ class Saver:
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def export(self, folder: Path) -> None:
+        """Replaces `folder` by the model as it is now, with its manifest; all ranks call it."""
+        if not isinstance(self._task, Exports):
+            return
+        temporary = folder.with_name(f".tmp-{folder.name}")
+        self._processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
+        self._write_model(temporary)
+
+        def replace() -> None:
+            write_model_manifest(temporary)
+            shutil.rmtree(folder, ignore_errors=True)
+            temporary.rename(folder)
+
+        self._processes.on_main(replace)
+
+    def _write_model(self, folder: Path) -> None:
         """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
         weights = self._engine.weights()
         self._processes.on_main(lambda: self._export(weights, folder))
@@ -127,7 +143,7 @@ class Saver:
         try:
             self._engine.save(writer.folder / "state")
             random_state.write(random_state.capture(), writer.folder, self._processes.rank)
-            self.export(writer.folder / "model")
+            self._write_model(writer.folder / "model")
             self._processes.on_main(lambda: self._write_json(writer, state, data))
             saved = writer.commit()
         except Exception as error:

@@ -6,7 +6,6 @@ It fetches, logs, evaluates, saves and stops; `step` makes one step, `metrics` r
 from __future__ import annotations
 
 import json
-import shutil
 from collections import deque
 from dataclasses import asdict
 from enum import Enum
@@ -19,12 +18,10 @@ from torch import nn
 
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.schema import TrainConfig
-from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import (
     CountsFlops,
     Evaluates,
     EvaluationContext,
-    Exports,
     FinishContext,
     Finishes,
     Metric,
@@ -53,7 +50,8 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver
 from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
-from bsmeta.training.step import DataStats, StepMetrics, StepResult, StepRunner, StepStats
+from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
+from bsmeta.training.step import StepRunner
 from bsmeta.training.tracking import Tracker
 from bsmeta.training.tracking_runs import start_trackers
 from bsmeta.training.watchdog import Watchdog
@@ -355,22 +353,6 @@ class Trainer:
                 seconds=saved.seconds,
                 loop_seconds=saved.loop_seconds,
             )
-
-    def export(self, folder: Path) -> None:
-        """Replaces `folder` by the model as it is now."""
-        if not isinstance(self.task, Exports):
-            return
-        self.watchdog.enter("exporting the model")
-        temporary = folder.with_name(f".tmp-{folder.name}")
-        self.processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        self.saver.export(temporary)
-
-        def replace() -> None:
-            write_model_manifest(temporary)
-            shutil.rmtree(folder, ignore_errors=True)
-            temporary.rename(folder)
-
-        self.processes.on_main(replace)
 
     def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
         """Restores everything but the data stream, whose state it returns."""

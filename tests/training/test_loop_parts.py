@@ -15,7 +15,7 @@ from bsmeta.training import metrics as metrics_module
 from bsmeta.training.distributed import Processes
 from bsmeta.training.garbage import EVERY_STEPS, GarbageCollection
 from bsmeta.training.metrics import Throughput, flops_per_token
-from bsmeta.training.step import DataStats, ReducedStats, StepResult, StepStats
+from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
 
 CPU = torch.device("cpu")
 ALONE = Processes(0, 1, CPU)
