@@ -24,6 +24,7 @@ from bsmeta.config.reporting import rank
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.summary import print_summary
 from bsmeta.data.preview import missing_types
+from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks import TASKS
 from bsmeta.training.signals import StopRequest, release_signals
 
@@ -36,11 +37,14 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         mistakes: What was wrong with the command line; told with all the rest, and refused.
     """
     is_main = rank() == 0
+    metadata = config.data_config.metadata_config
     with _refusal_in_status(config):
         ignored = model_name_problems(config, overridden_keys())
-        checked = check_run(config, os.environ, list(TASKS), [*mistakes, *ignored])
+        wrong = [*mistakes, *ignored, *metadata_problems(metadata)]
+        checked = check_run(config, os.environ, list(TASKS), wrong)
     if is_main:
-        remarks = [*notes(config, checked.launch), *missing_types(config.data_config)]
+        remarks = [*notes(config, checked.launch), *metadata_notes(metadata)]
+        remarks += missing_types(config.data_config)
         print_summary(config, checked.launch, composed_files(), remarks)
     if config.check_only:
         return 0

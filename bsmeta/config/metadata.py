@@ -7,14 +7,6 @@ from dataclasses import dataclass, fields, replace
 
 from bsmeta.config.keys import key
 
-COLUMN_KEYS = {
-    "website_desc": "website_description",
-    "generation_datasource": "datasource",
-    "generation_length_text": "length",
-    "generation_length_sentence": "length",
-}
-"""Columns of the data (without `metadata_`) whose records have another key than their name."""
-
 MOST_TYPES = 255
 """Types of a run at most: a kind of token is a byte, and 0 is text."""
 
@@ -194,13 +186,6 @@ class MetadataConfig:
         "take loss on the first token of text after a prefix (or BOS); false: on no first token, "
         "as in a piece without a prefix, where nothing predicts it",
     )
-
-
-def weight_of(name: str, config: MetadataConfig) -> float:
-    """A type's weight in the draw, given by its key or by the name of its column."""
-    weights = config.random_sample_metadata_weights
-    names = [name, *(column for column, key in COLUMN_KEYS.items() if key == name)]
-    return next((weights[one] for one in names if one in weights), 1.0)
 
 
 def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:

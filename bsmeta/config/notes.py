@@ -1,7 +1,7 @@
 """What a run may do but hardly means: shown below the start-up table.
 
-What cannot be is refused by the checks; this is what may be meant all the same, such as a weight
-for a type that a choice of metadata has left out.
+What cannot be is refused by the checks; this is what may be meant all the same, such as a phase
+that is too short for a step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from bsmeta.config.checks.files import uses_model_name
 from bsmeta.config.data import DataConfig, in_dataset
 from bsmeta.config.launch import Launch
-from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig, phase_starts
+from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.schema import TrainConfig
 
 _METADATA = "data_config.metadata_config"
@@ -27,7 +27,6 @@ def notes(config: TrainConfig, launch: Launch) -> list[str]:
     return [
         *_options(launch),
         *_model(config),
-        *_weights(metadata),
         *_phases(metadata, config.max_train_steps),
         *_excluded(config.data_config),
     ]
@@ -49,17 +48,6 @@ def _model(config: TrainConfig) -> Iterator[str]:
         yield (
             f"model_name: {config.model_name} is not used: model_config_file and tokenizer_name "
             "are set"
-        )
-
-
-def _weights(config: MetadataConfig) -> Iterator[str]:
-    """Weights of types that cannot be drawn; they may be named by the key or the column."""
-    named = config.random_sample_metadata_weights
-    absent = [name for name in named if COLUMN_KEYS.get(name, name) not in config.metadata_list]
-    if absent and config.metadata_list and config.metadata_probability > 0:
-        yield (
-            f"{_METADATA}.random_sample_metadata_weights names {', '.join(absent)}, which "
-            "metadata_list does not have"
         )
 
 

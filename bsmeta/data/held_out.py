@@ -23,7 +23,9 @@ from bsmeta.data.cache import Arrays, Cache
 from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import Line, LineReader
 from bsmeta.metadata.columns import UNREADABLE
-from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.processors import ADDRESS_KEY
+from bsmeta.metadata.records import BadDocument, Document
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,9 @@ class HeldOutDocuments:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""
         if text_fingerprint(document.text) in self._fingerprints:
             return "text"
-        shared = not self._fingerprints.isdisjoint(url_fingerprints(document.addresses()))
+        shared = not self._fingerprints.isdisjoint(
+            url_fingerprints(document.addresses(ADDRESS_KEY))
+        )
         return "url" if shared else ""
 
 
@@ -136,4 +140,4 @@ def _read(decoder: DocumentDecoder, line: Line) -> tuple[str | None, set[str]]:
         with contextlib.suppress(*UNREADABLE):
             return msgspec.json.decode(line, type=_Text).text, set()
         return None, set()
-    return document.text, document.addresses()
+    return document.text, document.addresses(ADDRESS_KEY)

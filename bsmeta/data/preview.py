@@ -16,8 +16,9 @@ from bsmeta.config.metadata import phase_configs
 from bsmeta.data.lines import first_lines
 from bsmeta.data.shards import entries_of, list_shards
 from bsmeta.metadata.columns import UNREADABLE
-from bsmeta.metadata.processors import PROCESSORS
-from bsmeta.metadata.records import BadDocument, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.records import BadDocument
 
 DOCUMENTS = 64
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -44,7 +45,11 @@ def missing_types(config: DataConfig) -> list[str]:
     except (UserError, OSError, EOFError):
         return []
     decoder = DocumentDecoder(metadata)
-    missing = [name for name in metadata.metadata_list if name in wanted and not _is_made(name)]
+    missing = [
+        name
+        for name in metadata.metadata_list
+        if name in wanted and not type_of(name).always_present
+    ]
     for line in lines:
         try:
             document = decoder.decode(line)
@@ -58,12 +63,6 @@ def missing_types(config: DataConfig) -> list[str]:
         f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
         f"(metadata_list){whole}. Their columns: {', '.join(_columns(lines)) or 'none'}"
     ]
-
-
-def _is_made(name: str) -> bool:
-    """Whether a type needs no record."""
-    kind = PROCESSORS.get(name)
-    return kind is not None and kind.always_present
 
 
 def _columns(lines: Sequence[bytes]) -> list[str]:

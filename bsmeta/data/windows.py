@@ -26,7 +26,8 @@ from bsmeta.data.packed import PackedWindow, PieceTable
 from bsmeta.data.pieces import Piece, cut, cut_alike
 from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.shards import Shard
-from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import TypeSampler
 

@@ -19,13 +19,14 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.metadata import COLUMN_KEYS
 from bsmeta.data.bad_documents import check_length, reason_of
 from bsmeta.data.files import refuse_bad_copy
 from bsmeta.data.hub import FileRef
 from bsmeta.data.lines import Line, LineReader
 from bsmeta.data.shards import validation_path
-from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.processors import column_keys
+from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer
 
 LINES_AT_ONCE = 256
@@ -105,7 +106,8 @@ class HeldOutDocuments:
             for name in msgspec.json.decode(self.line(index))
             if name.startswith("metadata_")
         }
-        return sorted(COLUMN_KEYS.get(name, name) for name in names)
+        keys = column_keys()
+        return sorted(keys.get(name, name) for name in names)
 
     def _read(self) -> Iterator[Line]:
         reader = LineReader(self.path)

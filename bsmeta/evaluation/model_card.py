@@ -19,28 +19,10 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.schema import TrainConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
+from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
+from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
-
-TEXT = "Ada Lovelace wrote a program."
-
-GLOBAL_VALUES: dict[str, str | int] = {
-    "url": "https://en.example.org/history/first-program.html",
-    "timestamp": "2018-12-10T13:45:00Z",
-    "title": "The first program",
-    "datasource": "en.example.org > history > first program",
-    "length": len(TEXT),
-    "website_description": "A site about the history of computing.",
-}
-"""Values of an example; another global type gets a 1, which can be put into a bucket, too."""
-
-LOCAL_VALUES = {
-    "html": ("b", 21, 28),
-    "entity": ("Ada_Lovelace", 0, 12),
-    "entity_paragraph": ("Ada_Lovelace", 0, len(TEXT)),
-    "paragraph": ("1", 0, len(TEXT)),
-    "basic_start_local": ("note: ", 0, 4),
-}
 
 FIGURES = {
     "bits_per_byte_without": "bits per byte without metadata",
@@ -98,28 +80,13 @@ def example(config: MetadataConfig) -> Rendered:
     records: dict[str, list[Record]] = {}
     renderer = Renderer(config)
     for key in config.metadata_list:
-        record = _record(key)
+        record = type_of(key).example_record(key)
         try:
-            renderer.render(Document(TEXT, None, {key: [record]}), (key,))
+            renderer.render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
         except BadDocument:  # no example value suits this type's settings
             continue
         records[key] = [record]
-    return renderer.render(Document(TEXT, None, records), tuple(records))
-
-
-def _record(key: str) -> Record:
-    if key in LOCAL_VALUES:
-        value, start, end = LOCAL_VALUES[key]
-        return Record(
-            value=value,
-            key=key,
-            type="local",
-            char_start_idx=start,
-            char_end_idx=end,
-            relative_start_pos=0,
-            relative_end_pos=0,
-        )
-    return Record(value=GLOBAL_VALUES.get(key, 1), key=key, type="global")
+    return renderer.render(Document(EXAMPLE_TEXT, None, records), tuple(records))
 
 
 def _name(config: TrainConfig) -> str:
@@ -170,12 +137,16 @@ def _recipe(config: MetadataConfig) -> Iterator[str]:
         "so the model can be used without metadata, too. No loss was taken on "
         f"{_without_loss(config)}."
     )
-    given = {key: GLOBAL_VALUES[key] for key in config.metadata_list if key in GLOBAL_VALUES}
+    examples = {
+        key: type_of(key).example for key in config.metadata_list if not type_of(key).is_local
+    }
+    given = [(key, value) for key, value in examples.items() if value is not None]
     if given and config.metadata_position != "append":
-        key, value = next(iter(given.items()))
+        key, value = given[0]
         asked = shlex.quote(f'metadata={{{key}: "{value}"}}')
         yield _block(
-            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {asked} 'prompt=\"{TEXT[:12]}\"'",
+            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {asked} "
+            f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'",
             "sh",
         )
     yield f"`{RECIPE}` has all settings of the metadata; `bsmeta` reads them from there."
@@ -189,8 +160,9 @@ def _without_loss(config: MetadataConfig) -> str:
 
 
 def _alone(key: str, config: MetadataConfig) -> str:
+    record = type_of(key).example_record(key)
     try:
-        shown = Renderer(config).render(Document(TEXT, None, {key: [_record(key)]}), (key,))
+        shown = Renderer(config).render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
     except BadDocument:
         return ""
     text = shown.prefix + shown.lead + shown.body + shown.suffix

@@ -8,27 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from urllib.parse import unquote_plus
 
 import numpy as np
 
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered
-
-FIELDS = {
-    "url": "URL",
-    "datasource": "Data source",
-    "timestamp": "Date",
-    "length": "Number of characters",
-    "website_description": "Website description",
-    "entity": "Entities",
-    "entity_paragraph": "Entities by paragraph",
-}
-"""English names of fields; another key is written out with spaces and a capital letter."""
-
-LISTED = ("entity", "entity_paragraph")
-"""Local types whose values are listed."""
 
 
 def prompt_config(config: MetadataConfig) -> MetadataConfig:
@@ -72,15 +58,8 @@ class PromptRenderer:
 
 
 def _field(key: str, records: Sequence[Record]) -> str:
-    values = [
-        _readable(key, record) for record in records if key in LISTED or not record.is_local()
-    ]
-    name = FIELDS.get(key, key.replace("_", " ").capitalize())
+    kind = type_of(key)
+    shown = [record for record in records if kind.is_listed or not record.is_local()]
+    values = [kind.prompt_value(str(record.value)) for record in shown]
+    name = kind.prompt_label or key.replace("_", " ").capitalize()
     return f"{name}: {', '.join(dict.fromkeys(values))}" if values else ""
-
-
-def _readable(key: str, record: Record) -> str:
-    value = str(record.value)
-    if key == "url":
-        return unquote_plus(value)
-    return value.replace("_", " ") if key in LISTED else value

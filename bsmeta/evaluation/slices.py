@@ -15,8 +15,9 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
-from bsmeta.metadata.values import readable_url, year_and_month
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.processors import PROCESSORS, type_of
+from bsmeta.metadata.records import BadDocument, Document
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,30 +68,28 @@ def _problems(one: SliceConfig) -> list[str]:
 
 def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
     """Host, bytes and year of each document (None where it has no address or no time)."""
+    grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
     decoder = DocumentDecoder(
-        replace(metadata, metadata_list=["url", "timestamp"], metadata_column_list=None)
+        replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
     facts: dict[str, list] = {kind: [] for kind in SLICE_KINDS}
     for index in range(len(documents)):
         document = decoder.decode(documents.line(index))
-        facts["site"].append(_host(document))
         facts["length"].append(len(document.text.encode("utf-8", "surrogatepass")))
-        facts["time"].append(_year(document))
+        for kind, key in grouping.items():
+            facts[kind].append(_group(document, key))
     return facts
 
 
-def _host(document: Document) -> str | None:
-    addresses = [str(record.value) for record in document.records("url")]
-    address = document.url or next(iter(addresses), None)
-    return readable_url(address, "host") if address else None
-
-
-def _year(document: Document) -> int | None:
+def _group(document: Document, key: str) -> str | None:
+    """The group of a document by a type, as a model of whole values is given it."""
+    kind = type_of(key)
+    values = [str(record.value) for record in document.records(key)]
+    if kind.is_address and document.url:
+        values.insert(0, document.url)
     try:
-        return next(
-            (year_and_month(str(one.value))[0] for one in document.records("timestamp")), None
-        )
-    except BadDocument:  # not a time: in no slice by time
+        return kind.group(values[0], MetadataConfig()) if values and values[0] else None
+    except BadDocument:  # not what the type says it is: in no slice by it
         return None
 
 
@@ -108,7 +107,7 @@ def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
     ]
 
 
-def _by_band(config: SliceConfig, values: Sequence[int | None]) -> list[Slice]:
+def _by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
     """Below the first edge, between neighbouring edges, from the last edge on."""
     unit = " bytes" if config.by == "length" else ""
     number = "{:,}" if config.by == "length" else "{}"

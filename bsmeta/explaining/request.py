@@ -10,11 +10,13 @@ import difflib
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.shards import Shard
+from bsmeta.metadata.processors import column_keys, type_of
 
 NAMES_SHOWN = 5
 
@@ -28,23 +30,23 @@ def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig
     known = metadata.metadata_list
     unknown = [name for name in types if name not in known]
     if unknown:
-        hints = [
-            f"{name} is the column of {COLUMN_KEYS[name]}"
-            for name in unknown
-            if name in COLUMN_KEYS
-        ]
+        keys = column_keys()
+        hints = [f"{name} is the column of {keys[name]}" for name in unknown if name in keys]
         raise ConfigurationError(
             f"types={list(types)}: {', '.join(unknown)} not in data_config.metadata_config."
             f"metadata_list; expected some of {', '.join(known)}, or add to that list"
             + "".join(f" ({hint})" for hint in hints)
         )
+    rates: dict[str, Any] = {
+        rate: 1.0 for name in known if (rate := type_of(name).sample_rate_key) is not None
+    }
     return dataclasses.replace(
         metadata,
         schedule=[],
         metadata_probability=1.0 if types else 0.0,
         random_sample_metadata=False,
-        html_overall_sample_rate=1.0,
         metadata_dropout={name: 1.0 for name in known if name not in types},
+        **rates,
     )
 
 

@@ -31,7 +31,7 @@ from bsmeta.data.pieces import Piece
 from bsmeta.data.shards import Shard, list_shards
 from bsmeta.data.windows import Window, WindowDocument, WindowMaker
 from bsmeta.explaining.request import find, no_such_document, with_types
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered
 
 log = logging.getLogger(__name__)

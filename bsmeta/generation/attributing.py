@@ -25,10 +25,11 @@ from bsmeta.generation.attribution import (
 )
 from bsmeta.generation.attribution_view import show_attribution, show_posterior
 from bsmeta.generation.candidates import Candidates, Labels, find_candidates
-from bsmeta.generation.contexts import LOCAL_TYPES, META_TOKENS, check_value
+from bsmeta.generation.contexts import check_value
 from bsmeta.generation.likelihood import Likelihoods
 from bsmeta.generation.opening import find, load
 from bsmeta.generation.view import console
+from bsmeta.metadata.processors import type_of
 
 
 def attribute(config: GenerateConfig) -> None:
@@ -71,7 +72,8 @@ def attribute(config: GenerateConfig) -> None:
 
 
 def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
-    if config.type in LOCAL_TYPES or config.type == META_TOKENS:
+    kind = type_of(config.type)
+    if kind.is_local or kind.always_present:
         raise ConfigurationError(
             f"type={config.type}: expected a type with a value before the text; "
             f"{config.type} has none"

@@ -7,7 +7,7 @@ values is given it (`https://host/`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,27 +15,8 @@ import numpy as np
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
-from bsmeta.metadata.values import readable_url, year_and_month
-
-
-def _label_of_url(config: MetadataConfig) -> Callable[[Record], str | None]:
-    """The host, or the part of the url that the model was trained with if that says less."""
-    part = config.url_granularity
-    part = part if part in ("registered_domain", "suffix", "path") else "host"
-    return lambda record: readable_url(str(record.value), part)
-
-
-def _label_of_time(config: MetadataConfig) -> Callable[[Record], str | None]:
-    return lambda record: str(year_and_month(str(record.value))[0])
-
-
-def _label_of_value(config: MetadataConfig) -> Callable[[Record], str | None]:
-    return lambda record: str(record.value)
-
-
-LABELS = {"url": _label_of_url, "timestamp": _label_of_time}
-"""How labels are read from records, where they are not just the values."""
 
 
 class Labels:
@@ -48,15 +29,14 @@ class Labels:
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         self.key = key
-        self._is_host = key == "url" and config.url_granularity != "path"
-        self._read = LABELS.get(key, _label_of_value)(config)
+        self._type, self._config = type_of(key), config
 
     def of(self, document: Document) -> str | None:
         """The label of a document's first global record of the type; None without one."""
         for record in document.records(self.key):
             if not record.is_local():
                 try:
-                    return self._read(record)
+                    return self._type.group(str(record.value), self._config)
                 except BadDocument as error:
                     raise DataError(f"metadata_{self.key}: {error}") from error
         return None
@@ -68,7 +48,7 @@ class Labels:
             ConfigurationError: There is none in it.
         """
         try:
-            label = self._read(Record(value=text, key=self.key, type="global"))
+            label = self._type.group(text, self._config)
         except BadDocument as error:
             raise ConfigurationError(f"candidates: {text} is no {self.key}: {error}") from error
         if label is None:
@@ -77,7 +57,7 @@ class Labels:
 
     def record(self, label: str) -> Record:
         """The record by which the model is given the label."""
-        value = f"https://{label}/" if self._is_host else label
+        value = self._type.value_of_group(label, self._config)
         return Record(value=value, key=self.key, type="global")
 
 

@@ -15,15 +15,11 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
-
-LOCAL_TYPES = ("html", "entity", "entity_paragraph", "paragraph", "basic_start_local")
-"""Types about places in a text: no value of theirs can stand before a text that is yet to come."""
-
-META_TOKENS = "meta_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +107,7 @@ class Contexts:
 
 
 def _records(key: str, value: Any) -> list[Record]:
-    if key in LOCAL_TYPES:  # only to be announced: what it inserts is not used
+    if type_of(key).is_local:  # only to be announced: what it inserts is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
     return [Record(value=one, key=key, type="global") for one in values]
@@ -125,16 +121,18 @@ def check_value(key: str, value: Any, config: MetadataConfig) -> None:
     """
     known = [*config.metadata_list]
     if key not in known:
-        near = COLUMN_KEYS.get(key) or next(iter(difflib.get_close_matches(key, known, n=1)), None)
+        near = column_keys().get(key) or next(
+            iter(difflib.get_close_matches(key, known, n=1)), None
+        )
         hint = f"; did you mean {near}?" if near in known else ""
-        given = [one for one in known if one not in LOCAL_TYPES]
+        given = [one for one in known if not type_of(one).is_local]
         raise ConfigurationError(
             f"metadata.{key}: the model was not trained with this type; expected any of {given}"
             f"{hint}"
         )
-    if key in LOCAL_TYPES:
+    if type_of(key).is_local:
         _check_announcement(key, value, config)
-    elif key == META_TOKENS:
+    elif type_of(key).always_present:
         if value is not True:
             raise ConfigurationError(f"metadata.{key}={value}: expected true, they have no value")
     elif config.metadata_position == "append":

@@ -1,97 +1,32 @@
-"""Types: how the records of each metadata key read.
+"""Types: what is known about each metadata key, and how its records read.
 
-A type is one class: what a global record puts in the prefix, and what a local record puts at
-the start and the end of its span. `PROCESSORS` has the types that read otherwise than the
-default, `key: value` and `[key: value]…[/key: value]`. The strings are those of the BigScience
-`metadata` repository, which trained models expect.
+A type is one class: what a global record puts in the prefix, what a local record puts at the start
+and the end of its span, and every fact about it that other modules ask for. `PROCESSORS` has the
+types that differ from the default one. The strings are those of the BigScience `metadata`
+repository, which trained models expect.
 """
 
 from __future__ import annotations
 
-import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote_plus
 
 import msgspec
 
+from bsmeta.config.checks.problems import Problem, show
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.metadata_type import EXAMPLE_TEXT, MetadataType, config_problem, setting
 from bsmeta.metadata.records import BadDocument, Record, bad_document
-from bsmeta.metadata.values import Bucketing, readable_url, year_and_month
-
-
-class MetadataType:
-    """A metadata type, read by the default form.
-
-    Args:
-        key: The metadata key.
-        config: How its records read.
-    """
-
-    label: str | None = None
-    """What stands before a global record's value; None: the key."""
-    prefix_only = False
-    """Whether `metadata_position` leaves the type's global strings in the prefix."""
-    always_present = False
-    """Whether a document has the type without having a record of it."""
-
-    def __init__(self, key: str, config: MetadataConfig) -> None:
-        self.key = key
-        self._separator = config.metadata_key_value_sep
-        self._template = config.metadata_templates.get(key)
-        self._bucketing = Bucketing(key, config)
-        self.literals = self._literals()
-
-    def own_ends(self, text: str) -> tuple[int, int]:
-        """How many characters at the start and the end of a global string are the configuration's.
-
-        Only there may a special token be meant: what lies between comes from the record.
-        """
-        first, last = self.literals
-        begins, ends = text.startswith(first), text.endswith(last)
-        return len(first) if begins else 0, len(last) if ends else 0
-
-    def _literals(self) -> tuple[str, str]:
-        """What stands before and after the value of a global record."""
-        if self._template is None:
-            return f"{self.label or self.key}{self._separator}", ""
-        parts = list(string.Formatter().parse(self._template))
-        last, field, _, _ = parts[-1]
-        return parts[0][0], last if field is None and len(parts) > 1 else ""
-
-    def global_text(self, record: Record) -> str | None:
-        """How a global record reads; None leaves it out.
-
-        Raises:
-            BadDocument: If the value cannot be what the type says it is.
-        """
-        value = self._value(record)
-        if value is None:
-            return None
-        if self._template is not None:
-            return self._template.format_map({"key": self.key, "value": value})
-        return f"{self.label or self.key}{self._separator}{value}"
-
-    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        """What a local record inserts at the start and the end of its span; None drops it.
-
-        Args:
-            record: The record.
-            length: Characters in its span.
-        """
-        text = f"{self.key}{self._separator}{self._bucketing(record.value)}"
-        return f"[{text}]", f"[/{text}]"
-
-    def local_texts(
-        self, records: Sequence[Record], lengths: Sequence[int]
-    ) -> list[tuple[str, str] | None]:
-        """`local_text` of each of several records."""
-        return list(map(self.local_text, records, lengths))
-
-    def _value(self, record: Record) -> str | None:
-        return self._bucketing(record.value)
+from bsmeta.metadata.values import readable_url, year_and_month
 
 
 class Timestamp(MetadataType):
     """`Year: 2018 | Month: December`, whatever `metadata_key_value_sep` is: as published."""
+
+    template_fields = frozenset({"key", "value", "year", "month"})
+    prompt_label = "Date"
+    slice_by = "time"
+    example = "2018-12-10T13:45:00Z"
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -107,9 +42,19 @@ class Timestamp(MetadataType):
             parts.append(f"Month: {month}")
         return self._record_separator.join(parts)
 
+    @classmethod
+    def group(cls, value: str, config: MetadataConfig) -> str | None:
+        """The year."""
+        return str(year_and_month(value)[0])
+
 
 class Url(MetadataType):
     """`url: foo.bar/Year 2021/`: the address, or a part of it, without %-escapes."""
+
+    is_address = True
+    prompt_label = "URL"
+    slice_by = "site"
+    example = "https://en.example.org/history/first-program.html"
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -118,33 +63,73 @@ class Url(MetadataType):
     def _value(self, record: Record) -> str | None:
         return readable_url(str(record.value), self._granularity)
 
+    @classmethod
+    def prompt_value(cls, value: str) -> str:
+        return unquote_plus(value)
+
+    @classmethod
+    def group(cls, value: str, config: MetadataConfig) -> str | None:
+        """The host, or the part that the model was trained with if that says less."""
+        part = config.url_granularity
+        part = part if part in ("registered_domain", "suffix", "path") else "host"
+        return readable_url(value, part)
+
+    @classmethod
+    def value_of_group(cls, group: str, config: MetadataConfig) -> str:
+        return group if config.url_granularity == "path" else f"https://{group}/"
+
 
 class Title(MetadataType):
     """`Title: …`."""
 
     label = "Title"
+    example = "The first program"
 
 
 class WebsiteDescription(MetadataType):
     """`Website Description: …`."""
 
+    columns = ("website_desc",)
     label = "Website Description"
+    prompt_label = "Website description"
+    example = "A site about the history of computing."
 
 
 class Datasource(MetadataType):
     """`Datasource: example.de > forum > 21 new project`."""
 
+    columns = ("generation_datasource",)
     label = "Datasource"
+    prompt_label = "Data source"
+    example = "en.example.org > history > first program"
 
 
 class Length(MetadataType):
     """`Text Length: 123` for the text; `[length: 12]…[/length: 12]` for a sentence."""
 
+    columns = ("generation_length_text", "generation_length_sentence")
     label = "Text Length"
+    prompt_label = "Number of characters"
+    example = len(EXAMPLE_TEXT)
+
+
+class Paragraph(MetadataType):
+    """`[paragraph: 1]…[/paragraph: 1]`."""
+
+    is_lazy = True
+    is_local = True
+    example = "1"
 
 
 class Entity(MetadataType):
     """`Biden [[Joe Biden]] studied at …`."""
+
+    is_lazy = True
+    is_local = True
+    prompt_label = "Entities"
+    is_listed = True
+    example = "Ada_Lovelace"
+    example_span = (0, 12)
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
         return "", f" [[{str(record.value).replace('_', ' ')}]]"
@@ -152,6 +137,12 @@ class Entity(MetadataType):
 
 class EntityParagraph(MetadataType):
     """` |Joe Biden|` at the start or the end of the paragraph that mentions the entity."""
+
+    is_lazy = True
+    is_local = True
+    prompt_label = "Entities by paragraph"
+    is_listed = True
+    example = "Ada_Lovelace"
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -178,6 +169,13 @@ _REMEMBERED_TAGS = 1 << 14  # some megabytes; four tags in five come again on th
 
 class Html(MetadataType):
     """`<b class:level1 id:4>…</b>`, with the tags and attributes that the configuration keeps."""
+
+    is_lazy = True
+    is_longest = True
+    is_local = True
+    sample_rate_key = "html_overall_sample_rate"
+    example = "b"
+    example_span = (21, 28)
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
@@ -248,9 +246,31 @@ class Html(MetadataType):
         )
         return f"<{tag}{text}>", f"</{tag}>"
 
+    @classmethod
+    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
+        rules = config.html_parser_config
+        section, name_list = "html_parser_config", "tags_to_remove_alone_tag_name"
+        names = rules.tags_to_remove_alone_tag_name
+        for end in ("min", "max"):
+            field = f"tags_to_remove_alone_txt_{end}_chr_len"
+            lengths = getattr(rules, field)
+            if len(lengths) != len(names):
+                expected = f"a length for each of the {len(names)} names of {name_list}"
+                fix = "give as many lengths as names"
+                yield config_problem(f"{section}.{field}", f"{len(lengths)} lengths", expected, fix)
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            fix = f"drop one {name}, and its lengths"
+            yield config_problem(
+                f"{section}.{name_list}", f"{name} more than once", "each once", fix
+            )
+
 
 class BasicStartLocal(MetadataType):
     """The value itself, at the start of its span."""
+
+    is_local = True
+    example = "note: "
+    example_span = (0, 4)
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
         return str(record.value), ""
@@ -267,11 +287,23 @@ class MetaTokens(MetadataType):
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         super().__init__(key, config)
-        self.tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
-        self.literals = "".join(self.tokens), ""
+        self._tokens = [f"<|meta_{number}|>" for number in range(config.num_meta_tokens)]
+        self.literals = "".join(self._tokens), ""
 
     def global_text(self, record: Record) -> str | None:
-        return "".join(self.tokens)
+        return "".join(self._tokens)
+
+    @property
+    def special_tokens(self) -> Sequence[str]:
+        return self._tokens
+
+    @classmethod
+    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
+        keys = [key for key in config.metadata_list if type_of(key) is cls]
+        if keys and config.num_meta_tokens < 1:
+            name = "num_meta_tokens"
+            expected = f"1 or more, because metadata_list asks for {keys[0]}"
+            yield config_problem(name, show(config.num_meta_tokens), expected, setting(name, "5"))
 
 
 PROCESSORS: dict[str, type[MetadataType]] = {
@@ -281,15 +313,29 @@ PROCESSORS: dict[str, type[MetadataType]] = {
     "website_description": WebsiteDescription,
     "datasource": Datasource,
     "length": Length,
+    "paragraph": Paragraph,
     "entity": Entity,
     "entity_paragraph": EntityParagraph,
     "html": Html,
     "basic_start_local": BasicStartLocal,
     "meta_tokens": MetaTokens,
 }
-"""The types that do not read by the default form, by key."""
+"""The types that are not the default one in everything, by key."""
+
+ADDRESS_KEY = next(key for key, kind in PROCESSORS.items() if kind.is_address)
+LONGEST_COLUMN = next(key for key, kind in PROCESSORS.items() if kind.is_longest)
+
+
+def type_of(key: str) -> type[MetadataType]:
+    """The class of a metadata key."""
+    return PROCESSORS.get(key, MetadataType)
+
+
+def column_keys() -> dict[str, str]:
+    """The keys of the columns (without `metadata_`) whose records have another key."""
+    return {column: key for key, kind in PROCESSORS.items() for column in kind.columns}
 
 
 def make_types(config: MetadataConfig) -> dict[str, MetadataType]:
     """The types of `metadata_list`, in its order."""
-    return {key: PROCESSORS.get(key, MetadataType)(key, config) for key in config.metadata_list}
+    return {key: type_of(key)(key, config) for key in config.metadata_list}

@@ -1,29 +1,18 @@
-"""Records: a line of a shard becomes a `Document` with its metadata.
+"""Records: a document and its metadata.
 
-First step of the flow (line -> document -> chosen types -> rendered text). Decoding is typed:
-the metadata columns that the configuration names are the only ones that are decoded, and the
-long ones among them (one record for each html tag) only when they are rendered.
+What `decoding` makes of a line and every later step reads. A column of many records is kept as
+bytes until a document is rendered with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Literal, cast
+from typing import Literal
 
 import msgspec
 
-from bsmeta.config.metadata import COLUMN_KEYS, MetadataConfig
-from bsmeta.metadata.columns import MARK, UNREADABLE, cut_column, first_of
-
-LAZY_COLUMNS = frozenset({"html", "entity", "entity_paragraph", "paragraph"})
-"""Columns with many records: kept as bytes until the document is rendered with them."""
-
-LONGEST_COLUMN = "html"
-LONGEST_KEY = b'"metadata_html"'
-
-ADDRESS_FIELD = "address_column"
-"""The column of `url` where it is not one of the wanted ones; see `Document.addresses`."""
+from bsmeta.metadata.columns import UNREADABLE, first_of
 
 NO_COLUMN = msgspec.Raw()
 
@@ -106,22 +95,22 @@ class Document:
         """
         raw = self._undecoded.get(key)
         if raw is not None:
-            _group(self._records, key, _decode_column(key, raw))
+            group(self._records, key, _decode_column(key, raw))
             del self._undecoded[key]
         return self._records.get(key, ())
 
-    def addresses(self) -> set[str]:
-        """What the `url` column and the metadata records of `url` hold.
+    def addresses(self, key: str) -> set[str]:
+        """What the `url` column and the metadata records of the key of addresses hold.
 
-        The records are read whether `metadata_list` has `url` or not; a column of them that nobody
-        asked for, and that holds none, is no reason to refuse the document.
+        The records are read whether `metadata_list` has that key or not; a column of them that
+        nobody asked for, and that holds none, is no reason to refuse the document.
         """
-        found = {str(record.value) for record in self._records.get("url", ())}
+        found = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
             found.add(self.url)
-        if not _is_empty(self._address_column):
+        if not is_empty(self._address_column):
             with contextlib.suppress(BadDocument):
-                records = _decode_column("url", self._address_column) or []
+                records = _decode_column(key, self._address_column) or []
                 found.update(str(record.value) for record in records)
         return found
 
@@ -137,7 +126,7 @@ def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
         raise bad_document(error, f"metadata_{column}: ") from error
 
 
-def _group(
+def group(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
     """Add records to the groups by their key; one without a key has that of its column."""
@@ -151,7 +140,7 @@ def _group(
         groups.setdefault(record.key or column_key, []).append(record)
 
 
-def _is_empty(raw: msgspec.Raw) -> bool:
+def is_empty(raw: msgspec.Raw) -> bool:
     """Whether an undecoded column holds no records (it is absent, `null` or `[]`)."""
     found = memoryview(raw)
     if len(found) > _EMPTY_LIST_BYTES:
@@ -169,119 +158,3 @@ def bad_document(error: Exception, where: str = "") -> BadDocument:
     if not where and " - at `$" not in detail:
         return BadDocument("not_an_object", detail)
     return BadDocument("wrong_type", detail)
-
-
-class DocumentDecoder:
-    """Turns the lines of a shard into documents.
-
-    Both forms of the data are read: one column a type (`metadata_html`, ...), or `text` with one
-    list `metadata`, which comes first where a line has both. A record without a `key` takes
-    that of its column.
-
-    Args:
-        config: `metadata_list` and `metadata_column_list` say which columns are decoded.
-    """
-
-    def __init__(self, config: MetadataConfig) -> None:
-        columns = _columns(config)
-        eager = [name for name in columns if name not in LAZY_COLUMNS]
-        self._eager = [(_field(name), COLUMN_KEYS.get(name, name)) for name in eager]
-        self._lazy = [(_field(name), name) for name in columns if name in LAZY_COLUMNS]
-        self._decoder = msgspec.json.Decoder(_line_type(columns))
-        self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
-
-    def decode(self, line: bytes | memoryview) -> Document:
-        """Decode one line.
-
-        Args:
-            line: A JSON object in UTF-8.
-
-        Raises:
-            BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`. Columns of `LAZY_COLUMNS` are not looked into here (only the syntax
-                of all but the longest one is checked); rendering may still refuse their records.
-        """
-        try:
-            row = self._row(line)
-        except UNREADABLE as error:
-            raise bad_document(error) from error
-        if isinstance(row.text, msgspec.UnsetType):
-            raise BadDocument("missing_text", "the object has no `text`")
-        records: dict[str, list[Record]] = {}
-        undecoded: dict[str, msgspec.Raw] = {}
-        address_column = getattr(row, ADDRESS_FIELD, NO_COLUMN)
-        if row.metadata is not None:
-            if not all(record.key for record in row.metadata):
-                raise BadDocument("wrong_type", "a record of the list `metadata` has no `key`")
-            _group(records, "", row.metadata)
-            return Document(row.text, row.url, records, address_column=address_column)
-        for field, key in self._eager:
-            _group(records, key, getattr(row, field))
-        for field, key in self._lazy:
-            raw = getattr(row, field)
-            if not _is_empty(raw):
-                undecoded[key] = raw
-        return Document(row.text, row.url, records, undecoded, address_column)
-
-    def _row(self, line: bytes | memoryview) -> _Line:
-        """The columns of a line, of which the longest one is only parsed where it must be."""
-        line = bytes(line)
-        parts = cut_column(line, LONGEST_KEY, others=b'"metadata')
-        if parts is not None:
-            short, column = parts
-            with contextlib.suppress(*UNREADABLE):  # the whole line shows what is wrong
-                row = self._decoder.decode(short)
-                if self._is_whole(row, column):
-                    if self._long_field is not None:
-                        setattr(row, self._long_field, column)
-                    return row
-        return self._decoder.decode(line)
-
-    def _is_whole(self, row: _Line, column: memoryview) -> bool:
-        """Whether a row without the longest column lacks nothing else of its line."""
-        if self._long_field is not None and bytes(getattr(row, self._long_field)) != MARK:
-            return False
-        if row.text is msgspec.UNSET:
-            return False
-        return row.url is not None or b'"url"' not in bytes(column)
-
-
-def _columns(config: MetadataConfig) -> list[str]:
-    """Names (without `metadata_`) of the columns to decode, in the order of `metadata_list`."""
-    columns = []
-    for key in config.metadata_list:
-        columns += [name for name, column_key in COLUMN_KEYS.items() if column_key == key]
-        columns.append(key)
-    wanted = config.metadata_column_list
-    if wanted is not None:
-        columns = [name for name in columns if name in wanted] + wanted
-    return list(dict.fromkeys(columns))
-
-
-def _field(column: str) -> str:
-    """A field name for any column name (a column's name need not be an identifier)."""
-    return "column_" + column.encode().hex()
-
-
-class _Line(msgspec.Struct, gc=False):
-    """What every line has; `_line_type` adds the wanted columns, all others are skipped."""
-
-    text: str | msgspec.UnsetType = msgspec.UNSET
-    url: str | None = None
-    metadata: list[Record] | None = None
-
-
-def _line_type(columns: list[str]) -> type[_Line]:
-    """The type of a line with these columns."""
-    fields: list[tuple[str, Any, Any]] = []
-    for name in columns:
-        if name in LAZY_COLUMNS:
-            fields.append((_field(name), msgspec.Raw, NO_COLUMN))
-        else:
-            fields.append((_field(name), list[Record] | None, None))
-    if "url" not in columns:
-        fields.append((ADDRESS_FIELD, msgspec.Raw, NO_COLUMN))
-    names = {_field(name): f"metadata_{name}" for name in columns}
-    names[ADDRESS_FIELD] = "metadata_url"
-    line = msgspec.defstruct("Line", fields, bases=(_Line,), rename=names, gc=False)
-    return cast("type[_Line]", line)

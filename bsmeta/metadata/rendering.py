@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.checks.problems import refuse
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.insertion import (
     LocalTags,
     arrange,
@@ -25,7 +25,7 @@ from bsmeta.metadata.insertion import (
     record_spans,
     wrap_runs,
 )
-from bsmeta.metadata.processors import MetaTokens, make_types
+from bsmeta.metadata.processors import make_types
 from bsmeta.metadata.records import Document, Record
 
 Spans = NDArray[np.int32]
@@ -171,7 +171,7 @@ class Renderer:
 
         The wrappers of local types and the ends of the prefix, where
         `local_metadata_special_token_state` and `metadata_prefix_special_token_state` ask for
-        them, and the meta tokens where `metadata_list` has them.
+        them, and those of the types (meta tokens).
         """
         tokens: list[str] = []
         if self._config.metadata_prefix_special_token_state:
@@ -182,8 +182,7 @@ class Renderer:
             for key in {**starts, **ends}:
                 tokens += [starts.get(key, ""), ends.get(key, "")]
         for metadata_type in self._types.values():
-            if isinstance(metadata_type, MetaTokens):
-                tokens += metadata_type.tokens
+            tokens += metadata_type.special_tokens
         return [token for token in dict.fromkeys(tokens) if token]
 
     def _global_texts(self, key: str, records: Sequence[Record]) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import random
 
-from bsmeta.config.metadata import MetadataConfig, weight_of
-from bsmeta.metadata.processors import PROCESSORS
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 
 
@@ -25,7 +25,7 @@ class TypeSampler:
         self._probability = config.metadata_probability
         self._draws_some = config.random_sample_metadata
         self._chances = [  # looked up once: drawing is a part of the stream's time
-            (key, _is_always_present(key), _dropout(key, config), weight_of(key, config))
+            (key, type_of(key).always_present, _dropout(key, config), weight_of(key, config))
             for key in config.metadata_list
         ]
 
@@ -33,7 +33,7 @@ class TypeSampler:
         """The types that a document is rendered with.
 
         With `metadata_probability` the document is given metadata at all. Then `metadata_dropout`
-        and `html_overall_sample_rate` each leave a type out by chance; of the n types that are
+        and the type's own sample rate each leave a type out by chance; of the n types that are
         left, k (uniform in 1..n) are drawn without replacement, each draw in proportion to
         `random_sample_metadata_weights`.
 
@@ -72,14 +72,14 @@ def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
     }
 
 
-def _is_always_present(key: str) -> bool:
-    metadata_type = PROCESSORS.get(key)
-    return metadata_type is not None and metadata_type.always_present
+def weight_of(name: str, config: MetadataConfig) -> float:
+    """A type's weight in the draw, given by its key or by the name of its column."""
+    weights = config.random_sample_metadata_weights
+    names = [name, *type_of(name).columns]
+    return next((weights[one] for one in names if one in weights), 1.0)
 
 
 def _dropout(key: str, config: MetadataConfig) -> float:
     """The chance that a type is left out before the draw."""
     kept = 1.0 - config.metadata_dropout.get(key, 0.0)
-    if key == "html":
-        kept *= config.html_overall_sample_rate
-    return 1.0 - kept
+    return 1.0 - kept * type_of(key).sample_rate(config)

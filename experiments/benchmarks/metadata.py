@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.masks import token_kinds
-from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler
 

@@ -38,7 +38,7 @@ from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
 from bsmeta.data.stream import TrainStream
 from bsmeta.data.tokenizer import load_tokenizer
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
 
 PLAIN_TEXTS = 1000
 REFERENCE, REFERENCE_PLAIN = 466_000, 1_050_000  # tokens per CPU second

@@ -761,11 +761,20 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"gradient_accumulation_steps": 4, "optimizer": DROP, "scheduler": DROP},
         {"mixed_precision": "fp16"},
         {
+            "data_config.metadata_config.max_seq_len": "max_seq_len=1024",
             "task": "task=causal_lm",
             "learning_rate": "learning_rate=",
-            "data_config.metadata_config.max_seq_len": "max_seq_len=1024",
             "mixed_precision": "leave mixed_precision out",
             "gradient_accumulation_steps": 'write "auto"',
+        },
+    ),
+    "metadata and the JSON": (
+        {"data_config.metadata_config.metadata_probability": 1.5},
+        {"gradient_clipping": 2.0},
+        {},
+        {
+            "data_config.metadata_config.metadata_probability": "metadata_probability=0.5",
+            "gradient_clipping": "gradient_clipping",
         },
     ),
     "a negative interval": ({"save_steps": -1}, {}, {}, {"save_steps": "save_steps=1"}),
@@ -870,14 +879,6 @@ def test_the_global_batch_is_shown_as_a_sum(tmp_path: Path) -> None:
         '"auto" or 64 (4 (data_config.per_device_train_batch_size) x 8 '
         "(gradient_accumulation_steps) x 2 (processes) = 64)"
     ) in str(caught.value)
-
-
-def test_metadata_is_checked_with_the_rest(tmp_path: Path) -> None:
-    metadata = {"data_config.metadata_config.metadata_probability": 1.5}
-    with pytest.raises(ConfigurationError) as caught:
-        run_check(tmp_path, metadata, {"gradient_clipping": 2.0})
-    named = re.findall(r"^\d\. (\S+)", str(caught.value), re.M)
-    assert named == ["data_config.metadata_config.metadata_probability", "gradient_clipping"]
 
 
 @pytest.mark.parametrize(

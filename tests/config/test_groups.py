@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.checks.values import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import TrainConfig
+from bsmeta.metadata.checks import metadata_problems
 
 GROUPS = ("model", "optimizer", "schedule", "metadata", "data")
 METADATA = "data_config.metadata_config"

@@ -12,7 +12,6 @@ import pytest
 
 from bsmeta.config.checks.files import file_problems
 from bsmeta.config.checks.loop import FIGURES, loop_problems
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
@@ -21,6 +20,7 @@ from bsmeta.config.schema import TrainConfig
 from bsmeta.data import preview
 from bsmeta.data.preview import missing_types
 from bsmeta.evaluation.statistics import Figures
+from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
@@ -113,13 +113,17 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
     ]
-    assert notes(compose(TrainConfig, "demo", changed), ALONE) == [
+    config = compose(TrainConfig, "demo", changed)
+    assert metadata_notes(config.data_config.metadata_config) == [
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
+    ]
+    assert notes(config, ALONE) == [
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 updates",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
     ]
     for name in ("demo", "v2"):
-        assert notes(compose(TrainConfig, name), ALONE) == []
+        shipped = compose(TrainConfig, name)
+        assert [*notes(shipped, ALONE), *metadata_notes(shipped.data_config.metadata_config)] == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
     assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
 

@@ -11,7 +11,6 @@ import pytest
 
 from bsmeta.config.checks.bounds import bound_lines, bound_problems
 from bsmeta.config.checks.data import data_problems
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.checks.values import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
@@ -24,6 +23,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.prepare import PrepareConfig
 from bsmeta.config.reference import reference
 from bsmeta.config.schema import TrainConfig
+from bsmeta.metadata.checks import metadata_problems
 
 
 def bounded(schema: type) -> dict[str, Values]:

@@ -12,7 +12,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument, mark_spans
 from bsmeta.data.pieces import cut
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer, word_tokenizer
 

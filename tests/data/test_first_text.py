@@ -10,7 +10,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder
 from bsmeta.data.pieces import cut
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import small_tokenizer
 

@@ -19,7 +19,8 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.cache import Cache
 from bsmeta.data.held_out import HeldOutDocuments
 from bsmeta.data.stream import TrainStream
-from bsmeta.metadata.records import Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.records import Document
 from tests.data.helpers import (
     Taken,
     page,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
 from bsmeta.data.plan import Phases
 from bsmeta.data.stream import TrainStream
+from bsmeta.metadata.checks import metadata_problems
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 STEPS = 12

@@ -13,7 +13,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.generation.contexts import Contexts
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import small_tokenizer
 

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.records import Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.rendering import Renderer
 
 

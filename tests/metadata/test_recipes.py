@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import Phase
 from bsmeta.config.schema import TrainConfig
-from bsmeta.metadata.records import DocumentDecoder
+from bsmeta.metadata.checks import metadata_problems
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import page, run, small_config, small_tokenizer, write_shard
 

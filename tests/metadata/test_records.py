@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.metadata.records import BadDocument, Document, DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer
 from tests.metadata.helpers import config, html, local, world
 

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules, MetadataConfig
+from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.masks import inside_span, token_kinds
-from bsmeta.metadata.records import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler
 from tests.metadata.helpers import config, document, html, local, pieces, render, world

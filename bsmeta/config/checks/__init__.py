@@ -17,7 +17,6 @@ from bsmeta.config.checks.deepspeed_file import read_json
 from bsmeta.config.checks.deepspeed_models import model_problems
 from bsmeta.config.checks.files import file_problems
 from bsmeta.config.checks.loop import loop_problems
-from bsmeta.config.checks.metadata import metadata_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
 from bsmeta.config.checks.start import launch_problems
 from bsmeta.config.checks.values import value_problems
@@ -50,7 +49,7 @@ def check_run(
         config: The run.
         environ: The environment variables of this process.
         tasks: What `task` may name.
-        mistakes: What was found wrong before; told along with the rest.
+        mistakes: What was found wrong before (command line, metadata); listed with the rest.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
@@ -93,5 +92,4 @@ def check(
 
 def _own_problems(config: TrainConfig) -> list[Problem]:
     """What is wrong whatever the launch says."""
-    metadata = metadata_problems(config.data_config.metadata_config)
-    return [*value_problems(config), *metadata, *file_problems(config)]
+    return [*value_problems(config), *file_problems(config)]
