@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Iterable
 from urllib.parse import unquote
 
 import msgspec
@@ -65,10 +64,10 @@ class HeldOutDocuments:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""
         if text_fingerprint(document.text) in self._fingerprints:
             return "text"
-        shared = not self._fingerprints.isdisjoint(
-            url_fingerprints(document.addresses(ADDRESS_KEY))
-        )
-        return "url" if shared else ""
+        for url in document.addresses(ADDRESS_KEY):
+            if url_fingerprint(url) in self._fingerprints:
+                return "url"
+        return ""
 
 
 def text_fingerprint(text: str) -> int:
@@ -76,10 +75,10 @@ def text_fingerprint(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
-def url_fingerprints(urls: Iterable[str]) -> set[int]:
-    """The hashes by which URLs are known; others than those of the same texts."""
-    normalized = {normalized_url(url) for url in urls} - {""}
-    return {xxhash.xxh3_64_intdigest(url.encode(), seed=1) for url in normalized}
+def url_fingerprint(url: str) -> int | None:
+    """The hash by which a URL is known, another than that of the same text; None if it is blank."""
+    normalized = normalized_url(url)
+    return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
 
 _URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
@@ -93,8 +92,11 @@ def normalized_url(url: str) -> str:
     an empty query, the fragment, %-escapes, and spaces around it all.
     """
     host, path, query = _URL.match(url).groups("")  # type: ignore[union-attr]  # matches any string
-    kept = _PORT.sub("", host.lower()) + path.rstrip("/ ") + query
-    return unquote(kept).strip()
+    host = host.lower()
+    if ":" in host:
+        host = _PORT.sub("", host)
+    kept = host + path.rstrip("/ ") + query
+    return (unquote(kept) if "%" in kept else kept).strip()
 
 
 class _Text(msgspec.Struct):
@@ -119,7 +121,8 @@ def fingerprints(path: str | FileRef) -> np.ndarray:
                 unreadable += text is None
                 if text:
                     texts.add(text_fingerprint(text))
-                urls |= url_fingerprints(addresses)
+                numbers = map(url_fingerprint, addresses)
+                urls |= {number for number in numbers if number is not None}
     if reader.damage or not texts:
         found = f"line {reader.line + 1}: {reader.damage}" if reader.damage else "no text in it"
         raise DataError(

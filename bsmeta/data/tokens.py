@@ -77,6 +77,9 @@ class Tokens:
         return int(np.searchsorted(ends, size, side="right"))
 
 
+_NOWHERE = np.zeros(0, np.int64)
+
+
 class SpecialTokens:
     """The special tokens of a tokenizer: where they are in tokens, and texts encoded without them.
 
@@ -96,18 +99,18 @@ class SpecialTokens:
         longest_first = sorted(self._numbers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def found(self, tokens: Tokens) -> bool:
-        """Whether some of the tokens are special."""
+    def places(self, tokens: Tokens) -> np.ndarray:
+        """Which of the tokens are special (int64)."""
         ids = tokens.ids
         if not len(ids) or ids.max() < self._smallest:  # mostly: they have the last numbers
-            return False
-        return bool(self._is_special[ids].any())
+            return _NOWHERE
+        places = np.flatnonzero(ids >= self._smallest)
+        return places[self._is_special[ids[places]]]
 
-    def all_inside(self, tokens: Tokens, parts: np.ndarray) -> bool:
-        """Whether all special tokens lie in these parts of the text (int[m, 2], sorted)."""
+    def all_inside(self, tokens: Tokens, places: np.ndarray, parts: np.ndarray) -> bool:
+        """Whether the tokens at these places lie in these parts of the text (int[m, 2], sorted)."""
         starts, ends = tokens.characters()
-        special = self._is_special[tokens.ids]
-        starts, ends = starts[special], ends[special]
+        starts, ends = starts[places], ends[places]
         rows = np.searchsorted(parts[:, 0], starts, side="right") - 1
         limits = np.append(parts[:, 1], -1)  # row -1: before the first part
         return bool((ends <= limits[rows]).all())
@@ -204,7 +207,8 @@ class TextTokenizer:
         # Hardly any text has one written out: all are encoded as if they were meant, at full
         # speed, and those in which one was found where none is meant a second time.
         for number, one in enumerate(tokens):
-            if self._special.found(one) and not self._special.all_inside(one, own(number)):
+            places = self._special.places(one)
+            if len(places) and not self._special.all_inside(one, places, own(number)):
                 tokens[number] = self._special.encode(texts[number], own(number), self._lengths)
         return tokens
 

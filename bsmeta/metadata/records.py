@@ -56,6 +56,13 @@ class Record(msgspec.Struct, gc=False):
         return self.type == "local"
 
 
+class _Value(msgspec.Struct, gc=False):
+    """Of a record nothing but its value, which takes half as long to read."""
+
+    value: str | int | float
+
+
+_VALUE_LIST = msgspec.json.Decoder(list[_Value] | None)
 _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
 
 
@@ -108,10 +115,10 @@ class Document:
         found = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
             found.add(self.url)
-        if not is_empty(self._address_column):
-            with contextlib.suppress(BadDocument):
-                records = _decode_column(key, self._address_column) or []
-                found.update(str(record.value) for record in records)
+        if self._address_column is not NO_COLUMN:
+            with contextlib.suppress(*UNREADABLE):
+                for record in _VALUE_LIST.decode(self._address_column) or ():
+                    found.add(str(record.value))
         return found
 
 

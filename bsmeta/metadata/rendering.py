@@ -6,7 +6,6 @@ are inserted into the text. The model reads `prefix + lead + body + suffix`.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -267,14 +266,22 @@ def _joined(
         The string; for each record its span with what is around it, and its kind; and the parts
         that come from the configuration.
     """
-    strings = [sep + one.text + end for sep, one, end in zip(before, records, after, strict=True)]
-    bounds = [0, *itertools.accumulate(map(len, strings))]
+    strings: list[str] = []
+    spans: list[int] = []
     own = [0]  # where parts of the configuration begin and end, in turn
-    for sep, one, end, first, last in zip(
-        before, records, after, bounds[:-1], bounds[1:], strict=True
-    ):
-        own += [first + len(sep) + one.start, last - len(end) - one.end]
-    own.append(bounds[-1])
-    kinds = np.array([one.kind for one in records], np.uint8)
-    spans = np.array(list(itertools.pairwise(bounds)), np.int32)
-    return "".join(strings), spans, kinds, np.array(own, np.int32).reshape(-1, 2)
+    begin = 0
+    for sep, record, after_it in zip(before, records, after, strict=True):
+        string = sep + record.text + after_it
+        end = begin + len(string)
+        strings.append(string)
+        spans += begin, end
+        own += begin + len(sep) + record.start, end - len(after_it) - record.end
+        begin = end
+    own.append(begin)
+    kinds = np.array([record.kind for record in records], np.uint8)
+    return (
+        "".join(strings),
+        np.array(spans, np.int32).reshape(-1, 2),
+        kinds,
+        np.array(own, np.int32).reshape(-1, 2),
+    )
