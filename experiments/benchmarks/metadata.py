@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.encoding import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.masks import token_kinds
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler
 
@@ -98,7 +98,9 @@ def measure(
         offsets = np.array(body.offsets, np.int32).reshape(-1, 2) - len(rendered.lead)
         starts, ends = np.ascontiguousarray(np.maximum(offsets, 0).T)
         for _ in range(repeats):
-            watch.time("mask", token_kinds, starts, ends, rendered.spans, rendered.span_kinds)
+            kinds, run = np.zeros(len(starts), np.uint8), np.full(len(starts), -1, np.int32)
+            spans = (rendered.spans, rendered.span_kinds)
+            watch.time("mask", mark_spans, kinds, run, starts, ends, *spans)
         watch.next()
         tokens += len(starts)
         tags += len(rendered.spans)

@@ -13,6 +13,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.encoding import DocumentEncoder, EncodedDocument, mark_spans
 from bsmeta.data.pieces import cut
 from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer, word_tokenizer
 
@@ -209,3 +210,40 @@ def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
     for token, place in enumerate(starts[1:]):
         inside = any(start < place < end for start, end in spans)
         assert inside == (run[token] >= 0 and run[token] == run[token + 1])
+
+
+@given(
+    st.text("ab <", min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20)), max_size=5),
+)
+def test_a_token_is_of_the_first_metadata_character_in_it(
+    text: str, places: list[tuple[int, int]]
+) -> None:
+    config = MetadataConfig(metadata_list=["url", "html"])
+    ends = [sorted(min(place, len(text)) for place in both) for both in places]
+    tags = [
+        Record(value="b", type="local", char_start_idx=start, char_end_idx=end)
+        for start, end in ends
+    ]
+    shown = Renderer(config).render(Document(text, None, {"html": tags}), ("html",))
+    (document,) = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config)).encode([shown])
+    of_character = [0] * len(shown.lead + shown.body)
+    for start, end in shown.spans + len(shown.lead):
+        of_character[start:end] = [2] * int(end - start)
+    place = 0
+    for number, kind, run in zip(document.ids, document.kinds, document.run, strict=True):
+        length = len(TOKENIZER.decode([number])) if number != TOKENIZER.eos_token_id else 0
+        expected = max(of_character[place : place + length], default=0)
+        assert (kind, run >= 0) == (expected, expected > 0)
+        place += length
+    assert place == len(of_character)
+
+
+def test_without_metadata_no_token_is_of_a_type() -> None:
+    plain = rendered('"text": "xyz", ' + URL + ", " + BOLD).without_metadata()
+    config = MetadataConfig(metadata_list=["html", "url"])
+    (document,) = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config)).encode([plain])
+    assert by_token(document, document.kinds) == [
+        (" ", 0), ("x", 0), ("y", 0), ("z", 0), ("<eos>", 0),
+    ]  # fmt: skip
+    assert len(document.targets) == len(document.run) == 5

@@ -1,4 +1,4 @@
-"""Tokens that touch metadata, against an implementation that looks at each character."""
+"""Positions without metadata, and which tokens loss is taken of."""
 
 from __future__ import annotations
 
@@ -7,34 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.masks import (
-    inside_span,
-    loss_tables,
-    text_positions,
-    token_kinds,
-    token_runs,
-)
+from bsmeta.metadata.masks import loss_tables, text_positions
 
 
 def array(values: object) -> np.ndarray:
     return np.array(values, np.int32)
-
-
-def test_a_token_has_the_kind_of_its_first_metadata_character() -> None:
-    #       0123456789
-    text = "ab<x><y>cd"
-    spans, kinds = array([(2, 5), (5, 8)]), np.array([3, 1], np.uint8)
-    starts, ends = array([0, 1, 3, 4, 7, 9, 10]), array([1, 3, 4, 7, 9, 10, 10])
-    tokens = [text[start:end] for start, end in zip(starts, ends, strict=True)]
-    assert tokens == ["a", "b<", "x", "><y", ">c", "d", ""]
-    assert token_kinds(starts, ends, spans, kinds).tolist() == [0, 3, 3, 3, 1, 0, 0]
-    assert token_runs(starts, ends, spans).tolist() == [-1, 0, 0, 0, 1, -1, -1]
-
-
-def test_cuts_inside_an_inserted_string_are_told() -> None:
-    spans = array([(2, 5), (5, 8)])
-    inside = inside_span(array(range(11)), spans)
-    assert np.flatnonzero(inside).tolist() == [3, 4, 6, 7]
 
 
 def test_positions_in_the_text_without_metadata() -> None:
@@ -58,37 +35,15 @@ def test_loss_is_taken_on_the_types_that_are_asked_for() -> None:
     assert wanted(**only_url) == ([True, True, False], on)
 
 
-@st.composite
-def texts(draw: st.DrawFn) -> tuple[list[int], np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Characters' rows (-1: text), the spans and kinds of rows, and tokens over them."""
-    parts = draw(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
-    rows: list[int] = []
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
+def test_positions_agree_with_a_count_of_characters(parts: list[tuple[bool, int]]) -> None:
     spans: list[tuple[int, int]] = []
+    is_text: list[bool] = []
     for is_metadata, length in parts:
         if is_metadata:
-            spans.append((len(rows), len(rows) + length))
-        rows += [len(spans) - 1 if is_metadata else -1] * length
-    cuts = draw(st.lists(st.integers(0, len(rows)), max_size=12))
-    bounds = sorted([0, len(rows), *cuts])
-    kinds = draw(st.lists(st.integers(1, 255), min_size=len(spans), max_size=len(spans)))
-    table = array(spans).reshape(-1, 2)
-    return rows, table, np.array(kinds, np.uint8), array(bounds[:-1]), array(bounds[1:])
-
-
-@settings(deadline=None)
-@given(texts())
-def test_masks_agree_with_a_look_at_each_character(case: tuple) -> None:
-    rows, spans, kinds, starts, ends = case
-    expected_runs = []
-    for start, end in zip(starts, ends, strict=True):
-        touched = [row for row in rows[start:end] if row >= 0]
-        expected_runs.append(touched[0] if touched else -1)
-    expected_kinds = [0 if row < 0 else int(kinds[row]) for row in expected_runs]
-    assert token_runs(starts, ends, spans).tolist() == expected_runs
-    assert token_kinds(starts, ends, spans, kinds).tolist() == expected_kinds
-
-    every = array(range(len(rows) + 1))
-    inside = [0 < at < len(rows) and rows[at - 1] == rows[at] >= 0 for at in every]
-    assert inside_span(every, spans).tolist() == inside
-    in_text = [sum(row < 0 for row in rows[:at]) for at in every]
-    assert text_positions(every, spans).tolist() == in_text
+            spans.append((len(is_text), len(is_text) + length))
+        is_text += [not is_metadata] * length
+    every = range(len(is_text) + 1)
+    found = text_positions(array(every), array(spans).reshape(-1, 2))
+    assert found.tolist() == [sum(is_text[:at]) for at in every]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.masks import text_positions, token_kinds
+from bsmeta.metadata.masks import text_positions
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.metadata.helpers import config, html, local, render, world
@@ -167,7 +167,7 @@ def without_spans(rendered: Rendered) -> str:
 
 @budget(max_examples=300, deadline=None)
 @given(cases())
-def test_the_body_and_its_mask_agree_with_the_slow_way(case: tuple) -> None:
+def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
     settings, text, records = case
     rendered = render(settings, text, *records)
     slow = slow_body(settings, text, records)
@@ -179,10 +179,6 @@ def test_the_body_and_its_mask_agree_with_the_slow_way(case: tuple) -> None:
             spans.append((end - len(piece), end, kind))
     rows = zip(rendered.spans.tolist(), rendered.span_kinds.tolist(), strict=True)
     assert [(*span, kind) for span, kind in rows] == spans
-
-    characters = np.arange(len(rendered.body), dtype=np.int32)
-    kinds = token_kinds(characters, characters + 1, rendered.spans, rendered.span_kinds)
-    assert kinds.tolist() == [kind for piece, kind in slow for _ in piece]
 
 
 @budget(deadline=None)

@@ -1,0 +1,141 @@
+"""A new metadata type is one class and one line, whatever it is used for."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.stream import TrainStream
+from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.model_card import example
+from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
+from bsmeta.generation.contexts import Contexts
+from bsmeta.metadata.metadata_type import MetadataType
+from bsmeta.metadata.processors import PROCESSORS
+from bsmeta.metadata.records import Record
+from tests.data.helpers import small_config, small_tokenizer, write_shard
+from tests.explaining.helpers import own_config, own_windows
+from tests.metadata.helpers import config, local, pieces, render, world
+
+
+class Language(MetadataType):
+    """`Language: en` for the text."""
+
+    columns = ("lang_id",)
+    label = "Language"
+    prompt_label = "Written in"
+    example = "en"
+
+
+class Passage(MetadataType):
+    """`<fr>…</fr>` for a passage in another language."""
+
+    is_local = True
+    is_lazy = True
+    prompt_label = "Further languages"
+    is_listed = True
+    example = "fr"
+    example_span = (21, 28)
+
+    def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
+        return (f"<{record.value}>", f"</{record.value}>") if length else None
+
+
+TYPES = ["passage", "language"]
+DOCUMENT = {
+    "text": "To say merci.",
+    "metadata_lang_id": [{"type": "global", "value": "en"}],
+    "metadata_passage": [local("passage", "fr", 7, 12), local("passage", "de", 13, 13)],
+}
+READS = "passage | Language: en ||| To say <fr>merci</fr>.<eos>"
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PROCESSORS, "language", Language)
+    monkeypatch.setitem(PROCESSORS, "passage", Passage)
+
+
+def data_config(tmp_path: Path, **changes: Any) -> DataConfig:
+    write_shard(tmp_path / "a.jsonl.gz", [DOCUMENT])
+    always = {"metadata_probability": 1.0, "random_sample_metadata": False, "num_streams": 1}
+    return small_config(tmp_path, **{"metadata_list": TYPES, **always, **changes})
+
+
+def test_each_reads_as_its_class_says() -> None:
+    rendered = render(
+        config(TYPES, local_metadata_special_tokens={"passage": "mixed"}),
+        "To say merci.",
+        world("language", "en"),
+        local("passage", "fr", 7, 12),
+        local("passage", "de", 13, 13),
+    )
+    assert rendered.prefix == "mixed | Language: en |||"
+    assert rendered.body == "To say <fr>merci</fr>."
+    assert pieces(rendered) == ["<fr>", "</fr>"]
+
+
+def test_without_a_class_a_type_reads_by_the_default_form() -> None:
+    records = (world("mood", "calm"), local("mood", "glad", 7, 12))
+    rendered = render(config(["mood"]), "To say merci.", *records)
+    assert rendered.prefix == "mood: calm | mood |||"
+    assert rendered.body == "To say [mood: glad]merci[/mood: glad]."
+
+
+def test_both_are_trained_on(tmp_path: Path) -> None:
+    tokenizer = small_tokenizer()
+    stream = TrainStream(
+        data_config(tmp_path, packing="pad"),
+        tokenizer,
+        seed=1,
+        rank=0,
+        world_size=1,
+        global_batch_size=2,
+    )
+    (step,) = itertools.islice(stream, 1)
+    tensors = step.micro_batches[0].tensors
+    text = tokenizer.decode(tensors["input_ids"][0])
+    assert text[: len(READS)] == READS
+    assert set(tensors["kinds"][0].tolist()) == {0, 1, 2}
+    assert tensors["document_types"][0, 0] == 0b11
+
+
+def test_both_are_explained(tmp_path: Path) -> None:
+    wanted = {"metadata_list": TYPES, "random_sample_metadata": False}
+    (window,) = own_windows(own_config(tmp_path, [DOCUMENT], **wanted))
+    (shown,) = window.documents
+    assert shown.present == ("passage", "language")
+    assert shown.rendered.prefix + " " + shown.rendered.body + "<eos>" == READS
+
+
+def test_generation_takes_a_value_of_the_global_type_and_announces_the_local_one() -> None:
+    written = DataConfig(metadata_config=MetadataConfig(metadata_list=TYPES))
+    contexts = Contexts(written, small_tokenizer())
+    given = contexts.make({"language": "fr", "passage": True}, "Il")
+    assert given.prefix == "passage | Language: fr |||"
+    with pytest.raises(ConfigurationError, match="passage is a local type; it stands at places"):
+        contexts.make({"passage": "fr"}, "Il")
+
+
+def test_both_are_evaluated(tmp_path: Path) -> None:
+    held_out = data_config(tmp_path, validation_file=str(tmp_path / "a.jsonl.gz"))
+    documents = HeldOutDocuments(held_out, max_documents=None, deduplicate=False)
+    assert documents.columns() == ["language", "passage"]
+    assert documents.carried == {"language": 1, "passage": 1}
+    prompts = PromptRenderer(prompt_config(held_out.metadata_config))
+    assert prompts.render(documents[0], TYPES).prefix == (
+        "Further languages: fr, de; Written in: en."
+    )
+
+
+def test_both_are_on_the_model_card() -> None:
+    shown = example(config(TYPES))
+    assert shown.prefix + shown.lead + shown.body == (
+        "passage | Language: en ||| Ada Lovelace wrote a <fr>program</fr>."
+    )
