@@ -74,22 +74,28 @@ find_out_dir() {
   OUT_DIR=${OUT_DIR/#\~\//$HOME/}
 }
 
-# Sets LAUNCH_FILE and PROCESSES (of this machine; empty: as many as the launch file says).
-choose_launch() {
-  local gpus=
-  command -v accelerate >/dev/null ||
-    fail "accelerate is not in PATH; activate the environment first (. .venv/bin/activate)"
+# Sets LAUNCH_FILE, and PROCESSES (of this machine; empty: as many as the launch file says).
+find_launch_file() { # GPUS, where BSMETA_LAUNCH_FILE is not set
   PROCESSES=${BSMETA_PROCESSES:-}
   [[ -z $PROCESSES ]] || PROCESSES=$(number BSMETA_PROCESSES) || exit
   LAUNCH_FILE=${BSMETA_LAUNCH_FILE:-}
   if [[ -z $LAUNCH_FILE ]]; then
-    gpus=$(count_gpus)
     LAUNCH_FILE=zero2.yaml
-    [[ $gpus -gt 0 ]] || LAUNCH_FILE=cpu_zero2.yaml
+    [[ $1 -gt 0 ]] || LAUNCH_FILE=cpu_zero2.yaml
   fi
   [[ -f $LAUNCH_FILE ]] || LAUNCH_FILE=$EXPERIMENTS/accelerate/$LAUNCH_FILE
   [[ -f $LAUNCH_FILE ]] ||
     fail "BSMETA_LAUNCH_FILE=$BSMETA_LAUNCH_FILE: no such file, here or in $EXPERIMENTS/accelerate"
+  python "$EXPERIMENTS/launch_file.py" "$LAUNCH_FILE" "$PROCESSES" || exit "$EXIT_USER_ERROR"
+}
+
+# Sets the same, and CUDA_VISIBLE_DEVICES where the run takes fewer GPUs than there are.
+choose_launch() {
+  local gpus=
+  command -v accelerate >/dev/null ||
+    fail "accelerate is not in PATH; activate the environment first (. .venv/bin/activate)"
+  [[ -n ${BSMETA_LAUNCH_FILE:-} ]] || gpus=$(count_gpus)
+  find_launch_file "$gpus"
   grep -q '^gpu_ids: *"\?-1' "$LAUNCH_FILE" && return # for CPUs
   gpus=${gpus:-$(count_gpus)}
   PROCESSES=${PROCESSES:-$gpus}
@@ -213,18 +219,21 @@ start_run() {
   exit "$CODE"
 }
 
-# Machine 0 needs the port to be free, the others wait until somebody listens there.
+# Returns when all machines have come, with the same number of machines, and the launcher of machine 0
+# listens at the port.
 meet() { # PORT SECONDS
   local deadline=$((SECONDS + $2))
-  if [[ $NODE_RANK -eq 0 ]]; then
-    ! port_is_open 127.0.0.1 "$1" ||
-      fail "port $1 of this machine is in use; choose another, on all machines: BSMETA_MASTER_PORT"
-    return
-  fi
+  [[ $NODE_RANK -ne 0 ]] || ! port_is_open 127.0.0.1 "$1" ||
+    fail "port $1 of this machine is in use; choose another, on all machines: BSMETA_MASTER_PORT"
+  run_with_signals TERM python "$EXPERIMENTS/meeting.py" \
+    "$NODE_RANK" "$MACHINES" "$MASTER_ADDR" "$1" "$2" "${BSMETA_WORLD_SIZE:-}"
+  [[ -z $SIGNALLED ]] || exit "$EXIT_FAILURE"
+  [[ $LAUNCHER_CODE -eq 0 ]] || exit "$LAUNCHER_CODE"
+  [[ $NODE_RANK -ne 0 ]] || return 0
   until port_is_open "$MASTER_ADDR" "$1"; do
     [[ $SECONDS -lt $deadline ]] ||
-      fail "nobody answers at $MASTER_ADDR:$1 after $2 s (BSMETA_START_TIMEOUT). Expected the" \
-        "address of machine 0 (BSMETA_MASTER_ADDR), on which the run was started, too"
+      fail "machine 0 ($MASTER_ADDR:$1) did not start its launcher within $2 s" \
+        "(BSMETA_START_TIMEOUT); its output says why"
     sleep 1
   done
 }

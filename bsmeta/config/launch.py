@@ -179,6 +179,7 @@ def _from_file(path: Path) -> Launch:
     deepspeed = _section(content, "deepspeed_config", path)
     dynamo = _section(content, "dynamo_config", path)
     processes = _count(content, "num_processes", path)
+    _check_types(content, path)
     hidden = content.get("use_cpu") is True or str(content.get("gpu_ids", "")).startswith("-1")
     json_file, zero3 = deepspeed.get("deepspeed_config_file"), deepspeed.get("zero3_init_flag")
     kind = content.get("distributed_type", "(none)")
@@ -226,6 +227,28 @@ def _read_yaml(path: Path) -> dict[str, Any]:
             f"{path}: found {type(content).__name__}, expected keys and values"
         )
     return content
+
+
+def _check_types(content: Mapping[str, Any], path: Path) -> None:
+    """Refuses values of a type with which the launcher ends in an error of Python's."""
+    gpus, port = content.get("gpu_ids"), content.get("main_process_port")
+    environment = content.get("compute_environment", "LOCAL_MACHINE")
+    problems = [
+        (
+            gpus is not None and not isinstance(gpus, str),
+            f'gpu_ids in {path}: found {gpus!r}, expected text: "{gpus}", in quotes, or all',
+        ),
+        (
+            port is not None and (type(port) is not int or not 0 <= port <= 65535),
+            f"main_process_port in {path}: found {port!r}, expected 0 to 65535 (0: any free one)",
+        ),
+        (
+            environment != "LOCAL_MACHINE",
+            f"compute_environment in {path}: found {environment!r}, expected LOCAL_MACHINE",
+        ),
+    ]
+    if found := [message for is_wrong, message in problems if is_wrong]:
+        raise ConfigurationError("; ".join(found))
 
 
 def _compiler(backend: Any) -> str | None:

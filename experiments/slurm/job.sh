@@ -35,6 +35,7 @@ requeue() { # CHECKPOINTS that were there before
   fail "not in a SLURM job; expected sbatch $EXPERIMENTS/slurm/train.sbatch, or salloc"
 read_arguments resume_from_checkpoint_dir=latest "$@"
 choose_run
+[[ -z ${BSMETA_LAUNCH_FILE:-} ]] || find_launch_file # else each machine chooses by its GPUs
 find_out_dir
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 BSMETA_NODES=$(wc -l <<<"$hosts")

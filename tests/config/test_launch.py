@@ -172,6 +172,9 @@ def test_what_the_environment_says_beside_the_engine() -> None:
         ("num_processes: two\n", "num_processes in .*: found 'two'"),
         ("[1, 2]\n", "found list, expected keys and values"),
         ("a: [\n", "not a YAML file"),
+        ("gpu_ids: 0\n", 'gpu_ids in .*: found 0, expected text: "0", in quotes, or all'),
+        ("main_process_port: abc\n", "main_process_port in .*: found 'abc', expected 0 to 65535"),
+        ("compute_environment: AWS\n", "compute_environment in .*: found 'AWS', expected LOCAL_"),
     ],
 )
 def test_a_launch_file_that_cannot_be_read_is_refused(

@@ -32,7 +32,7 @@ def call(folder: Path, *command: str, **variables: str) -> subprocess.CompletedP
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("processes", "launches"), [(2, 12), (8, 6)])
+@pytest.mark.parametrize(("processes", "launches"), [(2, 40), (8, 10)])
 def test_every_launch_shows_the_message_once(processes: int, launches: int, tmp_path: Path) -> None:
     launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]
     launch += ["--config_file", str(EXPERIMENTS / "accelerate" / "cpu.yaml")]

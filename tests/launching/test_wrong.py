@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.conftest import REPOSITORY, TIMEOUT_S
-from tests.launching.helpers import SMALL, environment, run
+from tests.launching.helpers import SMALL, end, environment, run, start
 from tests.launching.networks import free_port
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -100,6 +102,101 @@ def test_a_master_address_that_is_not_the_masters_own(tmp_path: Path) -> None:
     code, output = run(tmp_path, "several_machines.sh", BSMETA_CONFIG="demo", **variables)
     assert code == 1
     assert "2 machines must meet at 192.0.2.1:" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- MULTI_GPU\n", "launch.yaml: found list, expected keys and values"),
+        ("distributed_type: [\n", "launch.yaml: not a YAML file"),
+        ("distributed_type: MULTI_GPU\ndynamo_config: 'no'\n", "dynamo_config in launch.yaml: "),
+        ("distributed_type: deepspeed\n", "(did you mean DEEPSPEED?)"),
+        ("distributed_type: MULTI_GPU\nmixed_precision: no\n", "YAML reads no without quotes"),
+        ("distributed_type: MULTI_GPU\nnum_proceses: 2\n", "(did you mean num_processes?)"),
+    ],
+)
+@pytest.mark.parametrize(
+    ("script", "variables"),
+    [
+        ("train.sh", {}),
+        ("several_machines.sh", {**MACHINE_0}),
+        ("slurm/job.sh", {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "a"}),
+    ],
+)
+def test_a_launch_file_that_accelerate_cannot_use(
+    script: str, variables: dict[str, str], text: str, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "launch.yaml").write_text(text)
+    variables = {"BSMETA_CONFIG": "demo", "BSMETA_LAUNCH_FILE": "launch.yaml", **variables}
+    code, output = run(tmp_path, script, **variables)
+    assert (code, "Traceback" in output) == (2, False), output
+    assert "BSMETA_LAUNCH_FILE: " in output
+    assert message in output
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (
+            ({"127.0.0.1": 1, "localhost": 1}, {"127.0.0.1": 1, "localhost": 1, "192.0.2.7": 1}),
+            "machine 0 was told of 2 machines, machine 1 of 3; expected the same BSMETA_MACHINES",
+        ),
+        (
+            ({"127.0.0.1": 1, "localhost": 1, "192.0.2.7": 1}, {"127.0.0.1": 1, "localhost": 1}),
+            "machine 0 was told of 3 machines, machine 1 of 2; expected the same BSMETA_MACHINES",
+        ),
+        (
+            ({"127.0.0.1": 1, "localhost": 2}, {"127.0.0.1": 1, "localhost": 3}),
+            "machine 0 was told of 3 processes in all, machine 1 of 4; expected the same",
+        ),
+    ],
+)
+def test_machine_files_that_differ_are_refused_on_both_machines(
+    files: tuple[dict[str, int], dict[str, int]], message: str, tmp_path: Path
+) -> None:
+    """Long before BSMETA_START_TIMEOUT, which is longer than this test may take."""
+    port, machines = free_port(), []
+    for rank in (1, 0):
+        file = tmp_path / f"machines{rank}.json"
+        file.write_text(json.dumps(files[rank]))
+        variables = {"BSMETA_MACHINES": str(file), "BSMETA_NODE_RANK": str(rank)}
+        variables |= {"BSMETA_MASTER_PORT": port, "BSMETA_CONFIG": "demo"}
+        machines.append(start(tmp_path, "several_machines.sh", *SMALL, **variables))
+    for machine in machines:
+        code, output = end(machine)
+        assert code == 2, output
+        assert message in output
+
+
+def test_two_machines_of_one_number_are_refused(tmp_path: Path) -> None:
+    port, machines = free_port(), []
+    for rank in (1, 1, 0):
+        variables = {**MACHINE_0, "BSMETA_NODES": "3", "BSMETA_NODE_RANK": str(rank)}
+        variables |= {"BSMETA_MASTER_PORT": port, "BSMETA_CONFIG": "demo"}
+        machines.append(start(tmp_path, "several_machines.sh", *SMALL, **variables))
+    for machine in machines:
+        code, output = end(machine)
+        assert code == 2, output
+        assert "two machines have the number 1; expected a BSMETA_NODE_RANK of its own" in output
+
+
+def test_a_signal_ends_the_wait_for_the_other_machines(tmp_path: Path) -> None:
+    port = free_port()
+    variables = {**MACHINE_0, "BSMETA_MASTER_PORT": port, "BSMETA_CONFIG": "demo"}
+    machine = start(tmp_path, "several_machines.sh", *SMALL, **variables)
+    deadline = time.monotonic() + TIMEOUT_S
+    while not listens(port):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    machine.send_signal(signal.SIGTERM)
+    code, output = end(machine)
+    assert code == 1, output
+    assert not listens(port)
+
+
+def listens(port: str) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", int(port))) == 0
 
 
 def test_a_port_in_use(tmp_path: Path) -> None:

@@ -9,24 +9,34 @@ from bsmeta.config.checks.shared import same
 from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
 from bsmeta.config.schema import TrainConfig
 
+PRECISIONS = ("no", "bf16", "fp16")
 LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
 
 
 def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     """Yields what cannot be right about how the processes are started."""
-    yield from _launcher(config, launch)
+    yield from launcher_problems(launch)
+    if config.accelerate_config_file is not None and not config.check_only:
+        yield Problem(
+            key="accelerate_config_file",
+            file=HYDRA,
+            found=config.accelerate_config_file,
+            expected="null, unless check_only=true: the launch is what started this process",
+            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
+        )
     yield from _machines(launch)
     yield from _devices(config, launch)
     yield from _precision(config, launch)
     yield from _stated(config, launch, "gradient_accumulation_steps")
     yield from _stated(config, launch, "gradient_clipping")
     yield from _streams(config, launch)
-    if launch.deepspeed:
-        yield from _deepspeed(launch)
 
 
-def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
-    """The ways in which accelerate silently starts one process, or one that trains otherwise."""
+def launcher_problems(launch: Launch) -> Iterator[Problem]:
+    """Yields what is wrong with a launch whatever it starts.
+
+    Accelerate ends with an error of its own, silently starts one process, or trains otherwise.
+    """
     if launch.distributed_type not in LAUNCHERS:
         close = nearest(launch.distributed_type.upper(), LAUNCHERS)
         expected = f"one of {', '.join(LAUNCHERS)}, in capitals{close}"
@@ -62,6 +72,12 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         expected = "no: the model is compiled as torch_compile of Hydra says"
         fix = f"leave dynamo_backend out of {launch.source}, or pass torch_compile=true instead"
         yield Problem("dynamo_backend", launch.source, show(launch.compiler), expected, fix)
+    if launch.mixed_precision not in (None, *PRECISIONS):
+        expected = f"nothing, or one of {', '.join(map(show, PRECISIONS))} as Hydra says"
+        if launch.mixed_precision is False:
+            expected += " (YAML reads no without quotes as false)"
+        fix = f"leave mixed_precision out of {launch.source}"
+        yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
     for name in launch.unknown:
         expected = f"a key of a launch file{nearest(name, FILE_KEYS)}"
         fix = "correct the name, or delete it"
@@ -69,14 +85,8 @@ def _launcher(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     for name in launch.unsupported:
         expected = "nothing: training runs on CPUs and GPUs, data parallel or under DeepSpeed"
         yield Problem(name, launch.source, "a value", expected, "delete the key")
-    if config.accelerate_config_file is not None and not config.check_only:
-        yield Problem(
-            key="accelerate_config_file",
-            file=HYDRA,
-            found=config.accelerate_config_file,
-            expected="null, unless check_only=true: the launch is what started this process",
-            fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
-        )
+    if launch.deepspeed:
+        yield from _deepspeed(launch)
 
 
 def _machines(launch: Launch) -> Iterator[Problem]:
@@ -137,12 +147,9 @@ def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
 
 def _precision(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     stated = launch.mixed_precision
-    if stated is not None and stated != config.mixed_precision:
+    if stated in PRECISIONS and stated != config.mixed_precision:
         expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
         fix = f"leave mixed_precision out of {launch.source}, or pass mixed_precision={stated}"
-        if isinstance(stated, bool):
-            expected += " (YAML reads no without quotes as false)"
-            fix = f"leave mixed_precision out of {launch.source}"
         yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
 
 
