@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated
 
 import msgspec
 import xxhash
 
 MANIFEST = "manifest.json"
-FORMAT: Literal[1] = 1
+FORMAT = 1  # of a model folder that stands alone; checkpoints count their own
 UNCHECKED = ("README.md",)
 """Files of a model folder that people edit, and that nothing is computed from."""
 
@@ -34,12 +34,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The content of `manifest.json`.
 
     Attributes:
-        format: The version of this form.
+        format: The version of what the folder holds.
         files: Sizes and checksums by path, relative to the folder.
         step: Of a checkpoint.
     """
 
-    format: Literal[1]
+    format: Annotated[int, msgspec.Meta(ge=1)]
     files: dict[str, FileEntry]
     step: int | None = None
 
@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> Manifest:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(
-            f"{path}: cannot be read ({error}); expected a manifest of format {FORMAT}"
+            f"{path}: cannot be read ({error}); expected sizes and checksums of files"
         ) from error
     for file in manifest.files:
         parts = PurePosixPath(file).parts

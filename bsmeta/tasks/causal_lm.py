@@ -80,6 +80,7 @@ class CausalLanguageModel:
         shape = _load(AutoConfig, key, source)
         positions = getattr(shape, "max_position_embeddings", None)
         refuse([*positions_problems(config, positions, f"{key}={source}")])
+        _check_heads(shape, key, source)
         attention = attention_of.choose(
             config.attn_implementation,
             shape,
@@ -116,6 +117,7 @@ class CausalLanguageModel:
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
         shape = _load(AutoConfig, key, source)
+        _check_heads(shape, key, source)
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
             return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
@@ -279,6 +281,18 @@ def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
     """`from_pretrained`, with a message that names the key."""
     with _named(key, name):
         return kind.from_pretrained(name, **arguments)
+
+
+def _check_heads(shape: Any, key: str, name: str) -> None:
+    """Refuses groups of heads of unequal size, which transformers builds and then cannot run."""
+    heads = getattr(shape, "num_attention_heads", None)
+    groups = getattr(shape, "num_key_value_heads", None)
+    if heads and groups is not None and (groups < 1 or heads % groups):
+        fitting = [number for number in range(1, heads + 1) if heads % number == 0]
+        raise ConfigurationError(
+            f"{key}: {name} cannot be loaded: num_key_value_heads is {groups}; expected a divisor "
+            f"of num_attention_heads ({heads}): {', '.join(map(str, fitting))}"
+        )
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.models.manifest import (
-    FORMAT,
     MANIFEST,
     FileEntry,
     Manifest,
@@ -43,6 +42,8 @@ if TYPE_CHECKING:  # it loads accelerate, for which a refused run should not wai
 
 logger = logging.getLogger(__name__)
 
+# The version of what a checkpoint holds: raised with each change of the two files of state below.
+FORMAT = 2
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
@@ -114,12 +115,21 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
 
     Raises:
         CheckpointError: If it cannot be read, has another form, or belongs to another step.
+        ConfigurationError: If another version of bsmeta has written the checkpoint.
     """
     file = checkpoint.folder / MANIFEST
     try:
         manifest = read_manifest(checkpoint.folder)
     except ValueError as error:
         raise CheckpointError(str(error)) from error
+    if manifest.format != FORMAT:
+        version = "an earlier" if manifest.format < FORMAT else "a later"
+        raise ConfigurationError(
+            f"{checkpoint.folder} was written by {version} version of bsmeta (format "
+            f"{manifest.format}, expected {FORMAT}); resume with that version, or start afresh: "
+            "another out_dir, or overwrite_out_dir=true. model_name="
+            f"{checkpoint.folder / 'model'} begins a new run from its weights"
+        )
     if manifest.step != checkpoint.step:
         raise CheckpointError(
             f"{file}: is of step {manifest.step}, but its folder is named {name(checkpoint.step)}"

@@ -271,6 +271,8 @@ def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
     [
         ({"num_attention_heads": 3}, "The hidden size .128. is not a multiple"),
         ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; expected a divisor .*: 1, 2, 4"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; expected a divisor"),
         ({"hidden_size": "many"}, "Field 'hidden_size' expected int, got str"),
         ({"hidden_size": -4}, "negative dimension -4"),
         ({"hidden_act": "gelou"}, "KeyError.'gelou'."),

@@ -93,7 +93,7 @@ def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("format", 2, "Invalid enum value 2"),
+        ("format", "2", "got `str` - at `$.format`"),
         ("step", "7", "got `str` - at `$.step`"),
         ("step", 8, "is of step 8, but its folder is named checkpoint-7step"),
         ("files", ["a"], "Expected `object`, got `array` - at `$.files`"),
@@ -117,6 +117,25 @@ def test_a_manifest_of_another_form_is_named(
     assert checkpoint.choose("latest", tmp_path, ALONE) == Checkpoint(
         tmp_path / "checkpoint-6step", 6
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (1, r"an earlier version .* \(format 1, expected 2\)"),
+        (3, "a later version .* start afresh"),
+    ],
+)
+def test_a_checkpoint_of_another_version_is_refused(
+    number: int, message: str, tmp_path: Path
+) -> None:
+    """It is neither damaged nor passed over: an older one may be of the same version."""
+    write(tmp_path, 6)
+    file = write(tmp_path, 7) / "manifest.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
+    for wanted in ("latest", str(file.parent)):
+        with pytest.raises(ConfigurationError, match=message):
+            checkpoint.choose(wanted, tmp_path, ALONE)
 
 
 @pytest.mark.parametrize("content", ["[]", "null", "7", '{"files": {}}', 5000 * "["])
