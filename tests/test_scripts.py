@@ -36,6 +36,7 @@ def run(
         program.write_text(
             "#!/usr/bin/env bash\n"
             f'[[ "$1" == -c ]] && echo {gpus} && exit\n'
+            '[[ "$1" == */launch_file.py || "$1" == */meeting.py ]] && exit\n'
             '[[ "$1" == */gpus.py ]] && echo GPU-b,GPU-a,GPU-c | cut -d, -f-$2 && exit\n'
             f'[[ "$*" == *"--cfg job"* ]] && echo "{folder}/run" && exit\n'
             "[[ \"$1 $2\" == 'show hostnames' ]] && printf 'one\\ntwo\\n' && exit\n"
