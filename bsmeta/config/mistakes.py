@@ -130,7 +130,7 @@ def _of_section(override: str, schema: type) -> list[Problem]:
     """What does not fit in an override that holds keys and values, or a list of them."""
     try:
         parsed = OverridesParser.create().parse_override(override)
-    except OverrideParseException:
+    except HydraException:
         return []
     name, value = parsed.key_or_group, parsed.value()
     if not isinstance(value, (dict, list)) or name not in key_names(schema):

@@ -121,16 +121,16 @@ def read_late() -> None:
     """Has the loop begin each update before it has read the one before, as on a GPU."""
     from bsmeta.training import trainer
 
-    class LateStepper(trainer.Stepper):
-        def __init__(self, *arguments: Any, agrees: bool, **named: Any) -> None:
-            super().__init__(*arguments, agrees=True, **named)
+    class LateRunner(trainer.StepRunner):
+        def __init__(self, *arguments: Any, lag: int) -> None:
+            super().__init__(*arguments, lag=1)
 
     class LateTrainer(trainer.Trainer):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
             self._lag = 1
 
-    trainer.Stepper = LateStepper
+    trainer.StepRunner = LateRunner
     import bsmeta.training.run
 
     bsmeta.training.run.Trainer = LateTrainer
@@ -156,7 +156,8 @@ class FaultyLoader(IterableDataset):
 
     def _inside(self) -> Iterator[Any]:
         for number, step in enumerate(self._stream):
-            if HERE_TOO and number == int(WHEN):
+            size = len(step.micro_batches)
+            if HERE_TOO and int(WHEN) in range(number * size, (number + 1) * size):
                 if KIND == "loader_kill":
                     os.kill(os.getpid(), signal.SIGKILL)
                 if KIND.endswith("_hang"):
