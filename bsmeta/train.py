@@ -15,21 +15,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
-from bsmeta.config.checks.files import model_name_problems
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import composed_files, overridden_keys
-from bsmeta.config.notes import notes
+from bsmeta.config.notes import launch_notes
 from bsmeta.config.reporting import rank
-from bsmeta.config.schema import TrainConfig
-from bsmeta.config.summary import print_summary
-from bsmeta.data.preview import missing_types
-from bsmeta.metadata.checks import metadata_notes, metadata_problems
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.summary import print_summary, summary
 from bsmeta.tasks import TASKS
 from bsmeta.training.signals import StopRequest, release_signals
 
 
-def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
+def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     """Checks the configuration against the launch, then trains; returns the exit code.
 
     Args:
@@ -37,15 +34,12 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
         mistakes: What was wrong with the command line; told with all the rest, and refused.
     """
     is_main = rank() == 0
-    metadata = config.data_config.metadata_config
     with _refusal_in_status(config):
-        ignored = model_name_problems(config, overridden_keys())
-        wrong = [*mistakes, *ignored, *metadata_problems(metadata)]
-        checked = check_run(config, os.environ, list(TASKS), wrong)
+        checked = check_run(config, os.environ, TASKS, mistakes, overridden_keys())
+    entry = TASKS[config.task]
     if is_main:
-        remarks = [*notes(config, checked.launch), *metadata_notes(metadata)]
-        remarks += missing_types(config.data_config)
-        print_summary(config, checked.launch, composed_files(), remarks)
+        remarks = [*launch_notes(checked.launch), *entry.notes(config)]
+        print_summary(summary(config, checked.launch, entry, composed_files()), remarks)
     if config.check_only:
         return 0
     stop = StopRequest()
@@ -56,7 +50,7 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
 
     # Accelerate takes seconds to import: not for a configuration that is wrong.
     with _refusal_in_status(config):
-        task = TASKS[config.task](config)
+        task = entry.make(config)
     if config.estimate:
         from bsmeta.training.estimate import estimate
 
@@ -69,7 +63,7 @@ def main(config: TrainConfig, mistakes: Sequence[Problem] = ()) -> int:
 
 
 @contextmanager
-def _refusal_in_status(config: TrainConfig) -> Iterator[None]:
+def _refusal_in_status(config: RunConfig) -> Iterator[None]:
     """Writes an error of the user's into the status of the run, where there is to be one."""
     try:
         yield
@@ -84,4 +78,5 @@ def _refusal_in_status(config: TrainConfig) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    run_entry_point(main, TrainConfig, "v2", takes_mistakes=True)
+    schemas = [entry.config for entry in TASKS.values()]
+    run_entry_point(main, schemas, "v2", takes_mistakes=True)

@@ -6,8 +6,9 @@ The only place that computes the global batch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
@@ -15,22 +16,31 @@ class BatchPlan:
     """How the rows of a step are split.
 
     Attributes:
-        micro_batch: Rows in a micro-batch of one process.
+        micro_batch: Rows in a micro-batch of one process; 1 where they vary from step to step.
         accumulation: Micro-batches of one process in a step.
         processes: Number of processes.
+        key: The key with the rows of a micro-batch; None: they vary.
     """
 
     micro_batch: int
     accumulation: int
     processes: int
+    key: str | None
 
     @classmethod
-    def of(cls, config: TrainConfig, processes: int) -> BatchPlan:
+    def of(cls, config: RunConfig, processes: int) -> BatchPlan:
         """The plan of a run with this number of processes."""
-        micro_batch = config.data_config.per_device_train_batch_size
-        return cls(micro_batch, config.gradient_accumulation_steps, processes)
+        name = config.micro_batch_key
+        rows = 1 if name is None else reduce(getattr, name.split("."), config)
+        assert isinstance(rows, int)
+        return cls(rows, config.gradient_accumulation_steps, processes, name)
 
     @property
     def global_batch(self) -> int:
-        """Rows of a step over all processes."""
+        """Rows of a step over all processes; where they vary, its micro-batches."""
         return self.micro_batch * self.accumulation * self.processes
+
+    @property
+    def rows_per_step(self) -> int | None:
+        """Rows of every step; None where they vary."""
+        return None if self.key is None else self.global_batch

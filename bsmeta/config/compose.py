@@ -34,6 +34,7 @@ from bsmeta.config.fit import misfits
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.keys import expand_home
 from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
+from bsmeta.config.schema_choice import choose, store_name
 from bsmeta.config.secrets import redact, redact_values
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,7 +48,7 @@ Config = TypeVar("Config")
 
 def run_entry_point(
     main: Callable[..., int | None],
-    schema: type[Config],
+    schemas: type[Config] | Sequence[type[Config]],
     config_name: str,
     *,
     takes_mistakes: bool = False,
@@ -58,11 +59,13 @@ def run_entry_point(
         main: The entry point, called with the configuration; what it returns is the exit code
             (None: 0).
         schema: The dataclass that the configuration must fit. YAML files name it in their defaults
-            list by its name in snake case (`TrainConfig`: `train_config`).
+            list by its name in snake case (`CausalLMConfig`: `train_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
         takes_mistakes: Where composing finds mistakes, call `main(config, mistakes)` with what can
             be composed, so that it can tell its own findings along with them; it must refuse.
     """
+    offered = [schemas] if isinstance(schemas, type) else schemas
+    schema = choose(sys.argv[1:], offered, config_name)
     if {"--help", "-h"} & set(sys.argv[1:]):
         whole = "all" in sys.argv[1:]
         print(describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole))
@@ -152,14 +155,10 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     A schema that extends another one takes its name, too: YAML files of that one then fit both.
     """
     for one in filter(dataclasses.is_dataclass, schema.__mro__):
-        ConfigStore.instance().store(name=_store_name(one), node=schema)
+        ConfigStore.instance().store(name=store_name(one), node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
-
-
-def _store_name(schema: type) -> str:
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", schema.__name__).lower()
 
 
 def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = ()) -> Config:
@@ -270,7 +269,7 @@ def to_yaml(config: Any) -> str:
     Its defaults list names the schema, so that Hydra takes the file as a configuration, too:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
-    values = {"defaults": [_store_name(type(config)), "_self_"]}
+    values = {"defaults": [store_name(type(config)), "_self_"]}
     values |= redact_values(dataclasses.asdict(config))
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
 

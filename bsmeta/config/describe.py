@@ -21,18 +21,6 @@ CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
 PARTS = "parts"
 """The folder of `hydra_configs/` that is no group: its files are for `${from_file:…}`."""
 
-# The first key under each heading, in the order of the schema.
-HEADINGS = {
-    ("TrainConfig", "task"): "Task and model",
-    ("TrainConfig", "learning_rate"): "Optimizer, schedule and batch",
-    ("TrainConfig", "seed"): "Run folder and resuming",
-    ("TrainConfig", "logging_steps"): "Logging, evaluation and checkpoints",
-    ("TrainConfig", "on_nonfinite"): "When a loss is not what it should be",
-    ("TrainConfig", "trackers"): "Trackers, logs and upload",
-    ("TrainConfig", "distributed_timeout_s"): "Processes and checks",
-}
-
-
 # The keys of `--help`: those that most runs set.
 MAIN = (
     "data_config.train_file",
@@ -68,6 +56,7 @@ class Key:
     meaning: str
     deepspeed: str | None
     values: str  # what it may be, where not every value of the type is
+    heading: str | None  # above this key and those after it
     entries: Any  # the dataclass of the entries of a list
 
 
@@ -88,6 +77,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
                 values=str(values_of(field)),
+                heading=field.metadata["heading"],
                 entries=entries_of(kind),
             )
 
@@ -127,7 +117,7 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
     heading = "Keys"
     for one in keys(schema):
         section = one.name.rpartition(".")[0]
-        heading = HEADINGS.get((schema.__name__, one.name), heading)
+        heading = one.heading or heading
         parts.setdefault(f"`{section}`" if section else heading, []).append(one)
         if one.entries is not None:
             parts[f"Entries of `{one.name}`"] = list(keys(one.entries))
@@ -152,7 +142,7 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
         "${from_file:PATH} and ${other.key}.",
         "",
     ]
-    is_training = "TrainConfig" in {base.__name__ for base in schema.__mro__}
+    is_training = "RunConfig" in {base.__name__ for base in schema.__mro__}
     if is_training:
         lines.append("groups, which set several keys at once (recipes with a +):")
         lines += [f"    {name}={' | '.join(found)}" for name, found in group_options().items()]
@@ -163,9 +153,10 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
             name for base in schema.__mro__[1:] for name in vars(base).get("__annotations__", {})
         }
         own = [key for name, key in named.items() if name.partition(".")[0] not in inherited]
-        if schema.__name__ != "TrainConfig":
+        if not {key.name for key in own} & {*MAIN}:
             lines += _listed(f"Keys of {program}", own)
-        lines += _listed("The keys that most runs set", [named[name] for name in MAIN])
+        main = [named[name] for name in MAIN if name in named]
+        lines += _listed("The keys that most runs set", main)
         rest = ", ".join(f"{heading} ({len(found)})" for heading, found in sections(schema))
         lines.append(f"--help all shows all {len(named)} keys: {rest.replace('`', '')}.")
         return "\n".join(lines)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.keys import key
-from bsmeta.config.schema import TrainConfig
 
 SLICE_KINDS = ("site", "length", "time")
 WINDOWS = ("sliding", "all_pieces", "first_piece")
@@ -110,7 +111,22 @@ class EvaluateConfig:
     seed: int = key(42, "seed of the resamples and of the controls", at_least=0)
 
 
-def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainConfig:
+def refuse_other_tasks(path: Path) -> None:
+    """Refuses the `config.yaml` of a run of another task than causal_lm by its name.
+
+    Raises:
+        ConfigurationError: Naming the task; a file that cannot be read is left to the reader.
+    """
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return
+    task = values.get("task", "causal_lm") if isinstance(values, dict) else "causal_lm"
+    if task != "causal_lm":
+        raise ConfigurationError(f"{path}: trained with task={task}; expected causal_lm")
+
+
+def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLMConfig:
     """The configuration of the training run, with some keys changed.
 
     Args:
@@ -120,7 +136,9 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainCon
     Raises:
         ConfigurationError: The file is missing or does not fit, or an override has no such key.
     """
-    config = TrainConfig() if path is None else load_resolved(path, TrainConfig)
+    if path is not None:
+        refuse_other_tasks(path)
+    config = CausalLMConfig() if path is None else load_resolved(path, CausalLMConfig)
     try:
         merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
         changed = OmegaConf.to_object(merged)
@@ -130,5 +148,5 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> TrainCon
             f"overrides={dict(overrides)}: {reason}; expected keys of the training configuration "
             "(python bsmeta/train.py --help lists them)"
         ) from error
-    assert isinstance(changed, TrainConfig)
+    assert isinstance(changed, CausalLMConfig)
     return changed

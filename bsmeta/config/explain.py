@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.keys import key
-from bsmeta.config.schema import TrainConfig
 
 
 @dataclass(kw_only=True)
-class ExplainConfig(TrainConfig):
+class ExplainConfig(CausalLMConfig):
     """Documents as a training run with these keys sees them."""
 
     document: str | None = key(
-        None, "the document to show, as logs name it: <shard>:<number>; null: the very first"
+        None,
+        "the document to show, as logs name it: <shard>:<number>; null: the very first",
+        heading="What to show",
     )
     limit: int = key(1, "documents to show, from that one on", at_least=1)
     epoch: int = key(0, "the pass over the data whose random choices are shown", at_least=0)

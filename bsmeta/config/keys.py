@@ -45,6 +45,7 @@ def key(
     *,
     deepspeed: str | None = None,
     is_path: bool = False,
+    heading: str | None = None,
     choices: tuple[str, ...] = (),
     at_least: float | None = None,
     at_most: float | None = None,
@@ -59,10 +60,17 @@ def key(
         meaning: One line for `--help` and the reference documentation.
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
         is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
+        heading: What `--help` and the documentation write above this key and those after it.
         choices, at_least, at_most, above, below, finite: What it may be (see `Values`).
     """
     values = Values(choices, at_least, at_most, above, below, finite)
-    metadata = {"meaning": meaning, "deepspeed": deepspeed, "is_path": is_path, "values": values}
+    metadata = {
+        "meaning": meaning,
+        "deepspeed": deepspeed,
+        "is_path": is_path,
+        "heading": heading,
+        "values": values,
+    }
     if isinstance(default, (list, dict)):
         return field(default_factory=default.copy, metadata=metadata)
     if isinstance(default, type):  # a nested dataclass

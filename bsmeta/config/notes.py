@@ -12,27 +12,26 @@ from collections.abc import Iterator
 from fnmatch import fnmatch
 from itertools import pairwise
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import uses_model_name
 from bsmeta.config.data import DataConfig, in_dataset
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
-from bsmeta.config.schema import TrainConfig
 
 _METADATA = "data_config.metadata_config"
 
 
-def notes(config: TrainConfig, launch: Launch) -> list[str]:
-    """One line for each thing that has no effect."""
+def notes(config: CausalLMConfig) -> list[str]:
+    """One line for each thing of a causal language model's configuration that has no effect."""
     metadata = config.data_config.metadata_config
     return [
-        *_options(launch),
         *_model(config),
         *_phases(metadata, config.max_train_steps),
         *_excluded(config.data_config),
     ]
 
 
-def _options(launch: Launch) -> Iterator[str]:
+def launch_notes(launch: Launch) -> Iterator[str]:
     """What `accelerate launch` was asked for and does not do."""
     if launch.use_cpu:
         yield (
@@ -43,8 +42,8 @@ def _options(launch: Launch) -> Iterator[str]:
         yield f"{', '.join(launch.zero_options)} in the environment: this is no DeepSpeed launch"
 
 
-def _model(config: TrainConfig) -> Iterator[str]:
-    if config.model_name != TrainConfig.model_name and not uses_model_name(config):
+def _model(config: CausalLMConfig) -> Iterator[str]:
+    if config.model_name != CausalLMConfig.model_name and not uses_model_name(config):
         yield (
             f"model_name: {config.model_name} is not used: model_config_file and tokenizer_name "
             "are set"

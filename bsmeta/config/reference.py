@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.prepare import PrepareConfig
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
 # Program, its schema, and its configuration file.
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
-    ("bsmeta/train.py", TrainConfig, "v2"),
+    ("bsmeta/train.py", RunConfig, "v2"),
+    ("bsmeta/train.py task=causal_lm", CausalLMConfig, "v2"),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
@@ -67,17 +69,23 @@ def reference() -> str:
     """The whole page."""
     parts = [INTRODUCTION, _groups(), OWNED_ELSEWHERE]
     for program, schema, config_name in PROGRAMS:
-        inherited = schema is not TrainConfig and issubclass(schema, TrainConfig)
+        parent = schema.__mro__[1]
+        inherited = issubclass(parent, RunConfig)
         parts.append(
             f"## {program}\n\n{_summary(schema)} Without `--config-name`: `{config_name}`."
-            f"{' Every key of `bsmeta/train.py`, and:' if inherited else ''}\n"
+            f"{_inherited(parent) if inherited else ''}\n"
         )
-        taken = _names(TrainConfig) if inherited else set()
+        taken = _names(parent) if inherited else set()
         for heading, found in sections(schema):
             own = [key for key in found if key.name not in taken]
             if own:
-                parts.append(("" if inherited else f"### {heading}\n\n") + _table(own))
+                parts.append(f"### {heading}\n\n{_table(own)}")
     return "\n".join(parts)
+
+
+def _inherited(parent: type) -> str:
+    program = next(program for program, schema, _ in PROGRAMS if schema is parent)
+    return f" Every key of `{program}`, and:"
 
 
 def _names(schema: type) -> set[str]:

@@ -1,4 +1,6 @@
-"""The schema of a training run: every key, its type, default and meaning.
+"""The schema that all training runs share: what the loop, engines, checkpoints and launch need.
+
+Each task has a schema of its own that is derived from it (`bsmeta.tasks.TASKS`).
 
 Hydra merges YAML and command line onto these dataclasses (an unknown key or a wrong type is
 refused); `bsmeta.config.compose` turns the result into plain objects.
@@ -7,8 +9,8 @@ refused); `bsmeta.config.compose` turns the result into plain objects.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from bsmeta.config.data import DataConfig
 from bsmeta.config.keys import key
 
 LARGEST_SEED = 2**32 - 1
@@ -16,45 +18,21 @@ LARGEST_SEED = 2**32 - 1
 
 
 @dataclass(kw_only=True)
-class TrainConfig:
-    """A training run."""
+class RunConfig:
+    """A training run of any task."""
 
-    task: str = key("causal_lm", "what is trained: a name in bsmeta.tasks.TASKS")
-    data_config: DataConfig = key(DataConfig, "where documents come from")
+    micro_batch_key: ClassVar[str | None] = None
+    """The key with the rows of a micro-batch; None: they vary from step to step."""
 
-    model_name: str = key(
-        "gpt2", "a folder or Hub name to load; its weights unless model_config_file", is_path=True
-    )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: start from random weights of this shape instead",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
-    attn_implementation: str = key(
-        "auto",
-        "how attention is computed; auto: flash_attention_2 where it is installed and can be used, "
-        "else sdpa",
-        choices=("auto", "eager", "sdpa", "flash_attention_2", "flex_attention"),
-    )
-    gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
-    gradient_checkpointing_every: int = key(
-        1, "gradient_checkpointing: in every so many layers (1: in all)", at_least=1
-    )
-    loss_chunk_logits: int = key(
-        2**26,
-        "logits of a micro-batch that exist at one time: its loss and gradient are made in chunks "
-        "where there would be more; 0: all at once",
-        at_least=0,
-    )
-    torch_compile: bool = key(
-        False, "torch.compile each layer for batches of one shape (not under ZeRO-3)"
-    )
-    liger_kernel: bool = key(
-        False, "Liger's Triton kernels for norms, rotary positions and MLP (pip install, GPUs only)"
-    )
+    task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 
-    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr", above=0)
+    learning_rate: float = key(
+        5e-5,
+        "peak learning rate",
+        deepspeed="optimizer.params.lr",
+        above=0,
+        heading="Optimizer, schedule and batch",
+    )
     weight_decay: float = key(
         0.01,
         "AdamW, matrices only",
@@ -96,6 +74,11 @@ class TrainConfig:
     max_train_steps: int = key(
         100_000, "updates in all", deepspeed="scheduler.params.total_num_steps", at_least=1
     )
+    num_train_epochs: float | None = key(
+        None,
+        "passes over the training rows, instead of max_train_steps (for tasks on tables)",
+        above=0,
+    )
     gradient_accumulation_steps: int = key(
         1, "micro-batches of an update", deepspeed="gradient_accumulation_steps", at_least=1
     )
@@ -111,6 +94,7 @@ class TrainConfig:
         "seed of the weights, the dropout and every choice about the data",
         at_least=0,
         at_most=LARGEST_SEED,
+        heading="Run folder and resuming",
     )
     out_dir: str = key("runs/default", "run folder (relative to the working folder)", is_path=True)
     overwrite_out_dir: bool = key(False, "first delete all that an earlier run's folder holds")
@@ -120,12 +104,20 @@ class TrainConfig:
         is_path=True,
     )
 
-    logging_steps: int = key(1, "a line of metrics.jsonl every so many updates", at_least=1)
-    eval_steps: int = key(1000, "evaluate every so many updates; 0: never", at_least=0)
-    start_with_eval: bool = key(False, "evaluate before the first update, too")
-    eval_documents: int = key(
-        64, "held-out documents used by the evaluations during training", at_least=1
+    logging_steps: int = key(
+        1,
+        "a line of metrics.jsonl every so many updates",
+        at_least=1,
+        heading="Logging, evaluation and checkpoints",
     )
+    logs_per_epoch: int | None = key(
+        None, "lines of metrics.jsonl in an epoch, instead of logging_steps", at_least=1
+    )
+    eval_steps: int = key(1000, "evaluate every so many updates; 0: never", at_least=0)
+    evals_per_epoch: int | None = key(
+        None, "evaluations in an epoch, instead of eval_steps", at_least=1
+    )
+    start_with_eval: bool = key(False, "evaluate before the first update, too")
     save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end", at_least=0)
     extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
     async_save: bool = key(
@@ -141,12 +133,13 @@ class TrainConfig:
         0, "checkpoints at multiples of this are never deleted; 0: no such", at_least=0
     )
     keep_best_by: str | None = key(
-        None, "the checkpoint with the lowest such figure of the evaluation is never deleted"
+        None, "the checkpoint with the best such metric of the evaluation is never deleted"
     )
     on_nonfinite: str = key(
         "stop",
         "a step whose loss or gradient is not finite (skip: not under ZeRO-0)",
         choices=("stop", "skip"),
+        heading="When a loss is not what it should be",
     )
     max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row", at_least=0)
     loss_spike_deviations: float = key(
@@ -159,7 +152,11 @@ class TrainConfig:
     loss_spike_window: int = key(50, "number of losses that a spike is told from", at_least=2)
     max_rollbacks: int = key(3, "stop after going back to one checkpoint more often", at_least=0)
 
-    trackers: list[str] = key(["tensorboard"], "Accelerate's trackers beside metrics.jsonl")
+    trackers: list[str] = key(
+        ["tensorboard"],
+        "Accelerate's trackers beside metrics.jsonl",
+        heading="Trackers, logs and upload",
+    )
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
     log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
     profile: bool = key(
@@ -175,6 +172,7 @@ class TrainConfig:
         1800,
         "seconds after which a missing rank, or a step or evaluation that hangs, ends the run",
         at_least=1,
+        heading="Processes and checks",
     )
     accelerate_config_file: str | None = key(
         None,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.metadata.rendering import Renderer
 
 
-def load_tokenizer(config: TrainConfig) -> PreTrainedTokenizerBase:
+def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
     """The tokenizer, with the special tokens of the metadata.
 
     Raises:

@@ -13,9 +13,9 @@ from huggingface_hub import hf_hub_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, load_weights
 
@@ -111,7 +111,7 @@ def _model_folder(folder: Path) -> Path | None:
     return max(steps)[1] / "model" if steps else None
 
 
-def resolve_config(config: EvaluateConfig, location: Location) -> TrainConfig:
+def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
     """The training run's configuration with what the evaluation changes in it.
 
     Raises:
@@ -132,7 +132,7 @@ def resolve_config(config: EvaluateConfig, location: Location) -> TrainConfig:
 
 def run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
-) -> TrainConfig:
+) -> CausalLMConfig:
     """The configuration that the model was trained with, with some keys changed.
 
     Raises:
@@ -143,7 +143,7 @@ def run_config(
 
 
 def load_model(
-    location: Location, train: TrainConfig, precision: str, device: torch.device
+    location: Location, train: CausalLMConfig, precision: str, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
     """The model, on its device and in evaluation mode, and its tokenizer.
 
@@ -175,7 +175,7 @@ def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
 
 
 def _first_model(
-    location: Location, train: TrainConfig, vocabulary: int, dtype: torch.dtype
+    location: Location, train: CausalLMConfig, vocabulary: int, dtype: torch.dtype
 ) -> nn.Module:
     """The weights that a run starts from: random ones, or those of the model that it names."""
     if not location.has_run_config or train.model_config_file is not None:

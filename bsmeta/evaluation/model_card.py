@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
@@ -32,7 +32,7 @@ FIGURES = {
 }
 
 
-def model_card(config: TrainConfig, metrics: Path, command: Sequence[str]) -> str:
+def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
     """The card, as Markdown with the front matter of the Hub.
 
     Args:
@@ -55,7 +55,7 @@ def model_card(config: TrainConfig, metrics: Path, command: Sequence[str]) -> st
     return redact("\n\n".join(part for part in parts if part)) + "\n"
 
 
-def write_card(config: TrainConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
+def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
     """Writes the card and, in `metadata.yaml`, the part of the configuration that it is about."""
     (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
     recipe = {"data_config": {"metadata_config": asdict(config.data_config.metadata_config)}}
@@ -89,11 +89,11 @@ def example(config: MetadataConfig) -> Rendered:
     return renderer.render(Document(EXAMPLE_TEXT, None, records), tuple(records))
 
 
-def _name(config: TrainConfig) -> str:
+def _name(config: CausalLMConfig) -> str:
     return config.push_to_hub or Path(config.out_dir).name
 
 
-def _front_matter(config: TrainConfig) -> str:
+def _front_matter(config: CausalLMConfig) -> str:
     values: dict[str, Any] = {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
@@ -104,7 +104,7 @@ def _front_matter(config: TrainConfig) -> str:
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
 
 
-def _introduction(config: TrainConfig, step: dict[str, Any] | None) -> str:
+def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
     types = ", ".join(config.data_config.metadata_config.metadata_list)
     if config.model_config_file is not None:
         start = "random weights"
@@ -190,7 +190,7 @@ def _figures(event: dict[str, Any] | None) -> str:
 
 
 def _training(
-    config: TrainConfig, step: dict[str, Any] | None, command: Sequence[str]
+    config: CausalLMConfig, step: dict[str, Any] | None, command: Sequence[str]
 ) -> Iterator[str]:
     data = config.data_config
     files = data.train_file if isinstance(data.train_file, list) else [data.train_file]

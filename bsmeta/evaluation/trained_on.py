@@ -7,16 +7,16 @@ import os
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import SCHEME, DataConfig
 from bsmeta.config.errors import DataError, UserError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.files import size_of
 from bsmeta.data.hub import FileRef
 from bsmeta.data.shards import Shard, entries_of, list_shards, shards_fingerprint, validation_path
 from bsmeta.evaluation.checkpoints import Location
 
 
-def check_not_trained_on(data: DataConfig, location: Location, train: TrainConfig) -> None:
+def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMConfig) -> None:
     """Refuses a held-out file that was among the training shards of this very run.
 
     The shards are those that a checkpoint of the run lists, and those that its configuration names
@@ -73,7 +73,7 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
     return {}
 
 
-def _on_this_machine(train: TrainConfig) -> list[Shard]:
+def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
     """The training shards that the configuration names, where all of them are local files."""
     data = train.data_config
     if not data.train_file or any(entry.startswith(SCHEME) for entry in entries_of(data)):

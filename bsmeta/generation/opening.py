@@ -9,10 +9,9 @@ import transformers
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.generation import GenerateConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.checkpoints import Location, load_model, locate, run_config
 
 
@@ -26,7 +25,7 @@ class Opened:
     device: torch.device
 
 
-def find(config: GenerateConfig) -> tuple[Location, TrainConfig]:
+def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
     """Where the model is, and what it was trained with; nothing is loaded yet.
 
     Raises:
@@ -34,14 +33,10 @@ def find(config: GenerateConfig) -> tuple[Location, TrainConfig]:
     """
     location = locate(config.checkpoint)
     train = run_config(location, config.training_config, config.overrides)
-    if train.task != "causal_lm":
-        raise ConfigurationError(
-            f"checkpoint={config.checkpoint}: trained with task={train.task}; expected causal_lm"
-        )
     return location, train
 
 
-def load(config: GenerateConfig, location: Location, train: TrainConfig) -> Opened:
+def load(config: GenerateConfig, location: Location, train: CausalLMConfig) -> Opened:
     """The model, on the GPU if there is one.
 
     Raises:

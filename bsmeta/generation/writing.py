@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.generation import GenerateConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.generation.contexts import check_value
 from bsmeta.generation.dialogue import Dialogue, lines_of_input
 from bsmeta.generation.opening import find, load
@@ -72,7 +72,7 @@ def _requests(config: GenerateConfig, first: Request) -> list[Request]:
     return [first]
 
 
-def _check_requests(requests: list[Request], train: TrainConfig) -> None:
+def _check_requests(requests: list[Request], train: CausalLMConfig) -> None:
     """Lists all metadata that cannot be given, before a model is loaded."""
     problems = []
     for number, request in enumerate(requests, start=1):
@@ -86,14 +86,14 @@ def _check_requests(requests: list[Request], train: TrainConfig) -> None:
         raise ConfigurationError("\n".join(problems))
 
 
-def check_metadata(metadata: Mapping[str, Any], train: TrainConfig) -> None:
+def check_metadata(metadata: Mapping[str, Any], train: CausalLMConfig) -> None:
     """Refuses metadata that the model cannot be given (a `ConfigurationError`)."""
     for key, value in metadata.items():
         if value is not None:
             check_value(key, value, train.data_config.metadata_config)
 
 
-def _talk(first: Request, writer: Writer, train: TrainConfig) -> None:
+def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
     types = train.data_config.metadata_config.metadata_list
     dialogue = Dialogue(first, types, lambda metadata: check_metadata(metadata, train))
     for request in dialogue.requests(lines_of_input(types)):

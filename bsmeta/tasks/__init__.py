@@ -1,18 +1,45 @@
-"""What can be trained. A task is one module (see `base.Task`), one function and one line here."""
+"""What can be trained. A task is one module or package (see `base.Task`) and one entry here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection, Iterator
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import causal_lm as causal_lm_checks
+from bsmeta.config.checks.problems import Problem
+from bsmeta.config.notes import notes
+from bsmeta.config.task_entry import TaskEntry
+from bsmeta.data.preview import missing_types
+from bsmeta.metadata.checks import metadata_notes, metadata_problems
+from bsmeta.tasks import causal_lm_summary
 from bsmeta.tasks.base import Task
 
 
-def _causal_lm(config: TrainConfig) -> Task:
-    # Imported here: transformers takes seconds, and a task name is checked before anything loads.
+def _causal_lm(config: CausalLMConfig) -> Task:
+    # Imported here: transformers takes seconds, and a configuration is checked before it loads.
     from bsmeta.tasks.causal_lm import CausalLanguageModel
 
     return CausalLanguageModel(config)
 
 
-TASKS: dict[str, Callable[[TrainConfig], Task]] = {"causal_lm": _causal_lm}
+def _causal_lm_values(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
+    yield from causal_lm_checks.value_problems(config, overridden)
+    yield from metadata_problems(config.data_config.metadata_config)
+
+
+def _causal_lm_notes(config: CausalLMConfig) -> list[str]:
+    metadata = config.data_config.metadata_config
+    return [*notes(config), *metadata_notes(metadata), *missing_types(config.data_config)]
+
+
+TASKS: dict[str, TaskEntry] = {
+    "causal_lm": TaskEntry(
+        config=CausalLMConfig,
+        make=_causal_lm,
+        value_problems=_causal_lm_values,
+        start_problems=causal_lm_checks.start_problems,
+        summary=causal_lm_summary.rows,
+        notes=_causal_lm_notes,
+        metrics=causal_lm_checks.METRICS,
+    ),
+}

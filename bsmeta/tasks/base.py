@@ -155,12 +155,33 @@ class Finishes(Protocol):
         """Called on every rank after the last step, once."""
 
 
+@dataclass(frozen=True)
+class Shape:
+    """What memory and speed are estimated from.
+
+    Attributes:
+        model: The model without weights, on the meta device: to be counted, not called.
+        rows: Rows of a micro-batch.
+        length: Tokens of a row.
+        keeps_scores: Whether attention keeps its scores for the backward pass.
+        recompute_every: With recomputation, one hidden state is kept for so many layers.
+        loss_chunk: Logits that exist at one time; 0: all of a micro-batch.
+    """
+
+    model: nn.Module
+    rows: int
+    length: int
+    keeps_scores: bool = False
+    recompute_every: int = 1
+    loss_chunk: int = 0
+
+
 @runtime_checkable
 class HasShape(Protocol):
     """A task whose memory and speed can be estimated before anything is loaded."""
 
-    def shape(self) -> nn.Module:
-        """The model without weights, on the meta device: to be counted, not called."""
+    def shape(self) -> Shape:
+        """Model and micro-batch."""
 
 
 @runtime_checkable

@@ -18,11 +18,11 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.batch import BatchPlan
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import positions_problems
 from bsmeta.config.checks.problems import refuse
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.counts import WITH_METADATA
 from bsmeta.data.stream import TrainStream
@@ -35,7 +35,7 @@ from bsmeta.models import attention as attention_of
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
 from bsmeta.models.pretrained import load_weights
-from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+from bsmeta.tasks.base import EvaluationContext, Loss, Metric, Shape
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class CausalLanguageModel:
     `data_config.cross_document_attention` lets them.
     """
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: CausalLMConfig) -> None:
         self._config = config
         transformers.utils.logging.disable_progress_bar()
         self._types = config.data_config.metadata_config.metadata_list
@@ -112,7 +112,7 @@ class CausalLanguageModel:
             compile_layers(model)
         return model
 
-    def shape(self) -> nn.Module:
+    def shape(self) -> Shape:
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
         source = config.model_config_file or config.model_name
@@ -120,7 +120,15 @@ class CausalLanguageModel:
         _check_heads(shape, key, source)
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
-            return AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+        return Shape(
+            model,
+            rows=config.data_config.per_device_train_batch_size,
+            length=config.data_config.metadata_config.max_seq_len,
+            keeps_scores=config.attn_implementation == "eager",
+            recompute_every=config.gradient_checkpointing_every,
+            loss_chunk=config.loss_chunk_logits,
+        )
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config

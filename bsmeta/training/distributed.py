@@ -36,7 +36,7 @@ from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.reporting import meet
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ COMPILING_S = 5.0  # a compiled op is loaded within it
 CONNECT_GRACE_S = 30  # torch's own errors come first: they name what is missing
 
 
-def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
+def start(config: RunConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
     """The Accelerator of this process; all processes of the launch must call it.
 
     Args:
@@ -80,7 +80,7 @@ def start(config: TrainConfig, deepspeed_config: dict[str, Any] | None) -> Accel
     return accelerator
 
 
-def _accelerator(config: TrainConfig, plugin: DeepSpeedPlugin | None) -> Accelerator:
+def _accelerator(config: RunConfig, plugin: DeepSpeedPlugin | None) -> Accelerator:
     return Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
@@ -167,7 +167,7 @@ def _quiet_libraries() -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
-def _process_group(config: TrainConfig) -> list[InitProcessGroupKwargs]:
+def _process_group(config: RunConfig) -> list[InitProcessGroupKwargs]:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     timeout = timedelta(seconds=config.distributed_timeout_s)
     return [InitProcessGroupKwargs(backend=backend, timeout=timeout)]

@@ -14,13 +14,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import HasShape, Task
+from bsmeta.config.schema import RunConfig
+from bsmeta.tasks.base import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
 from bsmeta.training.run_folder import RunFolder
@@ -37,6 +36,7 @@ class Forecast:
     """What is counted.
 
     Attributes:
+        shape: What is counted.
         counts: Parameters.
         states: Weights, gradients and optimizer of one device, by ZeRO stage (None: no DeepSpeed).
         activations: Of a micro-batch; None for a model of unknown shape.
@@ -44,6 +44,7 @@ class Forecast:
         update_tokens: Positions of the global batch.
     """
 
+    shape: Shape
     counts: Counts
     states: dict[int | None, State]
     activations: Activations | None
@@ -55,50 +56,56 @@ class Forecast:
 class Probe:
     """What is measured: the figures of a step's log, and what this rank holds in memory."""
 
+    max_steps: int
     updates: int
     warm_up: int
     figures: dict[str, Any]
     held: State
 
 
-def forecast(config: TrainConfig, model: nn.Module, checked: CheckedRun) -> Forecast:
-    """Counts a model, which may be on the meta device."""
+def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
+    """Counts what a task plans to train."""
     processes = checked.launch.num_processes
     zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
-    counts, half = count(model), config.mixed_precision != "no"
-    length = config.data_config.metadata_config.max_seq_len
+    plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
+    counts, half = count(shape.model), config.mixed_precision != "no"
     return Forecast(
         counts=counts,
         states={stage: state(counts, stage, processes, half) for stage in STAGES},
-        activations=activations(model, config),
+        shape=shape,
+        activations=activations(shape, half),
         stage=zero.get("stage"),
-        update_tokens=BatchPlan.of(config, processes).global_batch * length,
+        update_tokens=plan.global_batch * shape.length,
     )
 
 
-def probe(config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None) -> Probe:
+def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     """Makes a few updates as the run would, in a folder that goes; all ranks call it."""
-    updates = min(config.estimate_steps, config.max_train_steps)
+    processes = checked.launch.num_processes
+    epoch = task.steps_per_epoch(processes) if isinstance(task, HasEpochs) else None
+    schedule = Schedule.of(config, epoch)
+    updates = min(config.estimate_steps, schedule.max_steps)
     # The first ones also open the data's streams, fill caches, and choose kernels.
     warm_up = updates // 2
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
-        accelerator = start(silent, deepspeed_config)
+        accelerator = start(silent, checked.deepspeed_config)
         seed_everything(config.seed)
         watchdog = Watchdog(Processes.of(accelerator), Path(folder), config.distributed_timeout_s)
         watchdog.start()
         try:
             trainer = Trainer(
-                silent, Schedule.of(silent), task, accelerator, RunFolder(Path(folder)), watchdog,
+                silent, schedule, task, accelerator, RunFolder(Path(folder)), watchdog,
                 StopRequest(),
             )  # fmt: skip
             figures = trainer.probe(warm_up, updates - warm_up)
         finally:
             watchdog.stop()
-        return Probe(updates - warm_up, warm_up, figures, held(trainer.model, trainer.optimizer))
+        held_here = held(trainer.model, trainer.optimizer)
+        return Probe(schedule.max_steps, updates - warm_up, warm_up, figures, held_here)
 
 
-def estimate(config: TrainConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
+def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
     """Prints what the run takes (rank 0).
 
     Raises:
@@ -112,13 +119,13 @@ def estimate(config: TrainConfig, task: Task, checked: CheckedRun, *, is_main: b
         show_forecast(console, config, counted, checked)
     if config.estimate_steps == 0:
         return
-    measured = probe(config, task, checked.deepspeed_config)
+    measured = probe(config, task, checked)
     if is_main:
-        show_probe(console, config, counted, measured)
+        show_probe(console, counted, measured)
 
 
 def show_forecast(
-    console: Console, config: TrainConfig, counted: Forecast, checked: CheckedRun
+    console: Console, config: RunConfig, counted: Forecast, checked: CheckedRun
 ) -> None:
     """Prints what was counted, with the formulas."""
     counts = counted.counts
@@ -128,11 +135,11 @@ def show_forecast(
     )
     processes, precision = checked.launch.num_processes, config.mixed_precision
     console.print(_memory_table(config, counted, processes))
-    for line in _notes(config, counted, precision):
+    for line in _notes(counted, precision):
         console.print(f"  {line}", style="dim")
 
 
-def _memory_table(config: TrainConfig, counted: Forecast, processes: int) -> Table:
+def _memory_table(config: RunConfig, counted: Forecast, processes: int) -> Table:
     title = (
         f"\nMemory of each device ({processes}), precision {config.mixed_precision}; * this launch"
     )
@@ -154,9 +161,8 @@ def _memory_table(config: TrainConfig, counted: Forecast, processes: int) -> Tab
     return table
 
 
-def _notes(config: TrainConfig, counted: Forecast, precision: str) -> list[str]:
+def _notes(counted: Forecast, precision: str) -> list[str]:
     size = 4 if precision == "no" else 2
-    data = config.data_config
     master = "2 moments" if size == 4 else "2 moments and float32 weights"
     notes = [
         f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
@@ -166,10 +172,9 @@ def _notes(config: TrainConfig, counted: Forecast, precision: str) -> list[str]:
     ]
     live = counted.activations
     if live is not None:
-        metadata = data.metadata_config
         notes += [
-            f"activations: micro-batch {data.per_device_train_batch_size} x "
-            f"{metadata.max_seq_len} tokens x layers x {live.numbers} numbers of {size} bytes (8 "
+            f"activations: micro-batch {counted.shape.rows} x "
+            f"{counted.shape.length} tokens x layers x {live.numbers} numbers of {size} bytes (8 "
             "hidden + 2 keys + 2 to 5 MLP), and 3 hidden behind them, = "
             f"{amount(live.layers)}; logits {amount(live.loss)} (loss_chunk_logits)",
             "recomputing (gradient_checkpointing=true): one hidden a layer, and one layer whole",
@@ -177,7 +182,7 @@ def _notes(config: TrainConfig, counted: Forecast, precision: str) -> list[str]:
     return notes
 
 
-def show_probe(console: Console, config: TrainConfig, counted: Forecast, measured: Probe) -> None:
+def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
     """Prints what was measured, and what follows for the whole run."""
     figures = measured.figures
     mfu = "– (the peak of this device is not known)"
@@ -194,8 +199,8 @@ def show_probe(console: Console, config: TrainConfig, counted: Forecast, measure
         ("memory", f"{amount(figures['memory_gb'] * 2**30)} at most on this device; weights "
          f"{amount(held_by.weights)} (counted {amount(counted_state.weights)}), optimizer "
          f"{amount(held_by.optimizer)} (counted {amount(counted_state.optimizer)})"),
-        ("time to finish", f"{config.max_train_steps:,} updates x {figures['step_s']:.3f} s = "
-         f"{duration(config.max_train_steps * figures['step_s'])}, without evaluations and saves"),
+        ("time to finish", f"{measured.max_steps:,} updates x {figures['step_s']:.3f} s = "
+         f"{duration(measured.max_steps * figures['step_s'])}, without evaluations and saves"),
     ]  # fmt: skip
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks.base import Shape
 
 MOMENTS = 8  # AdamW: two float32 values a parameter
 MASTER = 4  # the float32 weights that are updated, where those of the model are others
@@ -94,7 +94,7 @@ def state(counts: Counts, stage: int | None, processes: int, half: bool) -> Stat
     )
 
 
-def activations(model: nn.Module, config: TrainConfig) -> Activations | None:
+def activations(planned: Shape, half: bool) -> Activations | None:
     """What a micro-batch leaves for the backward pass; None for a model of unknown shape.
 
     A token leaves in a layer, with h hidden, k of keys (and as many of values), f of the MLP:
@@ -104,6 +104,7 @@ def activations(model: nn.Module, config: TrainConfig) -> Activations | None:
     for every score. With recomputation stays the h of a layer's input, and one layer whole while it
     is made again. 3 h stay behind the layers.
     """
+    model = planned.model
     shape: Any = getattr(model, "config", None)
     hidden, layers = (getattr(shape, key, None) for key in ("hidden_size", "num_hidden_layers"))
     heads = getattr(shape, "num_attention_heads", None)
@@ -116,19 +117,18 @@ def activations(model: nn.Module, config: TrainConfig) -> Activations | None:
     function = getattr(shape, "activation_function", None) or getattr(shape, "hidden_act", None)
     factor = 4 if gated else functions.get(str(function), 2)
     numbers = 8 * hidden + 2 * keys + factor * (inner or 4 * hidden)
-    length = config.data_config.metadata_config.max_seq_len
-    if config.attn_implementation == "eager":
-        numbers += 3 * heads * length
-    size = 4 if config.mixed_precision == "no" else 2
-    tokens = config.data_config.per_device_train_batch_size * length
+    if planned.keeps_scores:
+        numbers += 3 * heads * planned.length
+    size = 2 if half else 4
+    tokens = planned.rows * planned.length
     layer, rest = size * numbers * tokens, 3 * size * hidden * tokens
-    kept = -(-layers // config.gradient_checkpointing_every)
+    kept = -(-layers // planned.recompute_every)
     recomputed = kept * size * hidden * tokens + (layers - kept) * layer + layer
     return Activations(
         numbers=numbers,
         layers=float(layers * layer + rest),
         layers_recomputed=float(recomputed + rest),
-        loss=_loss(tokens, int(shape.vocab_size), hidden, config.loss_chunk_logits, size),
+        loss=_loss(tokens, int(shape.vocab_size), hidden, planned.loss_chunk, size),
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.run_folder import LineLog, RunFolder
@@ -172,7 +172,7 @@ class StepLog:
     """
 
     def __init__(
-        self, config: TrainConfig, schedule: Schedule, run: RunFolder, processes: Processes,
+        self, config: RunConfig, schedule: Schedule, run: RunFolder, processes: Processes,
         tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
     ) -> None:  # fmt: skip
         self._schedule = schedule

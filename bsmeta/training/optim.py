@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """What the configuration says of each parameter group."""
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
     """AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
 
     The fused kernel, on a CPU, too: one pass over the weights (7 times as fast there), and the only
@@ -47,7 +47,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     )
 
 
-def learning_rate(config: TrainConfig, max_steps: int, step: int) -> float:
+def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
     """The learning rate of a step.
 
     A linear warm-up reaches the peak with step `num_warmup_steps`; then the rate stays

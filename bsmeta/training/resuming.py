@@ -24,7 +24,7 @@ from bsmeta.config.batch import BatchPlan
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.differences import differences, differing
 from bsmeta.config.errors import CheckpointError, ConfigurationError
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,
@@ -71,7 +71,7 @@ class Resume:
 
 
 def resume_point(
-    config: TrainConfig, accelerator: Accelerator, processes: Processes, out_dir: Path
+    config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
     """Finds the checkpoint and makes it readable, before the engine is made; all ranks call it.
 
@@ -86,8 +86,8 @@ def resume_point(
         return None
     state = json.loads((saved.folder / STATE).read_text())
     plan = BatchPlan.of(config, processes.size)
-    check_launch(saved, state, engine_name(accelerator), plan.global_batch)
-    check_steps(saved, config.max_train_steps)
+    check_launch(saved, state, engine_name(accelerator), plan)
+    check_steps(saved, max_steps)
     changed = changed_settings(saved, config)
     if is_readable(state, processes.size):
         return Resume(saved, changed)
@@ -121,7 +121,7 @@ def _may_load(saved: Checkpoint, processes: Processes) -> bool:
         return True  # damaged: the verification that follows names the file
 
 
-def changed_settings(saved: Checkpoint, config: TrainConfig) -> dict[str, list[Any]]:
+def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
     """The keys, with both values, in which the configuration differs from the checkpoint's."""
     then = yaml.safe_load((saved.folder / CONFIG).read_text())
     now = yaml.safe_load(to_yaml(config))
@@ -140,14 +140,14 @@ def log_changes(resume: Resume) -> None:
         )
 
 
-def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: int) -> None:
+def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
     """Refuses a launch under which the run would not be the same run.
 
     Args:
         saved: The checkpoint.
         state: Its trainer state.
         engine: The engine of this launch.
-        batch: The global batch of this launch, in sequences.
+        plan: The batch of this launch.
 
     Raises:
         ConfigurationError: If engine or global batch differ.
@@ -157,25 +157,25 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, batch: i
             f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "
             "the accelerate configuration that the run was started with"
         )
-    if state["global_batch"] != batch:
+    if state["global_batch"] != plan.rows_per_step:
         raise ConfigurationError(
-            f"{saved.folder} was trained with {state['global_batch']} sequences an update, this "
-            f"launch makes {batch}; keep data_config.per_device_train_batch_size x "
+            f"{saved.folder} was trained with {state['global_batch']} rows a step, this "
+            f"launch makes {plan.rows_per_step}; keep {plan.key} x "
             f"gradient_accumulation_steps x processes = {state['global_batch']}"
         )
 
 
-def check_steps(saved: Checkpoint, max_train_steps: int) -> None:
+def check_steps(saved: Checkpoint, max_steps: int) -> None:
     """Refuses a run that would have to end before the step that it resumes from.
 
     Raises:
         ConfigurationError: If the checkpoint is of a later step than the last.
     """
-    if saved.step > max_train_steps:
+    if saved.step > max_steps:
         raise ConfigurationError(
-            f"max_train_steps={max_train_steps}: {saved.folder} is of step {saved.step} already; "
-            f"expected at least {saved.step}. Raise max_train_steps, or name an earlier checkpoint "
-            "(resume_from_checkpoint_dir=FOLDER)"
+            f"max_train_steps={max_steps}: {saved.folder} is of step {saved.step} already; "
+            f"expected at least {saved.step}. Raise max_train_steps (or num_train_epochs), or name "
+            "an earlier checkpoint (resume_from_checkpoint_dir=FOLDER)"
         )
 
 

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.base import Metric
 from bsmeta.training.checkpoint import STATE, Checkpoint, list_checkpoints, problems
 from bsmeta.training.distributed import ALONE
@@ -36,7 +36,7 @@ class Retention:
     times of its files are compared.
     """
 
-    def __init__(self, out_dir: Path, config: TrainConfig) -> None:
+    def __init__(self, out_dir: Path, config: RunConfig) -> None:
         self._out_dir = out_dir
         self._config = config
         self._verified: dict[Path, tuple[Stamps, bool]] = {}
@@ -101,7 +101,7 @@ def _delete(checkpoint: Checkpoint) -> None:
 
 
 def to_keep(
-    checkpoints: list[Checkpoint], config: TrainConfig, is_whole: Callable[[Checkpoint], bool]
+    checkpoints: list[Checkpoint], config: RunConfig, is_whole: Callable[[Checkpoint], bool]
 ) -> set[Checkpoint]:
     """Those of a run's checkpoints that stay.
 

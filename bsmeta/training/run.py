@@ -9,8 +9,8 @@ from typing import Any
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.reporting import rank
-from bsmeta.config.schema import TrainConfig
-from bsmeta.tasks.base import Task
+from bsmeta.config.schema import RunConfig
+from bsmeta.tasks.base import HasEpochs, Task
 from bsmeta.training import hub
 from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(
-    config: TrainConfig, task: Task, deepspeed_config: dict[str, Any] | None, stop: StopRequest
+    config: RunConfig, task: Task, deepspeed_config: dict[str, Any] | None, stop: StopRequest
 ) -> int:
     """Trains, leaves `status.json` behind, and returns the exit code (0 done, 75 preempted).
 
@@ -42,11 +42,13 @@ def run(
     """
     try:
         accelerator = start(config, deepspeed_config)
+        processes = Processes.of(accelerator)
+        epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
+        schedule = Schedule.of(config, epoch)
     except UserError as error:
         if rank() == 0:
             write_refusal(Path(config.out_dir), str(error))
         raise
-    processes = Processes.of(accelerator)
     seed_everything(config.seed)
     folder = RunFolder(Path(config.out_dir).resolve())
     resume = config.resume_from_checkpoint_dir is not None
@@ -57,7 +59,7 @@ def run(
     watchdog.start()
     stop.leave = lambda name: _leave_start(folder, watchdog, name)
     try:
-        code = _train(config, task, accelerator, folder, watchdog, stop)
+        code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
     except Exception as error:
         ending = watchdog.explain(explained(error, folder.path))
         if watchdog.speaks():
@@ -68,13 +70,13 @@ def run(
     finally:
         watchdog.stop()
     if config.push_to_hub and code == 0 and processes.is_main:
-        hub.push(folder.path, config.push_to_hub, config.max_train_steps)
+        hub.push(folder.path, config.push_to_hub, schedule.max_steps)
     return code
 
 
 def _train(
-    config: TrainConfig, task: Task, accelerator: Accelerator, folder: RunFolder,
-    watchdog: Watchdog, stop: StopRequest,
+    config: RunConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
+    folder: RunFolder, watchdog: Watchdog, stop: StopRequest,
 ) -> int:  # fmt: skip
     processes = Processes.of(accelerator)
 
@@ -83,11 +85,11 @@ def _train(
             write_status(folder.path, state, step, exit_code)
 
     watchdog.enter("looking for a checkpoint to resume from")
-    resume = resume_point(config, accelerator, processes, folder.path)
+    resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
     tell("running", watchdog.step, None)
     watchdog.enter("building the model")
-    trainer = Trainer(config, Schedule.of(config), task, accelerator, folder, watchdog, stop)
+    trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
         tell("preempted", trainer.progress.step, EXIT_PREEMPTED)

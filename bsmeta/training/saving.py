@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint, random_state
@@ -55,7 +55,7 @@ class Saver:
     """
 
     def __init__(
-        self, config: TrainConfig, task: Task, model: nn.Module, engine: Engine, out_dir: Path,
+        self, config: RunConfig, task: Task, model: nn.Module, engine: Engine, out_dir: Path,
         processes: Processes,
     ) -> None:  # fmt: skip
         self._config = config

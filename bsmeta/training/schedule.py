@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import RunConfig
 
 
 @dataclass(frozen=True)
@@ -26,15 +27,37 @@ class Schedule:
     extra_steps: frozenset[int] = field(default_factory=frozenset)
 
     @classmethod
-    def of(cls, config: TrainConfig) -> Schedule:
-        """The schedule of a run."""
-        return cls(
-            max_steps=config.max_train_steps,
-            logging_steps=config.logging_steps,
-            eval_steps=config.eval_steps,
-            save_steps=config.save_steps,
-            extra_steps=frozenset(config.extra_steps_to_eval_save_at),
-        )
+    def of(cls, config: RunConfig, steps_per_epoch: int | None = None) -> Schedule:
+        """The schedule of a run.
+
+        Args:
+            config: The run.
+            steps_per_epoch: Steps that train on every row once; None: the task has no epochs.
+
+        Raises:
+            ConfigurationError: If something is asked for at a step after the last one, or per
+                epoch of a task that has none.
+        """
+        max_steps = config.max_train_steps
+        if config.num_train_epochs is not None:
+            epoch = _epoch("num_train_epochs", steps_per_epoch)
+            max_steps = max(1, round(config.num_train_epochs * epoch))
+        logging_steps, eval_steps = config.logging_steps, config.eval_steps
+        if config.logs_per_epoch is not None:
+            logging_steps = max(
+                1, _epoch("logs_per_epoch", steps_per_epoch) // config.logs_per_epoch
+            )
+        if config.evals_per_epoch is not None:
+            eval_steps = max(
+                1, _epoch("evals_per_epoch", steps_per_epoch) // config.evals_per_epoch
+            )
+        extra = frozenset(config.extra_steps_to_eval_save_at)
+        if extra and max(extra) > max_steps:
+            raise ConfigurationError(
+                f"extra_steps_to_eval_save_at={sorted(extra)}: the run has {max_steps:,} steps "
+                f"({config.num_train_epochs} epochs of {steps_per_epoch:,}); drop those after them"
+            )
+        return cls(max_steps, logging_steps, eval_steps, config.save_steps, extra)
 
     def logs(self, step: int) -> bool:
         """Whether the metrics of a step are logged; those of the last step always are."""
@@ -51,3 +74,9 @@ class Schedule:
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps
+
+
+def _epoch(key: str, steps_per_epoch: int | None) -> int:
+    if steps_per_epoch is None:
+        raise ConfigurationError(f"{key}: this task has no epochs; expected null")
+    return steps_per_epoch

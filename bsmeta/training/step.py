@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.base import Loss, Task
 from bsmeta.training.distributed import Accelerator, Processes
@@ -71,7 +71,7 @@ class StepRunner:
     """
 
     def __init__(
-        self, config: TrainConfig, task: Task, accelerator: Accelerator, model: nn.Module,
+        self, config: RunConfig, task: Task, accelerator: Accelerator, model: nn.Module,
         optimizer: Any, engine: Engine, last_step: int, stop: StopRequest, saver: Saver,
         watchdog: Watchdog, profile: Profile, *, lag: int,
     ) -> None:  # fmt: skip

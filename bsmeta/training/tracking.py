@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
 
@@ -168,7 +168,7 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return leaves
 
 
-def flat(config: TrainConfig) -> dict[str, Any]:
+def flat(config: RunConfig) -> dict[str, Any]:
     """The configuration as trackers want it: one level, plain values."""
     return {
         name: value if isinstance(value, (int, float, str, bool)) else str(value)

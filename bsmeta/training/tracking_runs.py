@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bsmeta.config.checks.problems import HYDRA, Problem, refuse
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.training.tracking import flat, keep_tensorflow_out
 
 RUNS = "trackers.json"
@@ -29,7 +29,7 @@ class Starter(Protocol):
     ) -> None: ...
 
 
-def start_trackers(accelerator: Starter, config: TrainConfig, folder: Path, step: int) -> None:
+def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: int) -> None:
     """Starts every tracker of the configuration; called on rank 0.
 
     Args:

@@ -17,7 +17,7 @@ from accelerate import Accelerator
 from torch import nn
 
 from bsmeta.config.batch import BatchPlan
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.base import (
     CountsFlops,
     Evaluates,
@@ -68,7 +68,7 @@ class Trainer:
     """Trains one task. All ranks build it and call `train` together."""
 
     def __init__(
-        self, config: TrainConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
+        self, config: RunConfig, schedule: Schedule, task: Task, accelerator: Accelerator,
         run: RunFolder, watchdog: Watchdog, stop: StopRequest,
     ) -> None:  # fmt: skip
         self.config = config
@@ -333,7 +333,7 @@ class Trainer:
             "progress": asdict(self.progress),
             "phase": self._phase,
             "world_size": self.processes.size,
-            "global_batch": BatchPlan.of(self.config, self.processes.size).global_batch,
+            "global_batch": BatchPlan.of(self.config, self.processes.size).rows_per_step,
             "engine": self.engine.name,
             "parameters": self._shapes,
             "evaluation": [asdict(metric) for metric in metrics],

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.inflate import fastest
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
@@ -42,7 +42,7 @@ def resident_mb() -> float:
     return sum(process.memory_info().rss for process in processes()) / MB
 
 
-def sample_pages(config: TrainConfig) -> list[bytes]:
+def sample_pages(config: CausalLMConfig) -> list[bytes]:
     """Up to `SAMPLE_PAGES` lines of the training shards."""
     pages: list[bytes] = []
     for shard in list_shards(config.data_config):

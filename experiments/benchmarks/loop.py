@@ -36,8 +36,8 @@ import torch
 from common import own_arguments
 from loop_arms import ARMS, work
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 
 OWN_KEYS = {
     "preset": "cpu-tiny",
@@ -101,7 +101,9 @@ def overrides(preset: str, folder: Path) -> list[str]:
     return keys
 
 
-def compare(engine: str, rounds: int, steps: int, feed: str, config: TrainConfig) -> dict[str, Any]:
+def compare(
+    engine: str, rounds: int, steps: int, feed: str, config: CausalLMConfig
+) -> dict[str, Any]:
     """Lets the loops of one engine take turns."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
@@ -135,7 +137,7 @@ def compare(engine: str, rounds: int, steps: int, feed: str, config: TrainConfig
     return {**figures, "ratios": ratios(measured), **({"failed": failed} if failed else {})}
 
 
-def medians(found: list[dict[str, float]], config: TrainConfig) -> dict[str, Any]:
+def medians(found: list[dict[str, float]], config: CausalLMConfig) -> dict[str, Any]:
     """Of the rounds of one loop."""
     per_s = statistics.median(one["tokens"] / one["wall_s"] for one in found)
     return {
@@ -149,7 +151,7 @@ def medians(found: list[dict[str, float]], config: TrainConfig) -> dict[str, Any
     }
 
 
-def mfu(config: TrainConfig, tokens_per_s: float) -> float | None:
+def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
     """Share of the GPU's dense bf16 peak; None where that is not known."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -180,7 +182,7 @@ def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
     return found
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     rounds, steps = int(OWN["rounds"]), int(OWN["steps"] or PRESETS[OWN["preset"]][3])
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
@@ -203,4 +205,4 @@ if __name__ == "__main__":
         sys.exit(f"preset: expected one of {', '.join(PRESETS)}; feed: memory or stream")
     with tempfile.TemporaryDirectory() as scratch:
         sys.argv[1:1] = overrides(OWN["preset"], Path(scratch))
-        run_entry_point(main, TrainConfig, "demo")
+        run_entry_point(main, CausalLMConfig, "demo")

@@ -24,7 +24,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from bsmeta.config.batch import BatchPlan
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
@@ -100,7 +100,7 @@ def peak_memory_gb() -> float:
 
 
 def work(
-    arm: str, engine: str, feed: str, steps: int, config: TrainConfig, pipe: Connection
+    arm: str, engine: str, feed: str, steps: int, config: CausalLMConfig, pipe: Connection
 ) -> None:
     """The process of one arm: sets up, says so, and runs until there are no more rounds."""
     torch.manual_seed(config.seed)
@@ -129,7 +129,7 @@ def work(
     os._exit(0)  # gloo's threads may abort an interpreter that shuts down
 
 
-def zero_config(config: TrainConfig) -> dict[str, Any]:
+def zero_config(config: CausalLMConfig) -> dict[str, Any]:
     """DeepSpeed's configuration for one process with ZeRO-2."""
     plan = BatchPlan.of(config, processes=1)
     return {
@@ -143,7 +143,7 @@ def zero_config(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def bare(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """Model, optimizer and clipping, and nothing else: the yardstick."""
     from bsmeta.training.optim import build_optimizer
 
@@ -175,7 +175,7 @@ def bare(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any)
             optimizer.zero_grad()
 
 
-def ours(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The trainer of this project, with metrics at every step."""
     from bsmeta.training.run import run
     from bsmeta.training.signals import StopRequest
@@ -189,7 +189,7 @@ def ours(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any)
     run(config, Fed(config), zero, StopRequest())
 
 
-def trainer(config: TrainConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
+def trainer(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """Transformers' Trainer, logging every step; its own loss, on the model as it is."""
     import transformers
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from common import own_arguments, resident_mb
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.stream import TrainStream
 from bsmeta.data.tokenizer import load_tokenizer
 
@@ -32,7 +32,7 @@ def peak_mb() -> float:
     return most / (2**20 if sys.platform == "darwin" else 2**10)
 
 
-def measure(config: TrainConfig, epochs: int) -> dict[str, Any]:
+def measure(config: CausalLMConfig, epochs: int) -> dict[str, Any]:
     """Goes through the epochs of one stream."""
     data = dataclasses.replace(config.data_config, num_streams=1, num_workers=0)
     tokenizer = load_tokenizer(config)
@@ -58,11 +58,11 @@ def measure(config: TrainConfig, epochs: int) -> dict[str, Any]:
     return result | {"epochs_mb": ends, "peak_mb": round(peak_mb(), 1)}
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     print(json.dumps(measure(config, int(OWN["epochs"]))))
 
 
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, CausalLMConfig, "v2")

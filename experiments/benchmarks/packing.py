@@ -21,8 +21,8 @@ from collections.abc import Iterator
 import numpy as np
 from common import own_arguments
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.lines import LineReader
 from bsmeta.data.packing import best_fit, one_each
 from bsmeta.data.shards import list_shards
@@ -36,7 +36,7 @@ Cuts = list[list[int]]
 """Lengths of the pieces of each document."""
 
 
-def cut_documents(config: TrainConfig) -> Iterator[list[int]]:
+def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
     """Lengths of the pieces of each document of the training shards."""
     data = config.data_config
     maker = WindowMaker(data, load_tokenizer(config), config.seed)
@@ -87,7 +87,7 @@ def packed(way: str, cuts: Cuts, window: int, capacity: int) -> dict[str, float]
     }
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     capacity = config.data_config.metadata_config.max_seq_len
     cuts = list(itertools.islice(cut_documents(config), int(OWN["documents"])))
@@ -107,4 +107,4 @@ def main(config: TrainConfig) -> None:
 
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, CausalLMConfig, "v2")

@@ -22,9 +22,9 @@ from typing import Any
 
 from common import best_ms, large_shard, own_arguments, sample_pages
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.plan import Position
@@ -43,7 +43,7 @@ class Starts:
         data: The data of the run: one shard, one stream.
     """
 
-    def __init__(self, config: TrainConfig, data: DataConfig) -> None:
+    def __init__(self, config: CausalLMConfig, data: DataConfig) -> None:
         self._arguments: dict[str, Any] = {
             "tokenizer": load_tokenizer(config),
             "seed": config.seed,
@@ -61,7 +61,7 @@ class Starts:
         next(iter(TrainStream(data, **self._arguments, state=state)))
 
 
-def measure(config: TrainConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, Any]:
+def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, Any]:
     """A fresh start, and resumed ones."""
     path, count = large_shard(folder, sample_pages(config), raw_mb)
     data = dataclasses.replace(
@@ -91,7 +91,7 @@ def measure(config: TrainConfig, raw_mb: float, repeats: int, folder: Path) -> d
     }
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     with tempfile.TemporaryDirectory() as folder:
         result = measure(config, float(OWN["raw_mb"]), int(OWN["repeats"]), Path(folder))
@@ -100,4 +100,4 @@ def main(config: TrainConfig) -> None:
 
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, CausalLMConfig, "v2")

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from common import MB, best_ms, large_shard, own_arguments, sample_pages
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.cache import Cache
 from bsmeta.data.index import IndexCache
 from bsmeta.data.lines import LineReader
@@ -38,7 +38,7 @@ def document(path: Path, number: int, indexes: IndexCache | None) -> list[bytes]
     return lines
 
 
-def measure(config: TrainConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, object]:
+def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, object]:
     """Both ways at each place, and the index."""
     pages = sample_pages(config)
     path, count = large_shard(folder, pages, raw_mb)
@@ -65,7 +65,7 @@ def measure(config: TrainConfig, raw_mb: float, repeats: int, folder: Path) -> d
     return result | {"seek_ms": seek_ms, "reread_ms": reread_ms}
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     with tempfile.TemporaryDirectory() as folder:
         result = measure(config, float(OWN["raw_mb"]), int(OWN["repeats"]), Path(folder))
@@ -74,4 +74,4 @@ def main(config: TrainConfig) -> None:
 
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, CausalLMConfig, "v2")

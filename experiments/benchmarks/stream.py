@@ -31,8 +31,8 @@ from typing import Any
 from common import own_arguments, processes, resident_mb
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.batch import StepData
 from bsmeta.data.lines import LineReader
 from bsmeta.data.shards import list_shards
@@ -81,7 +81,7 @@ class Meter:
 
 
 def measure_stream(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
+    config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
     """Takes micro-batches for at least so many seconds, from a window's beginning to another's."""
     data = config.data_config
@@ -114,7 +114,7 @@ def window_of(step: StepData) -> tuple[int, ...]:
 
 
 def measure(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
+    config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
     """The stream, between two runs of the plain loop."""
     loops = [measure_plain(config, tokenizer, seconds / 4)]
@@ -131,7 +131,7 @@ def measure(
 
 
 def measure_plain(
-    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
+    config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
     """Encodes some plain texts one after the other; reading them does not count."""
     some = itertools.cycle(list(itertools.islice(texts(config), PLAIN_TEXTS)))
@@ -142,7 +142,7 @@ def measure_plain(
     return meter.result()
 
 
-def texts(config: TrainConfig) -> Iterator[str]:
+def texts(config: CausalLMConfig) -> Iterator[str]:
     """The texts of the training shards."""
     decoder = DocumentDecoder(config.data_config.metadata_config)
     for shard in list_shards(config.data_config):
@@ -152,7 +152,7 @@ def texts(config: TrainConfig) -> Iterator[str]:
         reader.close()
 
 
-def main(config: TrainConfig) -> None:
+def main(config: CausalLMConfig) -> None:
     """Measures and prints."""
     run = measure_plain if OWN["plain"] == "true" else measure
     print(json.dumps(run(config, load_tokenizer(config), float(OWN["seconds"]))))
@@ -161,4 +161,4 @@ def main(config: TrainConfig) -> None:
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
     sys.argv.append(f"data_config.tokenizer_backend={OWN['tokenizer_backend']}")
-    run_entry_point(main, TrainConfig, "v2")
+    run_entry_point(main, CausalLMConfig, "v2")

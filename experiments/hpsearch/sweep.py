@@ -34,9 +34,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from results import read_result, write_report
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, compose
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 
 TRAIN = Path(__file__).resolve().parents[1] / "train.sh"
 SETTINGS = "sweep.json"
@@ -208,7 +208,7 @@ def main() -> int:
     runs = [Run(folder / folder_name(values), values) for values in chosen]
     if not given.config.endswith(".yaml"):
         for run in runs:  # a misspelt key or value must not end the last run of a long night
-            compose(TrainConfig, given.config, [*fixed, *run.overrides])
+            compose(CausalLMConfig, given.config, [*fixed, *run.overrides])
     sweep = Sweep(given.config, fixed)
     if given.dry_run:
         for run in runs:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import bsmeta
 from bsmeta.config.batch import BatchPlan
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 PRODUCT = re.compile(
     r"(batch_size|micro_batch|\bmicro)\s*\*\s*[\w.]*accumulation|accumulation\w*\s*\*\s*[\w.]*batch"
@@ -17,9 +18,14 @@ PRODUCT = re.compile(
 
 def test_a_step_holds_micro_batch_x_accumulation_x_processes() -> None:
     data = DataConfig(per_device_train_batch_size=4)
-    plan = BatchPlan.of(TrainConfig(data_config=data, gradient_accumulation_steps=8), 2)
-    assert plan == BatchPlan(micro_batch=4, accumulation=8, processes=2)
-    assert plan.global_batch == 64
+    plan = BatchPlan.of(CausalLMConfig(data_config=data, gradient_accumulation_steps=8), 2)
+    assert plan == BatchPlan(4, 8, 2, key="data_config.per_device_train_batch_size")
+    assert (plan.global_batch, plan.rows_per_step) == (64, 64)
+
+
+def test_where_rows_vary_a_step_is_counted_in_micro_batches() -> None:
+    plan = BatchPlan.of(RunConfig(gradient_accumulation_steps=3), 2)
+    assert (plan.micro_batch, plan.global_batch, plan.rows_per_step) == (1, 6, None)
 
 
 def test_nothing_else_computes_the_global_batch() -> None:

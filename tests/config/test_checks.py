@@ -7,6 +7,7 @@ made would fail the test. `test_refusals.py` does the same from the command line
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -16,12 +17,13 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config import checks
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import exit_code
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks import TASKS
 
 SAMPLE = str(REPOSITORY / "examples" / "webdocs" / "*.jsonl.gz")
 # A configuration, a DeepSpeed JSON and a launch that agree: 4 x 8 x 2 = 64 sequences.
@@ -92,7 +94,8 @@ def run_check(
     launch: dict[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """Checks the agreeing three with changes; the filled DeepSpeed configuration."""
-    return check(*made(tmp_path, hydra, document, launch)).deepspeed_config
+    found = check(*made(tmp_path, hydra, document, launch), TASKS["causal_lm"])
+    return found.deepspeed_config
 
 
 def made(
@@ -100,14 +103,14 @@ def made(
     hydra: dict[str, Any] | None,
     document: dict[str, Any] | str | None,
     launch: dict[str, Any] | None,
-) -> tuple[TrainConfig, Launch]:
+) -> tuple[CausalLMConfig, Launch]:
     """The configuration and the launch of the agreeing three with changes."""
     file = tmp_path / "ds.json"
     whole = isinstance(document, str)
     file.write_text(document if whole else json.dumps(changed(JSON, document or {})))
     arguments = {"deepspeed_config_file": file, **LAUNCH, **(launch or {})}
     values = {"out_dir": str(tmp_path / "run"), **changed(HYDRA, hydra or {})}
-    return TrainConfig(**values), Launch(**arguments)
+    return CausalLMConfig(**values), Launch(**arguments)
 
 
 # (what is changed in Hydra, in the JSON, in the launch), key of each problem, part of its fix
@@ -791,7 +794,10 @@ def test_broken_configuration_is_refused(
     hydra, document, changes, expected = BROKEN[name]
     config, launch = made(tmp_path, hydra, document, changes)
     monkeypatch.setattr(checks, "read_launch", lambda *_: launch)
-    monkeypatch.setitem(train.TASKS, "causal_lm", lambda _: pytest.fail("the task was made"))
+    unmade = dataclasses.replace(
+        TASKS["causal_lm"], make=lambda _: pytest.fail("the task was made")
+    )
+    monkeypatch.setitem(TASKS, "causal_lm", unmade)
 
     assert exit_code(lambda: train.main(config)) == 2
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config import command_line
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 from tests.config.test_refusals import named, start
 
 DEMO = ["--config-name", "demo", "check_only=true"]
@@ -39,7 +39,7 @@ DEMO = ["--config-name", "demo", "check_only=true"]
     ],
 )
 def test_unknown_options_are_taken_off(arguments: list[str], rest: list[str], fix: str) -> None:
-    line = command_line.read(arguments, TrainConfig, "demo")
+    line = command_line.read(arguments, CausalLMConfig, "demo")
     assert [problem.fix for problem in line.problems] == [fix]
     assert line.overrides == rest
 
@@ -63,7 +63,7 @@ def test_what_cannot_be_composed_is_answered_with_what_there_is(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.yaml").write_text("seed: 1\n")
     with pytest.raises(ConfigurationError) as caught:
-        command_line.read(arguments, TrainConfig, "demo")
+        command_line.read(arguments, CausalLMConfig, "demo")
     assert told.format(mine=tmp_path / "mine") in str(caught.value)
 
 
@@ -77,7 +77,8 @@ def test_all_is_reported_in_one_message(tmp_path: Path) -> None:
 def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "own.yaml").write_text(
-        "defaults: [train_config, data: webdocs, model: llama_tiny, _self_]\nout_dir: ~/from_file\n"
+        "defaults: [causal_lm_config, data: webdocs, model: llama_tiny, _self_]\n"
+        "out_dir: ~/from_file\n"
     )
     arguments = ["--config-dir=~/mine", "--config-name", "own"]
     environ = {"HOME": str(tmp_path)}

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
 from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
-from bsmeta.config.schema import TrainConfig
 
 METADATA = "data_config.metadata_config"
 TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
@@ -36,7 +36,7 @@ TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
 )
 def test_a_wrong_override_is_refused_with_its_key(override: str, told: str) -> None:
     with pytest.raises(ConfigurationError) as error:
-        compose(TrainConfig, "demo", [override])
+        compose(CausalLMConfig, "demo", [override])
     assert told in str(error.value)
     assert "+learning_rat" not in str(error.value).replace(override, "")
 
@@ -46,16 +46,16 @@ def test_entries_of_a_mapping_are_set_as_anything_else(plus: str) -> None:
     name = f"{METADATA}.random_sample_metadata_weights"
     start = f"{METADATA}.local_metadata_special_token_start"
     overrides = [f"{plus}{name}.url=2", f"{plus}{start}={{html: '<HTML>'}}"]
-    metadata = compose(TrainConfig, "demo", overrides).data_config.metadata_config
+    metadata = compose(CausalLMConfig, "demo", overrides).data_config.metadata_config
     assert metadata.random_sample_metadata_weights == {"url": 2.0}
     assert metadata.local_metadata_special_token_start == {"html": "<HTML>"}
 
 
 def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
-    config = compose(TrainConfig, "demo", ["data_config.exclude=[a.gz]"])
+    config = compose(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
     (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert load_resolved(tmp_path / "config.yaml", TrainConfig) == config
-    again = load_resolved(tmp_path / "config.yaml", TrainConfig, ["seed=7"])
+    assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
+    again = load_resolved(tmp_path / "config.yaml", CausalLMConfig, ["seed=7"])
     assert again.seed == 7
     same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
     assert (same.returncode, same.stderr) == (0, "")
@@ -96,9 +96,9 @@ def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None
     assert "learning_rate: float = 5e-05" in text
     assert "[DeepSpeed: gradient_accumulation_steps]" in text
     assert "data_config.metadata_config.metadata_list: list[str] = ['html', " in text
-    named = [key.name for key in keys(TrainConfig)]
+    named = [key.name for key in keys(CausalLMConfig)]
     assert [name for name in named if f"\n{name}: " not in text] == []
-    headings = [heading.replace("`", "") for heading, _ in sections(TrainConfig)]
+    headings = [heading.replace("`", "") for heading, _ in sections(CausalLMConfig)]
     assert [heading for heading in headings if f"\n{heading}\n---" not in text] == []
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.checks.files import file_problems
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.files import folder_problems
 
 
 def found(out_dir: Path) -> list[str]:
-    problems = file_problems(TrainConfig(out_dir=str(out_dir)))
+    problems = folder_problems(CausalLMConfig(out_dir=str(out_dir)))
     return [problem.found for problem in problems if problem.key == "out_dir"]
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.from_file import expand, expand_overrides
-from bsmeta.config.schema import TrainConfig
 
 METADATA = "data_config.metadata_config"
 
@@ -98,7 +98,7 @@ def test_content_is_typed_and_can_be_overridden(
     text = path.read_text().replace("${from_file:templates", f"${{from_file:{folder}/templates")
     path.write_text(text)
     from_file = f"{METADATA}=${{from_file:{path}}}"
-    config = compose(TrainConfig, "demo", [from_file, f"{METADATA}.metadata_list=[title]"])
+    config = compose(CausalLMConfig, "demo", [from_file, f"{METADATA}.metadata_list=[title]"])
     metadata = config.data_config.metadata_config
     assert (metadata.max_seq_len, metadata.metadata_list) == (64, ["title"])
     assert metadata.metadata_templates == {"url": "At {value}: it's\n"}

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.values import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.metadata.checks import metadata_problems
 
 GROUPS = ("model", "optimizer", "schedule", "metadata", "data")
@@ -20,7 +20,7 @@ METADATA = "data_config.metadata_config"
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_choice_composes_with_the_main_job(group: str) -> None:
     for option in group_options()[group]:
-        config = compose(TrainConfig, "v2", [f"{group}={option}"])
+        config = compose(CausalLMConfig, "v2", [f"{group}={option}"])
         assert [
             *value_problems(config),
             *metadata_problems(config.data_config.metadata_config),
@@ -30,7 +30,7 @@ def test_every_choice_composes_with_the_main_job(group: str) -> None:
 def test_choices_win_over_the_file_and_keys_over_choices() -> None:
     choices = ["model=llama_tiny", "optimizer=adamw_pretraining", "metadata=title_url"]
     choices += ["schedule=cosine_with_0.05_warmup", "data=webdocs", "max_train_steps=200"]
-    config = compose(TrainConfig, "v2", [*choices, "learning_rate=1e-3"])
+    config = compose(CausalLMConfig, "v2", [*choices, "learning_rate=1e-3"])
     metadata = config.data_config.metadata_config
     found: list[Any] = [config.learning_rate, config.weight_decay, config.adam_beta2]
     found += [config.lr_scheduler_type, config.num_warmup_steps, metadata.metadata_list]
@@ -41,7 +41,7 @@ def test_choices_win_over_the_file_and_keys_over_choices() -> None:
 
 
 def test_a_recipe_wins_over_a_choice() -> None:
-    config = compose(TrainConfig, "demo", ["metadata=all", "+recipes=meco"])
+    config = compose(CausalLMConfig, "demo", ["metadata=all", "+recipes=meco"])
     assert config.data_config.metadata_config.metadata_list == ["url"]
 
 
@@ -49,7 +49,7 @@ def test_every_mistake_is_named_with_the_nearest_name() -> None:
     wrong = ["model=lama_tiny", "schedul=cosine", "+recipes=meko", "learning_rat=1"]
     with pytest.raises(ConfigurationError) as caught:
         compose(
-            TrainConfig, "v2", [*wrong, "max_train_steps=1.5", "seed=7", "out_dir=${oc.env:NO}"]
+            CausalLMConfig, "v2", [*wrong, "max_train_steps=1.5", "seed=7", "out_dir=${oc.env:NO}"]
         )
     lines = str(caught.value).splitlines()
     assert lines[0] == "6 problems in the configuration"

@@ -10,9 +10,9 @@ from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import create_config_search_path
 
 from bsmeta.config import hydra_ext
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import register
 from bsmeta.config.describe import CONFIG_FOLDER
-from bsmeta.config.schema import TrainConfig
 
 
 def test_the_version_is_the_one_it_was_written_for() -> None:
@@ -20,12 +20,12 @@ def test_the_version_is_the_one_it_was_written_for() -> None:
 
 
 def test_hydra_takes_the_reader_and_the_search_path(tmp_path: Path) -> None:
-    register(TrainConfig, tmp_path)
+    register(CausalLMConfig, tmp_path)
     source = SourcesRegistry.instance().types[FileConfigSource.scheme()]
     assert source is hydra_ext.ExpandingSource
     found = create_config_search_path(str(CONFIG_FOLDER)).get_path()
     names = [element.provider for element in found]
     assert names == ["hydra", "own", "main", "schema"]
-    register(TrainConfig)
+    register(CausalLMConfig)
     names = [element.provider for element in create_config_search_path("x").get_path()]
     assert names == ["hydra", "main", "schema"]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 
 METADATA = "data_config.metadata_config"
 
@@ -15,8 +15,8 @@ def test_a_variable_gets_the_type_of_its_field(monkeypatch: pytest.MonkeyPatch) 
     for name, text in {"N": "8", "TYPES": "[url, title]", "W": "{url: 2}", "ON": "true"}.items():
         monkeypatch.setenv(name, text)
     config = compose(
-        TrainConfig,
-        "train_config",
+        CausalLMConfig,
+        "causal_lm_config",
         [
             "gradient_accumulation_steps=${oc.env:N}",
             "learning_rate=${oc.env:N}",
@@ -45,8 +45,8 @@ def test_all_that_is_wrong_is_named_with_its_variable(monkeypatch: pytest.Monkey
     monkeypatch.setenv("EIGHT", "eight")
     with pytest.raises(ConfigurationError) as caught:
         compose(
-            TrainConfig,
-            "train_config",
+            CausalLMConfig,
+            "causal_lm_config",
             [
                 "gradient_accumulation_steps=${oc.env:EIGHT}",
                 "out_dir=${oc.env:UNSET_FOLDER}/x",

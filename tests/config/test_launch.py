@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.deepspeed_file import read_json
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch, read_launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks import TASKS
 
 
 def test_python_alone_is_one_process_without_deepspeed() -> None:
@@ -242,8 +243,8 @@ def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> N
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "config", "default"]
     subprocess.run([*command, "--config_file", str(file)], check=True, timeout=120)
     assert "tpu_use_sudo" in file.read_text()
-    config = compose(TrainConfig, "demo", ["check_only=true", "mixed_precision=bf16"])
-    check(config, read_launch({}, str(file)))
+    config = compose(CausalLMConfig, "demo", ["check_only=true", "mixed_precision=bf16"])
+    check(config, read_launch({}, str(file)), TASKS["causal_lm"])
 
 
 def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path) -> None:
@@ -251,9 +252,9 @@ def test_what_a_launch_file_says_about_other_trainers_is_refused(tmp_path: Path)
     file.write_text(
         "distributed_type: deepspeed\ntpu_use_cluster: true\nfsdp_config: {}\ndynamo_config: no\n"
     )
-    config = compose(TrainConfig, "demo", ["check_only=true"])
+    config = compose(CausalLMConfig, "demo", ["check_only=true"])
     with pytest.raises(ConfigurationError) as refusal:
-        check(config, read_launch({}, str(file)))
+        check(config, read_launch({}, str(file)), TASKS["causal_lm"])
     assert refusal.value.keys == {"distributed_type", "tpu_use_cluster"}
     assert "in capitals (did you mean DEEPSPEED?)" in str(refusal.value)
 

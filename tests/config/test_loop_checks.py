@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks import TASKS
 
 PLAIN = Launch(source="test", num_processes=1)
 DEEPSPEED = Launch(source="test", num_processes=2, distributed_type="DEEPSPEED")
@@ -17,7 +18,10 @@ DEEPSPEED = Launch(source="test", num_processes=2, distributed_type="DEEPSPEED")
 
 def problems(launch: Launch = PLAIN, stage: int | None = None, **values: Any) -> list[str]:
     document = None if stage is None else {"zero_optimization": {"stage": stage}}
-    return [one.key for one in loop_problems(TrainConfig(**values), launch, document)]
+    return [
+        one.key
+        for one in loop_problems(CausalLMConfig(**values), launch, document, TASKS["causal_lm"])
+    ]
 
 
 def test_what_is_left_alone() -> None:

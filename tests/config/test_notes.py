@@ -10,17 +10,19 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.causal_lm import METRICS
 from bsmeta.config.checks.files import file_problems
-from bsmeta.config.checks.loop import FIGURES, loop_problems
+from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
-from bsmeta.config.notes import notes
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.notes import launch_notes, notes
 from bsmeta.data import preview
 from bsmeta.data.preview import missing_types
 from bsmeta.evaluation.statistics import Figures
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
+from bsmeta.tasks import TASKS
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
@@ -86,7 +88,7 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
     def told(types: str, *overrides: str) -> list[str]:
         fixed = ["data_config.validation_file=null", f"data_config.train_file={tmp_path}/*.gz"]
         changed = [*fixed, f"{METADATA}.metadata_list={types}", *overrides]
-        return missing_types(compose(TrainConfig, "demo", changed).data_config)
+        return missing_types(compose(CausalLMConfig, "demo", changed).data_config)
 
     columns_there_are = "(metadata_list){}. Their columns: author, url"
     start_of = "none of the first 2 documents of a.jsonl.gz has "
@@ -113,28 +115,28 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "max_train_steps=3",
         "data_config.exclude=['*001*', nothing.gz]",
     ]
-    config = compose(TrainConfig, "demo", changed)
+    config = compose(CausalLMConfig, "demo", changed)
     assert metadata_notes(config.data_config.metadata_config) == [
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
     ]
-    assert notes(config, ALONE) == [
+    assert notes(config) == [
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 updates",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
     ]
     for name in ("demo", "v2"):
-        shipped = compose(TrainConfig, name)
-        assert [*notes(shipped, ALONE), *metadata_notes(shipped.data_config.metadata_config)] == []
+        shipped = compose(CausalLMConfig, name)
+        assert [*notes(shipped), *metadata_notes(shipped.data_config.metadata_config)] == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
     assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
 
 
 def test_a_model_that_is_not_used(tmp_path: Path) -> None:
     """Refused where the command line asks for it; else noted."""
-    config = compose(TrainConfig, "demo", ["model_name=gpt2-xl"])
+    config = compose(CausalLMConfig, "demo", ["model_name=gpt2-xl"])
     note = "model_name: gpt2-xl is not used: model_config_file and tokenizer_name are set"
-    assert notes(config, ALONE) == [note]
+    assert notes(config) == [note]
     config.tokenizer_name = None  # then it is model_name's
-    assert notes(config, ALONE) == []
+    assert notes(config) == []
     for name in ("gpt2", "gpt2-xl"):
         command = ["--config-name", "demo", "check_only=true", f"model_name={name}"]
         refused = start(tmp_path, *command)
@@ -148,12 +150,11 @@ def test_a_model_that_is_not_used(tmp_path: Path) -> None:
 
 
 def test_options_of_accelerate_without_effect_are_noted() -> None:
-    config = compose(TrainConfig, "demo")
     cpu = replace(ALONE, use_cpu=True)
-    (note,) = notes(config, cpu)
+    (note,) = launch_notes(cpu)
     assert note.startswith("accelerate launch --cpu (use_cpu: true) starts one process on the CPU")
     exported = replace(ALONE, zero_options={"ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"})
-    assert notes(config, exported) == [
+    assert [*launch_notes(exported)] == [
         "ACCELERATE_DEEPSPEED_ZERO_STAGE in the environment: this is no DeepSpeed launch"
     ]
 
@@ -169,21 +170,26 @@ def test_options_of_accelerate_without_effect_are_noted() -> None:
     ],
 )
 def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[str]) -> None:
-    config = compose(TrainConfig, "demo")
+    config = compose(CausalLMConfig, "demo")
     for key, value in values.items():
         setattr(config, key, value)
     launch = Launch(source="test", num_processes=1)
-    assert [problem.key for problem in loop_problems(config, launch, None)] == keys
+    entry = TASKS["causal_lm"]
+
+    def found() -> list[str]:
+        loop = loop_problems(config, launch, None, entry)
+        return [problem.key for problem in [*loop, *entry.start_problems(config, launch, None)]]
+
+    assert found() == keys
     config.data_config.validation_file = None
     asked = ["keep_best_by"] if config.keep_best_by else []
     config.start_with_eval = True
-    found = [problem.key for problem in loop_problems(config, launch, None)]
-    assert sorted(found) == sorted([*keys, *asked, "start_with_eval"])
+    assert sorted(found()) == sorted([*keys, *asked, "start_with_eval"])
 
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
     known = {*Figures.__dataclass_fields__, "text_bits_per_byte"}
-    assert known.issuperset(FIGURES["causal_lm"])
+    assert known.issuperset(METRICS)
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])
@@ -191,12 +197,14 @@ def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps({name: 200}))
     for key, source in (("model_config_file", tmp_path / "config.json"), ("model_name", tmp_path)):
         fixed = ["model_config_file=null", f"{key}={source}", f"{METADATA}.max_seq_len="]
-        (problem,) = file_problems(compose(TrainConfig, "demo", [*fixed[:2], f"{fixed[2]}201"]))
+        (problem,) = file_problems(compose(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}201"]))
         assert (problem.key, problem.fix) == (
             f"{METADATA}.max_seq_len",
             f"{METADATA}.max_seq_len=200",
         )
-        assert [*file_problems(compose(TrainConfig, "demo", [*fixed[:2], f"{fixed[2]}200"]))] == []
+        assert [
+            *file_problems(compose(CausalLMConfig, "demo", [*fixed[:2], f"{fixed[2]}200"]))
+        ] == []
 
 
 def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def rows(output: str) -> dict[str, str]:
 def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
     write(
         tmp_path / "mine",
-        v2="defaults:\n  - train_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
+        v2="defaults:\n  - causal_lm_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
         "max_train_steps: 7\n",
     )
     write(
@@ -54,7 +54,7 @@ def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
 
 
 def test_train_sh_takes_a_file_of_ones_own(tmp_path: Path) -> None:
-    write(tmp_path / "mine", demo="defaults: [train_config, _self_]\nout_dir: runs/mine\n")
+    write(tmp_path / "mine", demo="defaults: [causal_lm_config, _self_]\nout_dir: runs/mine\n")
     code, output = run(tmp_path, "train.sh", BSMETA_CONFIG="mine/demo.yaml")
     assert code == 2, output
     assert "data_config.train_file in Hydra configuration: found null" in output
@@ -64,7 +64,7 @@ def test_train_sh_takes_a_file_of_ones_own(tmp_path: Path) -> None:
 def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None:
     write(
         tmp_path / "mine",
-        job="defaults:\n  - train_config\n  - data: webdocs\n  - model: lama_tiny\n  - _self_\n"
+        job="defaults:\n  - causal_lm_config\n  - data: webdocs\n  - model: lama_tiny\n  - _self_\n"
         "data_config.num_workers: 2\n"
         "learning_rat: 1\n"
         "adam_beta1: fast\n"
@@ -111,7 +111,7 @@ def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None
         ("- a", "own.yaml: found a list, expected keys and values"),
         ("3", "own.yaml: cannot be read: Invalid loaded object type: int"),
         ("a: [", "a YAML file cannot be read"),
-        ("seed: 1", "its defaults list must start with the schema of TrainConfig"),
+        ("seed: 1", "its defaults list must start with the schema of CausalLMConfig"),
     ],
 )
 def test_a_file_that_cannot_be_composed_at_all(text: str, told: str, tmp_path: Path) -> None:

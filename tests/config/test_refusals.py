@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from bsmeta import train
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, exit_code
 from bsmeta.config.launch import REPOSITORY
-from bsmeta.config.schema import TrainConfig
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}
@@ -68,10 +68,10 @@ def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
         "data_config.train_file",
         "MASTER_ADDR",
         "mixed_precision",
-        "data_config.num_streams",
         "gradient_accumulation_steps",
         "gradient_clipping",
         "fp16.enabled",
+        "data_config.num_streams",
     ]
     assert ended.stderr.count("configuration error: ") == 1
     status = json.loads((tmp_path / "run" / "status.json").read_text())
@@ -85,7 +85,7 @@ def test_a_config_folder_of_ones_own(tmp_path: Path) -> None:
         "metadata_list: [url]\nmax_seq_len: ${oc.env:LENGTH,256}\nprefix_maxtokens: 8\n"
     )
     (tmp_path / "mine" / "job.yaml").write_text(
-        "defaults:\n  - train_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
+        "defaults:\n  - causal_lm_config\n  - data: webdocs\n  - model: llama_tiny\n  - _self_\n"
         "data_config:\n  metadata_config: ${from_file:parts/metadata.yaml}\n"
     )
     arguments = ["--config-dir", "mine", "--config-name", "job", "check_only=true"]
@@ -106,7 +106,7 @@ def test_a_launch_that_cannot_be_read_does_not_hide_the_rest(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "two")
     monkeypatch.setenv("RANK", "first")
-    config = compose(TrainConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"])
+    config = compose(CausalLMConfig, "demo", ["save_steps=-1", f"out_dir={tmp_path}/run"])
     assert exit_code(lambda: train.main(config)) == 2
     told = capsys.readouterr().err
     assert "1. WORLD_SIZE in the environment: found 'two'" in told

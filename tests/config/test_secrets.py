@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.schema import TrainConfig
 from bsmeta.config.secrets import redact, redact_values
 
 
@@ -50,6 +50,6 @@ def test_values_by_the_name_of_their_key() -> None:
 
 
 def test_the_configuration_of_a_run() -> None:
-    text = to_yaml(TrainConfig(model_name="hf-not-a-real-one"))
+    text = to_yaml(CausalLMConfig(model_name="hf-not-a-real-one"))
     assert "hf-not-a-real-one" not in text
     assert "model_name: '[redacted]'" in text

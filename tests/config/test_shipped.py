@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.shared import AUTO
 from bsmeta.config.compose import compose
@@ -15,7 +16,7 @@ from bsmeta.config.describe import group_options
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.launch import REPOSITORY, read_launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks import TASKS
 
 LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))
 JSON_FILES = sorted((REPOSITORY / "deepspeed_configs").glob("*.json"))
@@ -25,8 +26,9 @@ CPU_FILES = ["cpu.yaml", "cpu_zero2.yaml"]
 def checked(config_name: str, launch_file: Path, *overrides: str) -> dict[str, object] | None:
     """What `check_only` does with this configuration and launch file."""
     overrides = ("check_only=true", f"accelerate_config_file={launch_file}", *overrides)
-    config = compose(TrainConfig, config_name, overrides)
-    return check(config, read_launch({}, config.accelerate_config_file)).deepspeed_config
+    config = compose(CausalLMConfig, config_name, overrides)
+    launch = read_launch({}, config.accelerate_config_file)
+    return check(config, launch, TASKS[config.task]).deepspeed_config
 
 
 def test_all_files_are_here() -> None:
@@ -71,7 +73,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 
 
 def test_every_configuration_is_composed_with_its_schema() -> None:
-    schemas = {"demo": TrainConfig, "v2": TrainConfig}
+    schemas = {"demo": CausalLMConfig, "v2": CausalLMConfig}
     schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig}
     files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))
     assert files == sorted(schemas), "say here what schema the new one belongs to"
@@ -88,7 +90,7 @@ def test_shared_keys_are_auto(file: Path) -> None:
 
 
 def test_values_that_users_rely_on() -> None:
-    config = compose(TrainConfig, "v2")
+    config = compose(CausalLMConfig, "v2")
     assert config.data_config.metadata_config.metadata_probability == 0.5
     assert config.data_config.metadata_config.metadata_list[0] == "html"
     assert config.gradient_checkpointing
@@ -106,9 +108,9 @@ def test_parts_fit_where_they_are_for(file: str, key: str) -> None:
     """As in the docstring of `from_file`, and by v2."""
     part = REPOSITORY / "hydra_configs" / "parts" / file
     override = f"data_config.metadata_config.{key}=${{from_file:parts/{file}}}"
-    metadata = compose(TrainConfig, "demo", [override]).data_config.metadata_config
+    metadata = compose(CausalLMConfig, "demo", [override]).data_config.metadata_config
     assert getattr(metadata, key) == getattr(
-        compose(TrainConfig, "v2").data_config.metadata_config, key
+        compose(CausalLMConfig, "v2").data_config.metadata_config, key
     )
     assert f"for {key}" in part.read_text().splitlines()[0]
 

@@ -7,15 +7,21 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.checks.speed import speed_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.tasks import TASKS
 
 
 def problems(gpus: int = 8, stage: int | None = None, **values: Any) -> dict[str, str]:
     document = None if stage is None else {"zero_optimization": {"stage": stage}}
     launch = Launch(source="test", num_processes=1, gpus=gpus)
-    found = speed_problems(TrainConfig(**values), launch, document)
+    config = CausalLMConfig(**values)
+    found = [
+        *speed_problems(config, launch, document),
+        *loop_problems(config, launch, document, TASKS["causal_lm"]),
+    ]
     return {one.key: one.fix for one in found}
 
 

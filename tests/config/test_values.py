@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.bounds import bound_lines, bound_problems
 from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.values import value_problems
@@ -22,8 +23,7 @@ from bsmeta.config.keys import Values, values_of
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.prepare import PrepareConfig
 from bsmeta.config.reference import reference
-from bsmeta.config.schema import TrainConfig
-from bsmeta.metadata.checks import metadata_problems
+from bsmeta.tasks import TASKS
 
 
 def bounded(schema: type) -> dict[str, Values]:
@@ -48,13 +48,13 @@ def wrong(values: Values) -> Iterator[Any]:
         yield math.inf
 
 
-def run_problems(config: TrainConfig) -> list[str]:
-    metadata = metadata_problems(config.data_config.metadata_config)
-    return [problem.key for problem in [*value_problems(config), *metadata]]
+def run_problems(config: CausalLMConfig) -> list[str]:
+    own = TASKS["causal_lm"].value_problems(config, ())
+    return [problem.key for problem in [*value_problems(config), *own]]
 
 
 RUN = [(prefix, name) for prefix, schema in (
-    ("", TrainConfig), ("data_config.", DataConfig),
+    ("", CausalLMConfig), ("data_config.", DataConfig),
     ("data_config.metadata_config.", MetadataConfig),
 ) for name in bounded(schema)]  # fmt: skip
 
@@ -65,13 +65,13 @@ def test_a_value_out_of_bounds_is_refused_once_and_its_fix_is_accepted(
 ) -> None:
     sections = {"": lambda c: c, "data_config.": lambda c: c.data_config}
     section_of = sections.get(prefix, lambda c: c.data_config.metadata_config)
-    values = bounded(type(section_of(TrainConfig())))[name]
+    values = bounded(type(section_of(CausalLMConfig())))[name]
     for value in wrong(values):
-        config = compose(TrainConfig, "demo")
+        config = compose(CausalLMConfig, "demo")
         setattr(section_of(config), name, value)
         assert run_problems(config) == [f"{prefix}{name}"], value
         (problem,) = bound_problems(section_of(config), prefix)
-        fixed = compose(TrainConfig, "demo", [problem.fix.removesuffix(", for example")])
+        fixed = compose(CausalLMConfig, "demo", [problem.fix.removesuffix(", for example")])
         assert run_problems(fixed) == []
 
 
@@ -94,13 +94,13 @@ def test_null_is_a_value_of_its_own() -> None:
 
 
 def test_the_defaults_are_within_bounds() -> None:
-    for schema in (TrainConfig, DataConfig, MetadataConfig, EvaluateConfig, GenerateConfig):
+    for schema in (CausalLMConfig, DataConfig, MetadataConfig, EvaluateConfig, GenerateConfig):
         assert bound_lines(schema()) == []
     assert [*data_problems(DataConfig(train_file="x"))] == []
 
 
 def test_messages() -> None:
-    config = TrainConfig(
+    config = CausalLMConfig(
         mixed_precision="False",
         on_nonfinite="stpo",
         learning_rate=0,
@@ -124,11 +124,13 @@ def test_messages() -> None:
 
 
 def test_help_and_documentation_show_the_bounds() -> None:
-    page, text = reference(), describe(TrainConfig, "train.py", "v2")
+    page, text = reference(), describe(CausalLMConfig, "train.py", "v2")
     assert "| `mixed_precision` | `str` | `no \\| bf16 \\| fp16` | `no` |" in page
     assert "| `adam_beta1` | `float` | `>= 0, < 1` | `0.9` |" in page
     assert "packing: str = best_fit  (best_fit | pad)" in text
-    assert {one.name for one in keys(TrainConfig) if one.values} == {
+    assert {one.name for one in keys(CausalLMConfig) if one.values} == {
         f"{prefix}{name}" for prefix, name in RUN
     }
-    assert not any(is_dataclass(getattr(TrainConfig(), name)) for name in bounded(TrainConfig))
+    assert not any(
+        is_dataclass(getattr(CausalLMConfig(), name)) for name in bounded(CausalLMConfig)
+    )

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.data.shards import Shard, shards_fingerprint
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
@@ -36,7 +36,7 @@ def run_folder(
     folder = tmp_path / "run"
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    train = TrainConfig(data_config=data_config, model_config_file="tiny.json")
+    train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
     (folder / "config.yaml").write_text(to_yaml(train))
     lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
     lines.append(

@@ -16,8 +16,8 @@ import pytest
 import torch
 import yaml
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 LM_EVAL = os.environ.get("LM_EVAL") or shutil.which("lm_eval")
@@ -37,7 +37,7 @@ QUESTIONS = [
 )
 def test_the_harness_scores_an_exported_model(tmp_path: Path) -> None:
     assert LM_EVAL is not None
-    config = compose(TrainConfig, "demo", [f"out_dir={tmp_path}"])
+    config = compose(CausalLMConfig, "demo", [f"out_dir={tmp_path}"])
     task = CausalLanguageModel(config)
     torch.manual_seed(0)
     model = task.build_model()

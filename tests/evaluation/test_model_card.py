@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.model_card import example, last_events, model_card
 
 EVENTS = [
@@ -42,11 +42,11 @@ def metrics(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def config() -> TrainConfig:
-    return compose(TrainConfig, "demo")
+def config() -> CausalLMConfig:
+    return compose(CausalLMConfig, "demo")
 
 
-def test_the_card_says_all(config: TrainConfig, metrics: Path) -> None:
+def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
     command = ["/x/bsmeta/train.py", "--config-name", "demo", "++data_config.a=1 2", "hydra.x=y"]
     card = model_card(config, metrics, command)
     front = yaml.safe_load(card.split("---\n")[1])
@@ -79,7 +79,7 @@ def test_the_card_says_all(config: TrainConfig, metrics: Path) -> None:
 
 
 def test_without_a_log_and_a_command_the_card_says_what_it_can(
-    config: TrainConfig, tmp_path: Path
+    config: CausalLMConfig, tmp_path: Path
 ) -> None:
     gpt2 = replace(config, model_config_file=None, model_name="gpt2")
     card = model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.explaining.selection import Selection
 from tests.explaining.helpers import SHARD, demo, demo_tokenizer
 
@@ -46,6 +46,6 @@ def test_what_cannot_be_shown_is_refused(override: str, told: str) -> None:
 
 def test_the_files_of_training_fit_with_and_without_the_further_keys() -> None:
     assert compose(ExplainConfig, "demo", ["limit=2", "seed=7"]).limit == 2
-    assert type(compose(TrainConfig, "demo", ["seed=7"])) is TrainConfig
+    assert type(compose(CausalLMConfig, "demo", ["seed=7"])) is CausalLMConfig
     with pytest.raises(ConfigurationError, match="limit"):
-        compose(TrainConfig, "demo", ["limit=2"])
+        compose(CausalLMConfig, "demo", ["limit=2"])

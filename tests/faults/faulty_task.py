@@ -27,9 +27,9 @@ sys.path.insert(0, str(HERE.parent / "training"))
 
 import toy_task  # noqa: E402
 
+from bsmeta.config.causal_lm import CausalLMConfig  # noqa: E402
 from bsmeta.config.compose import run_entry_point  # noqa: E402
 from bsmeta.config.errors import UserError  # noqa: E402
-from bsmeta.config.schema import TrainConfig  # noqa: E402
 from bsmeta.data.loader import set_up_worker  # noqa: E402
 from bsmeta.tasks.base import Loss  # noqa: E402
 
@@ -171,7 +171,7 @@ class FaultyLoader(IterableDataset):
 class FaultyTask(toy_task.ToyTask):
     """Counts the steps, and does what FAULT says in one of them."""
 
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
         self.batch = 0
 
@@ -218,7 +218,7 @@ class FaultyTask(toy_task.ToyTask):
         return loss
 
 
-def main(config: TrainConfig) -> int:
+def main(config: CausalLMConfig) -> int:
     if KIND == "kill_after" and HERE_TOO:
         kill_after(WHEN)
     if KIND == "kill_in_save" and HERE_TOO:
@@ -230,4 +230,4 @@ def main(config: TrainConfig) -> int:
 
 
 if __name__ == "__main__":
-    run_entry_point(main, TrainConfig, "train_config")
+    run_entry_point(main, CausalLMConfig, "causal_lm_config")

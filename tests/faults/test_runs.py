@@ -293,9 +293,9 @@ def test_row_18_names_that_leave_their_folder(start: Start, tmp_path: Path, over
 @pytest.mark.parametrize(
     "text",
     [
-        "defaults: [train_config]\nmodel_name: !!python/object/apply:os.mkdir ['{proof}']\n",
-        "defaults: [train_config]\ndata_config: {{_target_: os.mkdir, path: '{proof}'}}\n",
-        "defaults: [train_config]\n_target_: os.mkdir\npath: '{proof}'\n",
+        "defaults: [causal_lm_config]\nmodel_name: !!python/object/apply:os.mkdir ['{proof}']\n",
+        "defaults: [causal_lm_config]\ndata_config: {{_target_: os.mkdir, path: '{proof}'}}\n",
+        "defaults: [causal_lm_config]\n_target_: os.mkdir\npath: '{proof}'\n",
     ],
 )
 def test_row_18_yaml_runs_no_code(start: Start, tmp_path: Path, text: str) -> None:

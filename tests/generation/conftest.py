@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.schema import TrainConfig
 from bsmeta.generate import main
 from tests.evaluation.conftest import documents, write_shard
 
@@ -70,7 +70,7 @@ def run_folder(
     folder = tmp_path / "run"
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    (folder / "config.yaml").write_text(to_yaml(TrainConfig(data_config=data_config)))
+    (folder / "config.yaml").write_text(to_yaml(CausalLMConfig(data_config=data_config)))
     (folder / "metrics.jsonl").write_text("")
     return folder
 

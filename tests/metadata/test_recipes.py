@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import Phase
-from bsmeta.config.schema import TrainConfig
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
@@ -44,7 +44,7 @@ def test_each_recipe_is_held_to_what_it_renders() -> None:
 @pytest.mark.parametrize("base", ["demo", "v2"])
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
-    metadata = compose(TrainConfig, base, [f"+recipes={name}"]).data_config.metadata_config
+    metadata = compose(CausalLMConfig, base, [f"+recipes={name}"]).data_config.metadata_config
     assert metadata_problems(metadata) == []
     renderer = Renderer(metadata)
     document = DocumentDecoder(metadata).decode(LINE)
@@ -60,7 +60,7 @@ def test_a_recipe_composes_and_reads(name: str, base: str) -> None:
 
 
 def test_meco_cools_down_in_the_same_run() -> None:
-    config = compose(TrainConfig, "v2", ["+recipes=meco"])
+    config = compose(CausalLMConfig, "v2", ["+recipes=meco"])
     assert config.data_config.metadata_config.schedule == [
         Phase(share=0.9),
         Phase(share=0.1, metadata_probability=0.0),
@@ -69,7 +69,7 @@ def test_meco_cools_down_in_the_same_run() -> None:
 
 def test_meco_is_what_the_paper_did() -> None:
     """Its appendix A: optimizer and schedule; every sequence of its code begins with the URL."""
-    config = compose(TrainConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
+    config = compose(CausalLMConfig, "v2", ["+recipes=meco", "max_train_steps=2000"])
     metadata = config.data_config.metadata_config
     assert (config.learning_rate, config.weight_decay) == (3e-3, 0.033)
     assert (config.adam_beta1, config.adam_beta2) == (0.9, 0.95)
@@ -84,7 +84,7 @@ def test_meco_is_what_the_paper_did() -> None:
 def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Path) -> None:
     """Documents several sequences long, packed: each piece of each sequence begins with a URL."""
     write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(40)])
-    metadata = compose(TrainConfig, "demo", ["+recipes=meco"]).data_config.metadata_config
+    metadata = compose(CausalLMConfig, "demo", ["+recipes=meco"]).data_config.metadata_config
     settings = {**vars(metadata), "schedule": [], "max_seq_len": 64}
     data = small_config(tmp_path, num_streams=1, window_documents=40, **settings)
     url = small_tokenizer().encode("URL: example.org\n\n")

@@ -15,9 +15,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.models import attention
 from bsmeta.tasks.base import EvaluationContext, Metric
@@ -25,9 +25,9 @@ from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 
 @pytest.fixture(scope="module")
-def config() -> TrainConfig:
+def config() -> CausalLMConfig:
     return compose(
-        TrainConfig,
+        CausalLMConfig,
         "demo",
         [
             "data_config.metadata_config.metadata_list=[url,title]",
@@ -37,7 +37,7 @@ def config() -> TrainConfig:
 
 
 @pytest.fixture(scope="module")
-def task(config: TrainConfig) -> CausalLanguageModel:
+def task(config: CausalLMConfig) -> CausalLanguageModel:
     return CausalLanguageModel(config)
 
 
@@ -59,7 +59,7 @@ def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> No
 
 
 def test_documents_see_each_other_with_cross_document_attention(
-    config: TrainConfig, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    config: CausalLMConfig, model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The losses of the stream's batches are those of one document as long as the sequence."""
     data = replace(config.data_config, cross_document_attention=True)
@@ -133,7 +133,7 @@ def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
 
 
 def test_flash_attention_is_given_the_borders_of_the_documents(
-    config: TrainConfig, monkeypatch: pytest.MonkeyPatch
+    config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = CausalLanguageModel(config)
     monkeypatch.setattr(task, "_attention", "flash_attention_2")
@@ -147,7 +147,7 @@ def test_flash_attention_is_given_the_borders_of_the_documents(
     assert "shards" in stream.fingerprint
 
 
-def test_a_model_that_lets_documents_see_each_other_does_not_train(config: TrainConfig) -> None:
+def test_a_model_that_lets_documents_see_each_other_does_not_train(config: CausalLMConfig) -> None:
     task = CausalLanguageModel(config)
     model = task.build_model()
     forward = model.forward
@@ -161,7 +161,7 @@ def test_a_model_that_lets_documents_see_each_other_does_not_train(config: Train
 
 
 def test_the_evaluation_compares_the_first_held_out_documents(
-    config: TrainConfig, model: nn.Module
+    config: CausalLMConfig, model: nn.Module
 ) -> None:
     task = CausalLanguageModel(replace(config, eval_documents=2))
     context = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
@@ -191,7 +191,7 @@ def test_the_export_loads_with_transformers_and_says_the_same(
 
 def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
     more = compose(
-        TrainConfig,
+        CausalLMConfig,
         "demo",
         [
             "data_config.metadata_config.metadata_list=[html]",
@@ -214,13 +214,15 @@ def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -
 
 
 def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
-    config = compose(TrainConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"])
+    config = compose(
+        CausalLMConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"]
+    )
     with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
         CausalLanguageModel(config).build_model()
 
 
 def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
-    config: TrainConfig, model: nn.Module, tmp_path: Path
+    config: CausalLMConfig, model: nn.Module, tmp_path: Path
 ) -> None:
     model.save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
@@ -237,7 +239,9 @@ def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
         CausalLanguageModel(started).build_model()
 
 
-def test_a_model_folder_without_a_tokenizer_is_refused(config: TrainConfig, tmp_path: Path) -> None:
+def test_a_model_folder_without_a_tokenizer_is_refused(
+    config: CausalLMConfig, tmp_path: Path
+) -> None:
     GPT2Config().save_pretrained(tmp_path)  # transformers makes up a tokenizer of one token
     started = replace(config, model_name=str(tmp_path), tokenizer_name=None)
     with pytest.raises(ConfigurationError, match=rf"tokenizer_name: {tmp_path}: there is no token"):
@@ -246,7 +250,7 @@ def test_a_model_folder_without_a_tokenizer_is_refused(config: TrainConfig, tmp_
 
 def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
     config = compose(
-        TrainConfig,
+        CausalLMConfig,
         "demo",
         [
             "data_config.metadata_config.metadata_list=[html,url]",
@@ -281,7 +285,7 @@ def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
     ids=str,
 )
 def test_a_shape_that_transformers_rejects_is_refused_by_its_key(
-    change: dict[str, Any], message: str, config: TrainConfig, tmp_path: Path
+    change: dict[str, Any], message: str, config: CausalLMConfig, tmp_path: Path
 ) -> None:
     assert config.model_config_file is not None
     file = tmp_path / "shape.json"

@@ -30,8 +30,8 @@ import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from torch import nn
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Loss
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 from bsmeta.training import run as running
@@ -39,7 +39,7 @@ from bsmeta.training import trainer
 from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
 
 
-def bare(config: TrainConfig) -> list[float]:
+def bare(config: CausalLMConfig) -> list[float]:
     """A loop of a few lines over the same batches."""
     task = CausalLanguageModel(config)
     torch.manual_seed(config.seed)
@@ -74,7 +74,7 @@ def bare(config: TrainConfig) -> list[float]:
     return losses
 
 
-def deepspeed_config(config: TrainConfig, stage: int | None) -> dict[str, Any] | None:
+def deepspeed_config(config: CausalLMConfig, stage: int | None) -> dict[str, Any] | None:
     if stage is None:
         return None
     return {
@@ -149,7 +149,7 @@ class Observed:
         return original(tensor, *args)
 
 
-def trained(config: TrainConfig, stage: int | None, observed: Observed) -> list[float]:
+def trained(config: CausalLMConfig, stage: int | None, observed: Observed) -> list[float]:
     """The trainer's losses."""
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
@@ -161,7 +161,7 @@ def trained(config: TrainConfig, stage: int | None, observed: Observed) -> list[
     return [event["loss"] for event in events if event["event"] == "step"]
 
 
-def main(config: TrainConfig) -> int:
+def main(config: CausalLMConfig) -> int:
     found = {}
     for variant in json.loads(os.environ["VARIANTS"]):
         name, stage = variant.pop("name"), variant.pop("stage", None)
@@ -181,4 +181,4 @@ def main(config: TrainConfig) -> int:
 
 if __name__ == "__main__":
     sys.path.pop(0)
-    run_entry_point(main, TrainConfig, "demo")
+    run_entry_point(main, CausalLMConfig, "demo")

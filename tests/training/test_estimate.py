@@ -14,10 +14,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import REPOSITORY
-from bsmeta.config.schema import TrainConfig
 from bsmeta.models.layers import recompute
+from bsmeta.tasks.base import Shape
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import Counts, activations, count, held, state
@@ -48,8 +49,8 @@ def llama() -> torch.nn.Module:
 
 
 def test_parameters_are_counted_without_weights() -> None:
-    task = CausalLanguageModel(compose(TrainConfig, "demo"))
-    shape = task.shape()
+    task = CausalLanguageModel(compose(CausalLMConfig, "demo"))
+    shape = task.shape().model
     assert {one.device.type for one in shape.parameters()} == {"meta"}
     counted = count(shape)
     assert (counted.total, counted.trainable, counted.embeddings) == (1_328_256, 1_328_256, 524_288)
@@ -59,7 +60,7 @@ def test_parameters_are_counted_without_weights() -> None:
 @pytest.mark.parametrize("make", [gpt2, llama])
 def test_weights_gradients_and_optimizer_are_those_of_a_real_update(make: Any) -> None:
     model = make()
-    optimizer = build_optimizer(model, TrainConfig())
+    optimizer = build_optimizer(model, CausalLMConfig())
     model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()
     assert held(model, optimizer) == state(count(model), None, 1, half=False)
@@ -99,11 +100,8 @@ def left_for_backward(model: torch.nn.Module, batch: int, length: int) -> int:
 @pytest.mark.parametrize(("make", "recomputes"), [(gpt2, False), (llama, False), (llama, True)])
 def test_activations_are_about_those_of_a_real_forward_pass(make: Any, recomputes: bool) -> None:
     model = make().train()
-    attention = "eager" if make is gpt2 else "sdpa"
-    config = TrainConfig(gradient_checkpointing=recomputes, attn_implementation=attention)
-    config.data_config.per_device_train_batch_size = 4
-    config.data_config.metadata_config.max_seq_len = 128
-    counted = activations(model, config)
+    planned = Shape(model, rows=4, length=128, keeps_scores=make is gpt2, loss_chunk=2**26)
+    counted = activations(planned, half=False)
     assert counted is not None
     expected = counted.layers
     if recomputes:
@@ -114,7 +112,7 @@ def test_activations_are_about_those_of_a_real_forward_pass(make: Any, recompute
 
 
 def test_a_model_of_unknown_shape_has_no_activations() -> None:
-    assert activations(torch.nn.Linear(2, 2), TrainConfig()) is None
+    assert activations(Shape(torch.nn.Linear(2, 2), rows=1, length=1), half=False) is None
 
 
 def test_sizes_and_times_as_a_person_reads_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.training.optim import build_optimizer, learning_rate
 
 
@@ -18,20 +18,20 @@ from bsmeta.training.optim import build_optimizer, learning_rate
     ],
 )
 def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
-    config = TrainConfig(
+    config = CausalLMConfig(
         learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
     )
     assert [learning_rate(config, 6, step) for step in range(1, 7)] == pytest.approx(expected)
 
 
 def test_without_warm_up_the_first_update_has_the_peak() -> None:
-    config = TrainConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
+    config = CausalLMConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
     assert learning_rate(config, config.max_train_steps, 1) == 0.1
 
 
 def test_only_matrices_are_decayed() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    optimizer = build_optimizer(model, TrainConfig(weight_decay=0.1))
+    optimizer = build_optimizer(model, CausalLMConfig(weight_decay=0.1))
     shapes = {
         group["weight_decay"]: [p.shape for p in group["params"]]
         for group in optimizer.param_groups
@@ -48,7 +48,7 @@ def test_only_matrices_are_decayed() -> None:
     ],
 )
 def test_the_rate_falls_to_a_share_of_the_peak(kind: str, expected: list[float]) -> None:
-    config = TrainConfig(
+    config = CausalLMConfig(
         learning_rate=2.0,
         lr_scheduler_type=kind,
         min_learning_rate_ratio=0.1,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.tasks.base import Metric
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
@@ -33,7 +33,7 @@ def damage(out_dir: Path, *steps: int) -> None:
         (out_dir / f"checkpoint-{step}step" / "config.yaml").write_text("seed: 2\n")
 
 
-def prune(out_dir: Path, config: TrainConfig, written: int) -> None:
+def prune(out_dir: Path, config: CausalLMConfig, written: int) -> None:
     Retention(out_dir, config).prune(Checkpoint(out_dir / f"checkpoint-{written}step", written))
 
 
@@ -44,15 +44,15 @@ def kept(out_dir: Path) -> list[int]:
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TrainConfig(keep_last_checkpoints=0), [1, 2, 3, 4, 5, 6]),
-        (TrainConfig(keep_last_checkpoints=2), [5, 6]),
-        (TrainConfig(keep_last_checkpoints=1, keep_every_checkpoint_steps=3), [3, 6]),
-        (TrainConfig(keep_last_checkpoints=1, keep_best_by="bits"), [2, 6]),
-        (TrainConfig(keep_last_checkpoints=1, keep_best_by="unknown"), [6]),
+        (CausalLMConfig(keep_last_checkpoints=0), [1, 2, 3, 4, 5, 6]),
+        (CausalLMConfig(keep_last_checkpoints=2), [5, 6]),
+        (CausalLMConfig(keep_last_checkpoints=1, keep_every_checkpoint_steps=3), [3, 6]),
+        (CausalLMConfig(keep_last_checkpoints=1, keep_best_by="bits"), [2, 6]),
+        (CausalLMConfig(keep_last_checkpoints=1, keep_best_by="unknown"), [6]),
     ],
 )
 def test_the_last_every_nth_and_the_best_stay(
-    tmp_path: Path, config: TrainConfig, expected: list[int]
+    tmp_path: Path, config: CausalLMConfig, expected: list[int]
 ) -> None:
     make(tmp_path, {1: 2.0, 2: 1.0, 3: None, 4: float("nan"), 5: 1.5, 6: 1.2})
     prune(tmp_path, config, written=6)
@@ -62,14 +62,14 @@ def test_the_last_every_nth_and_the_best_stay(
 
 def test_the_best_by_a_metric_to_maximize_stays(tmp_path: Path) -> None:
     make(tmp_path, {1: 0.2, 2: 0.7, 3: 0.5}, name="accuracy")
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1, keep_best_by="accuracy"), written=3)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1, keep_best_by="accuracy"), written=3)
     assert kept(tmp_path) == [2, 3]
 
 
 def test_a_marked_one_stays(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     (tmp_path / "checkpoint-1step" / KEEP).touch()
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1), written=3)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1), written=3)
     assert kept(tmp_path) == [1, 3]
 
 
@@ -77,7 +77,7 @@ def test_damaged_ones_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixt
     """Steps 40 and 30 are damaged: 10 and 20 are what the run can resume from."""
     make(tmp_path, dict.fromkeys((5, 10, 20, 30, 40, 50)))
     damage(tmp_path, 30, 40)
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=3), written=50)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=3), written=50)
     assert kept(tmp_path) == [10, 20, 30, 40, 50]
     assert "checkpoint-40step is damaged and does not count" in caplog.text
 
@@ -85,13 +85,13 @@ def test_damaged_ones_do_not_count(tmp_path: Path, caplog: pytest.LogCaptureFixt
 def test_stray_ones_neither_count_nor_are_touched(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((1, 2, 3, 4, 5000)))
     (tmp_path / "checkpoint-6000step").mkdir()
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=2), written=4)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=2), written=4)
     assert kept(tmp_path) == [3, 4, 5000, 6000]
 
 
 def test_the_one_resumed_from_and_the_one_just_written_stay(tmp_path: Path) -> None:
     make(tmp_path, dict.fromkeys((10, 20, 30, 40)))
-    config = TrainConfig(keep_last_checkpoints=1)
+    config = CausalLMConfig(keep_last_checkpoints=1)
     retention = Retention(tmp_path, config)
     retention.protect(Checkpoint(tmp_path / "checkpoint-10step", 10))
     for written in (20, 30, 40):
@@ -102,7 +102,7 @@ def test_the_one_resumed_from_and_the_one_just_written_stay(tmp_path: Path) -> N
 def test_a_damaged_one_is_not_the_best(tmp_path: Path) -> None:
     make(tmp_path, {1: 1.5, 2: 1.0, 3: 2.0, 4: None})
     damage(tmp_path, 2)
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1, keep_best_by="bits"), written=4)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1, keep_best_by="bits"), written=4)
     assert kept(tmp_path) == [1, 4]
 
 
@@ -117,7 +117,7 @@ def test_one_that_was_verified_is_read_again_only_when_it_has_changed(
 
     monkeypatch.setattr("bsmeta.training.retention.problems", problems)
     make(tmp_path, dict.fromkeys((1, 2, 3)))
-    keep_two = Retention(tmp_path, TrainConfig(keep_last_checkpoints=2))
+    keep_two = Retention(tmp_path, CausalLMConfig(keep_last_checkpoints=2))
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
     assert read == [2]
     keep_two.prune(Checkpoint(tmp_path / "checkpoint-3step", 3))
@@ -135,7 +135,7 @@ def test_a_deletion_that_fails_is_a_warning(
 
     make(tmp_path, dict.fromkeys((1, 2, 3)))
     monkeypatch.setattr(shutil, "rmtree", refuse)
-    prune(tmp_path, TrainConfig(keep_last_checkpoints=1), written=3)
+    prune(tmp_path, CausalLMConfig(keep_last_checkpoints=1), written=3)
     assert kept(tmp_path) == [3]
     assert "checkpoint-1step could not be deleted" in caplog.text
 

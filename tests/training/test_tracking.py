@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import TrainConfig
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.tracking import Tracker
 from bsmeta.training.tracking_runs import RUNS, arguments, run_name, start_trackers
@@ -74,7 +74,7 @@ def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
             raise RuntimeError("No API key configured")
 
     with pytest.raises(ConfigurationError) as caught:
-        start_trackers(NoKey(), TrainConfig(trackers=["wandb"]), tmp_path, 0)
+        start_trackers(NoKey(), CausalLMConfig(trackers=["wandb"]), tmp_path, 0)
     assert "trackers in Hydra configuration: found wandb: RuntimeError: No API" in str(caught.value)
     assert "WANDB_MODE=offline" in str(caught.value)
 

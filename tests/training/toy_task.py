@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.tasks.base import EvaluationContext, Loss, Metric
 
@@ -21,7 +21,7 @@ from bsmeta.tasks.base import EvaluationContext, Loss, Metric
 class ToyStream:
     """Sample g of the run goes to rank g mod world size; its weight is g mod 3."""
 
-    def __init__(self, config: TrainConfig, rank: int, size: int, start: int) -> None:
+    def __init__(self, config: CausalLMConfig, rank: int, size: int, start: int) -> None:
         self.fingerprint = {"kind": "toy"}
         self.size = config.data_config.per_device_train_batch_size
         self.accumulation = config.gradient_accumulation_steps
@@ -58,7 +58,7 @@ class ToyStream:
 
 
 class ToyTask:
-    def __init__(self, config: TrainConfig) -> None:
+    def __init__(self, config: CausalLMConfig) -> None:
         self.config = config
 
     def build_model(self) -> nn.Module:
@@ -92,7 +92,7 @@ class ToyTask:
         save_file(weights, folder / "model.safetensors")
 
 
-def main(config: TrainConfig) -> int:
+def main(config: CausalLMConfig) -> int:
     from bsmeta.training.run import run
     from bsmeta.training.signals import StopRequest
 
@@ -119,4 +119,4 @@ if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta.config.compose import run_entry_point
 
-    run_entry_point(main, TrainConfig, "train_config")
+    run_entry_point(main, CausalLMConfig, "causal_lm_config")

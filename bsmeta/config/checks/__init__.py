@@ -8,21 +8,22 @@ DeepSpeed configuration with every value filled in.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill
 from bsmeta.config.checks.deepspeed_file import read_json
 from bsmeta.config.checks.deepspeed_models import model_problems
-from bsmeta.config.checks.files import file_problems
+from bsmeta.config.checks.files import folder_problems
 from bsmeta.config.checks.loop import loop_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
+from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.checks.start import launch_problems
 from bsmeta.config.checks.values import value_problems
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch, read_launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import TaskEntry, entry_of
 
 __all__ = ["CheckedRun", "Problem", "check", "check_run"]
 
@@ -38,10 +39,11 @@ class CheckedRun:
 
 
 def check_run(
-    config: TrainConfig,
+    config: RunConfig,
     environ: Mapping[str, str],
-    tasks: Sequence[str],
+    tasks: Mapping[str, TaskEntry],
     mistakes: Sequence[Problem] = (),
+    overridden: Collection[str] = (),
 ) -> CheckedRun:
     """Compares the configuration with itself, with this launch and with the DeepSpeed JSON.
 
@@ -49,33 +51,36 @@ def check_run(
         config: The run.
         environ: The environment variables of this process.
         tasks: What `task` may name.
-        mistakes: What was found wrong before (command line, metadata); listed with the rest.
+        mistakes: What was found wrong before; reported along with the rest.
+        overridden: The keys of the command line.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
-    found: list[Problem | str] = [*mistakes]
-    if config.task not in tasks:
-        expected = f"one of {', '.join(tasks)}{nearest(config.task, tasks)}"
-        fix = f"task={closest(config.task, tasks)}"
-        found.append(Problem("task", HYDRA, show(config.task), expected, fix))
+    entry, wrong_task = entry_of(config, tasks)
+    found: list[Problem | str] = [*mistakes, *wrong_task]
     try:
         launch = read_launch(environ, config.accelerate_config_file)
-    except ConfigurationError as error:  # the rest can be told without it
-        refuse([*found, str(error), *_own_problems(config)])
+    except ConfigurationError as error:  # the rest can be reported without it
+        refuse([*found, str(error), *_own_problems(config, entry, overridden)])
         raise
-    return check(config, launch, found)
+    return check(config, launch, entry, found, overridden)
 
 
 def check(
-    config: TrainConfig, launch: Launch, mistakes: Sequence[Problem | str] = ()
+    config: RunConfig,
+    launch: Launch,
+    entry: TaskEntry,
+    mistakes: Sequence[Problem | str] = (),
+    overridden: Collection[str] = (),
 ) -> CheckedRun:
     """The same for a launch that was read, or made up.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
-    problems = [*mistakes, *_own_problems(config), *launch_problems(config, launch)]
+    problems = [*mistakes, *_own_problems(config, entry, overridden)]
+    problems += launch_problems(config, launch)
     document = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
         document, unreadable = read_json(launch.deepspeed_config_file)
@@ -84,12 +89,16 @@ def check(
             problems += deepspeed_problems(document, config, launch)
             reported = {one.key for one in problems if isinstance(one, Problem)}
             problems += model_problems(document, reported, str(launch.deepspeed_config_file))
-    problems += loop_problems(config, launch, document)
+    problems += loop_problems(config, launch, document, entry)
+    problems += entry.start_problems(config, launch, document)
     refuse(problems)
     filled = None if document is None else fill(document, config, launch)
     return CheckedRun(launch=launch, deepspeed_config=filled)
 
 
-def _own_problems(config: TrainConfig) -> list[Problem]:
+def _own_problems(
+    config: RunConfig, entry: TaskEntry, overridden: Collection[str]
+) -> list[Problem]:
     """What is wrong whatever the launch says."""
-    return [*value_problems(config), *file_problems(config)]
+    own = entry.value_problems(config, overridden)
+    return [*value_problems(config), *own, *folder_problems(config)]

@@ -16,13 +16,11 @@ from bsmeta.config.checks.problems import Problem
 from bsmeta.config.checks.shared import AUTO, Shared, compare, look_up, override_of
 from bsmeta.config.checks.zero import GATHER, STAGE, auto_left, zero_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import TrainConfig
-
-MICRO_BATCH = "data_config.per_device_train_batch_size"
+from bsmeta.config.schema import RunConfig
 
 
 def deepspeed_problems(
-    document: Mapping[str, Any], config: TrainConfig, launch: Launch
+    document: Mapping[str, Any], config: RunConfig, launch: Launch
 ) -> Iterator[Problem]:
     """Yields every place where the JSON disagrees with Hydra or the launch, or says too little."""
     file = str(launch.deepspeed_config_file)
@@ -36,16 +34,17 @@ def deepspeed_problems(
     yield from auto_left(rest, {shared.key for shared in values}, file)
 
 
-def shared_values(config: TrainConfig, launch: Launch) -> list[Shared]:
+def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
     """The keys of the JSON that Hydra owns, with their values in this launch."""
     plan = BatchPlan.of(config, launch.num_processes)
+    micro_batch = plan.key or "rows of a micro-batch, which vary"
     return [
         Shared(
             key="train_micro_batch_size_per_gpu",
-            owner=f"{MICRO_BATCH} of Hydra",
+            owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
-            override=override_of(MICRO_BATCH),
+            override=override_of(plan.key) if plan.key else None,
         ),
         Shared(
             key="gradient_accumulation_steps",
@@ -56,7 +55,7 @@ def shared_values(config: TrainConfig, launch: Launch) -> list[Shared]:
         ),
         Shared(
             key="train_batch_size",
-            owner=f"{plan.micro_batch} ({MICRO_BATCH}) x {plan.accumulation} "
+            owner=f"{plan.micro_batch} ({micro_batch}) x {plan.accumulation} "
             f"(gradient_accumulation_steps) x {plan.processes} (processes) = {plan.global_batch}",
             value=plan.global_batch,
         ),
@@ -71,7 +70,7 @@ def shared_values(config: TrainConfig, launch: Launch) -> list[Shared]:
     ]
 
 
-def _precision(name: str, config: TrainConfig) -> Shared:
+def _precision(name: str, config: RunConfig) -> Shared:
     on = config.mixed_precision == name
     return Shared(
         key=f"{name}.enabled",
@@ -82,7 +81,7 @@ def _precision(name: str, config: TrainConfig) -> Shared:
     )
 
 
-def fill(document: Mapping[str, Any], config: TrainConfig, launch: Launch) -> dict[str, Any]:
+def fill(document: Mapping[str, Any], config: RunConfig, launch: Launch) -> dict[str, Any]:
     """The JSON as DeepSpeed gets it: Hydra's values written in, optimizer and scheduler left out.
 
     Only the bucket sizes that follow from the model's hidden size may still say `"auto"`.

@@ -9,22 +9,18 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.data import in_dataset, local_dataset
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 # How files end that people train on elsewhere.
 FOREIGN = (".parquet", ".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 
 
-def file_problems(config: TrainConfig) -> Iterator[Problem]:
-    """Yields what is not there; data only if it is to be read on this machine.
-
-    Nothing is asked of the Hub, or of other file systems, which the run does in its time.
-    """
-    yield from _model(config)
+def folder_problems(config: RunConfig) -> Iterator[Problem]:
+    """Yields what is wrong with the run folder and the checkpoint to resume from."""
     if config.accelerate_config_file is None:  # else checked for a launch that may be elsewhere
-        yield from _data(config)
         yield from _out_dir(config.out_dir)
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
@@ -33,7 +29,17 @@ def file_problems(config: TrainConfig) -> Iterator[Problem]:
         yield _missing("resume_from_checkpoint_dir", resume, expected, fix)
 
 
-def _data(config: TrainConfig) -> Iterator[Problem]:
+def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields what is not there of model and data; data only if it is to be read on this machine.
+
+    Nothing is asked of the Hub, or of other file systems, which the run does in its time.
+    """
+    yield from _model(config)
+    if config.accelerate_config_file is None:
+        yield from _data(config)
+
+
+def _data(config: CausalLMConfig) -> Iterator[Problem]:
     data = config.data_config
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
@@ -65,7 +71,7 @@ def _data(config: TrainConfig) -> Iterator[Problem]:
         yield _missing("data_config.validation_file", held_out, expected, fix)
 
 
-def _foreign(config: TrainConfig) -> Iterator[Problem]:
+def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
     """Files that hold documents in a form that is not read, seen by their names."""
     data = config.data_config
     files = data.train_file or []
@@ -97,7 +103,7 @@ def _out_dir(name: str) -> Iterator[Problem]:
     yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
 
 
-def missing_shards(config: TrainConfig) -> list[str]:
+def missing_shards(config: CausalLMConfig) -> list[str]:
     """The local entries of `train_file` that name nothing on this machine."""
     data = config.data_config
     if data.prepared is not None or not data.train_file:
@@ -117,12 +123,12 @@ def _names_something(entry: str) -> bool:
     return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
 
 
-def uses_model_name(config: TrainConfig) -> bool:
+def uses_model_name(config: CausalLMConfig) -> bool:
     """Whether weights or tokenizer are those of `model_name`."""
     return None in (config.model_config_file, config.tokenizer_name)
 
 
-def model_name_problems(config: TrainConfig, overridden: Collection[str]) -> Iterator[Problem]:
+def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
     """A model that the command line asks for, and that a file keeps from being trained.
 
     Args:
@@ -138,7 +144,7 @@ def model_name_problems(config: TrainConfig, overridden: Collection[str]) -> Ite
         yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
 
 
-def _model(config: TrainConfig) -> Iterator[Problem]:
+def _model(config: CausalLMConfig) -> Iterator[Problem]:
     """Only names that cannot be ones of the Hub (OWNER/NAME): those of a path's form."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
@@ -150,7 +156,7 @@ def _model(config: TrainConfig) -> Iterator[Problem]:
     yield from _positions(config)
 
 
-def _positions(config: TrainConfig) -> Iterator[Problem]:
+def _positions(config: CausalLMConfig) -> Iterator[Problem]:
     """The model's positions, where its shape lies on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
@@ -166,7 +172,7 @@ def _positions(config: TrainConfig) -> Iterator[Problem]:
 
 
 def positions_problems(
-    config: TrainConfig, positions: int | None, source: str
+    config: CausalLMConfig, positions: int | None, source: str
 ) -> Iterator[Problem]:
     """Yields a problem if sequences are longer than the model has positions for.
 

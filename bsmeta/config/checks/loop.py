@@ -9,25 +9,16 @@ from typing import Any
 
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
 from bsmeta.config.checks.shared import look_up
-from bsmeta.config.checks.speed import speed_problems
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import TaskEntry
 
 STAGE = "zero_optimization.stage"
-# What an evaluation during training measures, by task: the lowest may be kept.
-FIGURES = {
-    "causal_lm": (
-        "bits_per_byte_with", "bits_per_byte_without", "text_bits_per_byte", "difference",
-        "difference_low", "difference_high", "perplexity_with", "perplexity_without",
-        "mean_document_difference", "mean_document_difference_low",
-        "mean_document_difference_high", "sign_test_p",
-    ),
-}  # fmt: skip
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def loop_problems(
-    config: TrainConfig, launch: Launch, document: Mapping[str, Any] | None
+    config: RunConfig, launch: Launch, document: Mapping[str, Any] | None, entry: TaskEntry
 ) -> Iterator[Problem]:
     """Yields what is wrong with how the run is kept safe.
 
@@ -35,6 +26,7 @@ def loop_problems(
         config: The run.
         launch: How it is started.
         document: The DeepSpeed JSON, if one is used and could be read.
+        entry: The task.
     """
     stage = None if document is None else look_up(document, STAGE)
     if config.on_nonfinite == "skip" and stage == 0:
@@ -44,32 +36,51 @@ def loop_problems(
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
-    yield from _evaluation(config)
+    yield from _evaluation(config, entry.metrics)
+    yield from _epochs(config, entry)
     yield from _names(config)
-    yield from speed_problems(config, launch, document)
+    yield from _profile(config)
 
 
-def _evaluation(config: TrainConfig) -> Iterator[Problem]:
+def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[Problem]:
     """What is asked of an evaluation that does not take place, or does not have it."""
-    best, held_out = config.keep_best_by, config.data_config.validation_file
-    if best is not None and config.eval_steps == 0:
+    best = config.keep_best_by
+    if best is None:
+        return
+    if config.eval_steps == 0 and config.evals_per_epoch is None:
         expected = "null, because eval_steps=0 evaluates nothing"
         fix = "keep_best_by=null, or eval_steps=1000, for example"
         yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
-    elif best is not None and config.task in FIGURES and best not in FIGURES[config.task]:
-        figures = FIGURES[config.task]
-        expected = f"one of {', '.join(figures)}{nearest(best, figures)}"
-        fix = f"keep_best_by={closest(best, figures)}"
+    elif metrics is not None and best not in metrics:
+        expected = f"one of {', '.join(metrics)}{nearest(best, metrics)}"
+        fix = f"keep_best_by={closest(best, metrics)}"
         yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
-    best = best if config.eval_steps else None
-    asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
-    for key in [key for key, value in asked.items() if value is not None and held_out is None]:
-        expected = "no evaluation, because there is no held-out file"
-        fix = f"data_config.validation_file=FILE, or leave {key} out"
-        yield Problem(key, HYDRA, show(asked[key]), expected, fix)
 
 
-def _names(config: TrainConfig) -> Iterator[Problem]:
+def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+    """Epochs of a task whose data does not end."""
+    for key in ("num_train_epochs", "evals_per_epoch", "logs_per_epoch"):
+        value = getattr(config, key)
+        if value is not None and not entry.has_epochs:
+            instead = {"num_train_epochs": "max_train_steps", "evals_per_epoch": "eval_steps"}
+            expected = f"null: task={config.task} has no epochs"
+            fix = f"{key}=null, and {instead.get(key, 'logging_steps')}"
+            yield Problem(key, HYDRA, show(value), expected, fix)
+
+
+def _profile(config: RunConfig) -> Iterator[Problem]:
+    steps = config.profile_steps
+    if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
+        expected = "two numbers: the first and the last update of the trace, from 1"
+        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, "profile_steps=[10,12]")
+    elif config.profile and config.num_train_epochs is None and steps[1] > config.max_train_steps:
+        expected = f"updates of the run, which makes {config.max_train_steps} (max_train_steps)"
+        last = config.max_train_steps
+        fix = f"profile_steps=[{max(1, last - 2)},{last}]"
+        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, fix)
+
+
+def _names(config: RunConfig) -> Iterator[Problem]:
     if not _NAME.fullmatch(config.run_name):
         expected = "letters, digits, '.', '_' and '-', beginning with a letter or digit: no path"
         yield Problem("run_name", HYDRA, show(config.run_name), expected, "run_name=first, say")

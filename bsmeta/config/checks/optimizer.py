@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bsmeta.config.checks.problems import Problem, nearest, show
-from bsmeta.config.checks.shared import Shared, compare, look_up, override_of
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.checks.shared import AUTO, Shared, compare, look_up, override_of
+from bsmeta.config.schema import RunConfig
 
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
@@ -20,7 +20,7 @@ SCHEDULE = "the trainer's schedule, which begins at 0 and warms up on a line"
 
 
 def optimizer_problems(
-    document: Mapping[str, Any], config: TrainConfig, file: str
+    document: Mapping[str, Any], config: RunConfig, file: str
 ) -> Iterator[Problem]:
     """Yields where declared blocks differ from Hydra, or leave out what DeepSpeed would fill in."""
     if "optimizer" in document:
@@ -36,7 +36,7 @@ def optimizer_problems(
 
 
 def _scheduler_problems(
-    document: Mapping[str, Any], config: TrainConfig, file: str
+    document: Mapping[str, Any], config: RunConfig, file: str
 ) -> Iterator[Problem]:
     kind = look_up(document, "scheduler.type")
     wanted = SCHEDULERS.get(config.lr_scheduler_type)
@@ -73,7 +73,7 @@ def _parameters(
             yield Problem(key, file, show(parameters[name]), expected, "delete it")
 
 
-def _optimizer(config: TrainConfig) -> list[Shared]:
+def _optimizer(config: RunConfig) -> list[Shared]:
     def shared(name: str, owner: str, value: Any, default: str) -> Shared:
         key = f"optimizer.params.{name}"
         override = None if name == "betas" else override_of(owner)
@@ -103,7 +103,7 @@ def _variants() -> list[Shared]:
     ]
 
 
-def _scheduler(config: TrainConfig, kind: str) -> list[Shared]:
+def _scheduler(config: RunConfig, kind: str) -> list[Shared]:
     def shared(name: str, owner: str, value: Any, default: str, override: bool = True) -> Shared:
         return Shared(
             key=f"scheduler.params.{name}",
@@ -139,6 +139,12 @@ def _scheduler(config: TrainConfig, kind: str) -> list[Shared]:
                 owner="max_train_steps of Hydra",
                 value=config.max_train_steps,
                 override=override_of("max_train_steps"),
+            )
+            if config.num_train_epochs is None
+            else Shared(
+                key="scheduler.params.total_num_steps",
+                owner="the steps of num_train_epochs of Hydra, which follow from the data",
+                value=AUTO,
             )
         )
     return known

@@ -6,16 +6,16 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.problems import HYDRA, Problem, show
 from bsmeta.config.checks.shared import look_up
 from bsmeta.config.launch import Launch
-from bsmeta.config.schema import TrainConfig
 
 FLASH, FLEX = "flash_attention_2", "flex_attention"
 
 
 def speed_problems(
-    config: TrainConfig, launch: Launch, document: Mapping[str, Any] | None
+    config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
     """Yields what cannot run here, and keys without use.
 
@@ -40,18 +40,9 @@ def speed_problems(
         key = "gradient_checkpointing_every"
         expected = "1, because gradient_checkpointing=false recomputes nothing"
         yield Problem(key, HYDRA, show(every), expected, "gradient_checkpointing=true")
-    steps = config.profile_steps
-    if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
-        expected = "two numbers: the first and the last update of the trace, from 1"
-        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, "profile_steps=[10,12]")
-    elif config.profile and steps[1] > config.max_train_steps:
-        expected = f"updates of the run, which makes {config.max_train_steps} (max_train_steps)"
-        last = config.max_train_steps
-        fix = f"profile_steps=[{max(1, last - 2)},{last}]"
-        yield Problem("profile_steps", HYDRA, show(list(steps)), expected, fix)
 
 
-def _attention(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+def _attention(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
     key, found = "attn_implementation", config.attn_implementation
     if found in (FLASH, FLEX):
         yield from _only_on_gpus(key, found, launch, f"{key}=sdpa")

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.checks.shared import same
 from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 PRECISIONS = ("no", "bf16", "fp16")
 LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
 
 
-def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     """Yields what cannot be right about how the processes are started."""
     yield from launcher_problems(launch)
     if config.accelerate_config_file is not None and not config.check_only:
@@ -29,7 +29,6 @@ def launch_problems(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
     yield from _precision(config, launch)
     yield from _stated(config, launch, "gradient_accumulation_steps")
     yield from _stated(config, launch, "gradient_clipping")
-    yield from _streams(config, launch)
 
 
 def launcher_problems(launch: Launch) -> Iterator[Problem]:
@@ -121,7 +120,7 @@ def _machines(launch: Launch) -> Iterator[Problem]:
         yield Problem("main_process_port", launch.source, found, expected, fix)
 
 
-def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     if launch.gpus == 0 and config.mixed_precision == "fp16":
         yield Problem(
             key="mixed_precision",
@@ -145,7 +144,7 @@ def _devices(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         yield Problem("num_processes", launch.source, show(launch.local_processes), expected, fix)
 
 
-def _precision(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
+def _precision(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     stated = launch.mixed_precision
     if stated in PRECISIONS and stated != config.mixed_precision:
         expected = f"nothing, or {show(config.mixed_precision)} as mixed_precision of Hydra says"
@@ -153,29 +152,13 @@ def _precision(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
         yield Problem("mixed_precision", launch.source, show(stated), expected, fix)
 
 
-def _stated(config: TrainConfig, launch: Launch, key: str) -> Iterator[Problem]:
+def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
     """A number of Hydra's that the launch says, too."""
     stated, wanted = getattr(launch, key), getattr(config, key)
     if stated is not None and not same(stated, wanted):
         expected = f"nothing, or {wanted} as {key} of Hydra says"
         fix = f"leave {key} out of {launch.source}, or pass {key}={stated}"
         yield Problem(key, launch.source, show(stated), expected, fix)
-
-
-def _streams(config: TrainConfig, launch: Launch) -> Iterator[Problem]:
-    """Every loader worker of every process owns the same number of streams."""
-    streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
-    readers = launch.num_processes * workers
-    if streams >= 1 and streams % readers:
-        sum_ = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
-        yield Problem(
-            key="data_config.num_streams",
-            file=HYDRA,
-            found=str(streams),
-            expected=f"a multiple of {sum_} = {readers}",
-            fix=f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
-            "run, which must keep num_streams) other numbers of processes or workers",
-        )
 
 
 def _deepspeed(launch: Launch) -> Iterator[Problem]:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
-from functools import reduce
-from typing import Any
 
 from bsmeta.config.checks.bounds import bound_problems
-from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
-from bsmeta.config.schema import TrainConfig
+from bsmeta.config.schema import RunConfig
 
 # What the Hub takes for a model (huggingface_hub.utils.validate_repo_id), with its owner.
 REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
@@ -20,15 +17,11 @@ REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.g
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-def value_problems(config: TrainConfig) -> Iterator[Problem]:
+def value_problems(config: RunConfig) -> Iterator[Problem]:
     """Yields what is wrong with single values, and with values of this configuration together."""
     yield from bound_problems(config)
-    if config.data_config.train_file is None and config.data_config.dataset_name is None:
-        fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
-        yield _refused(config, "data_config.train_file", "the training shards", fix)
-    yield from data_problems(config.data_config)
     for step in config.extra_steps_to_eval_save_at:
-        if not 1 <= step <= config.max_train_steps:
+        if not 1 <= step <= config.max_train_steps and config.num_train_epochs is None:
             expected = f"updates of the run, from 1 to {config.max_train_steps} (max_train_steps)"
             fix = f"drop {step} from extra_steps_to_eval_save_at"
             yield Problem("extra_steps_to_eval_save_at", HYDRA, show(step), expected, fix)
@@ -38,12 +31,7 @@ def value_problems(config: TrainConfig) -> Iterator[Problem]:
     yield from _trackers(config)
 
 
-def value_of(config: TrainConfig, key: str) -> Any:
-    """The value of a dotted key."""
-    return reduce(getattr, key.split("."), config)
-
-
-def _trackers(config: TrainConfig) -> Iterator[Problem]:
+def _trackers(config: RunConfig) -> Iterator[Problem]:
     for name in config.trackers:
         if name not in TRACKERS:
             expected = f"some of {', '.join(TRACKERS)}{nearest(name, TRACKERS)}"
@@ -53,5 +41,5 @@ def _trackers(config: TrainConfig) -> Iterator[Problem]:
             yield Problem("trackers", HYDRA, show(name), "an installed library", fix)
 
 
-def _refused(config: TrainConfig, key: str, expected: str, fix: str) -> Problem:
-    return Problem(key, HYDRA, show(value_of(config, key)), expected, fix)
+def _refused(config: RunConfig, key: str, expected: str, fix: str) -> Problem:
+    return Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
