@@ -23,8 +23,8 @@ def _causal_lm(config: CausalLMConfig) -> Task:
 
 
 def _causal_lm_values(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
-    yield from causal_lm_checks.value_problems(config, overridden)
     yield from metadata_problems(config.data_config.metadata_config)
+    yield from causal_lm_checks.value_problems(config, overridden)
 
 
 def _causal_lm_notes(config: CausalLMConfig) -> list[str]:

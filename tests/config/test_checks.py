@@ -764,9 +764,9 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {"gradient_accumulation_steps": 4, "optimizer": DROP, "scheduler": DROP},
         {"mixed_precision": "fp16"},
         {
-            "data_config.metadata_config.max_seq_len": "max_seq_len=1024",
             "task": "task=causal_lm",
             "learning_rate": "learning_rate=",
+            "data_config.metadata_config.max_seq_len": "max_seq_len=1024",
             "mixed_precision": "leave mixed_precision out",
             "gradient_accumulation_steps": 'write "auto"',
         },

@@ -1,0 +1,98 @@
+"""Each task has its own keys, and a configuration belongs to the task that it begins with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks import check
+from bsmeta.config.compose import load_resolved
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import training_config
+from bsmeta.config.keys import key
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema_choice import choose, store_name
+from bsmeta.config.summary import summary
+from bsmeta.config.task_entry import TaskEntry, entry_of
+from bsmeta.tasks import TASKS
+from bsmeta.training.schedule import Schedule
+
+
+@dataclass(kw_only=True)
+class RowsConfig(RunConfig):
+    """A run on the rows of a table."""
+
+    task: str = key("rows", "what is trained")
+    batch_max_length: int = key(64, "tokens of a step", at_least=1)
+
+
+ROWS = TaskEntry(config=RowsConfig, make=lambda _: pytest.fail("made"), has_epochs=True)
+BOTH = {**TASKS, "rows": ROWS}
+LAUNCH = Launch(source="test", num_processes=2, distributed_type="MULTI_GPU")
+
+
+def test_names_in_defaults_lists() -> None:
+    assert store_name(CausalLMConfig) == "causal_lm_config"
+    assert store_name(RowsConfig) == "rows_config"
+
+
+def test_the_defaults_list_names_the_schema_also_through_another_file(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text("defaults: [rows_config, _self_]\n")
+    (tmp_path / "mine.yaml").write_text("defaults:\n  - own\n  - _self_\n")
+    schemas: list[type[RunConfig]] = [CausalLMConfig, RowsConfig]
+    options = ["--config-dir", str(tmp_path), "--config-name"]
+    assert choose([*options, "mine"], schemas, "v2") is RowsConfig
+    assert choose(["seed=1"], schemas, "v2") is CausalLMConfig
+    assert choose([*options, "missing"], schemas, "v2") is CausalLMConfig
+    assert choose(["--config-name"], schemas, "v2") is CausalLMConfig  # refused where it is read
+
+
+def test_a_key_of_another_task_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("task: rows\nmodel_name: gpt2\n")
+    with pytest.raises(ConfigurationError, match="model_name .*unknown key.*a key of RowsConfig"):
+        load_resolved(tmp_path / "config.yaml", RowsConfig)
+    with pytest.raises(ConfigurationError, match="trained with task=rows; expected causal_lm"):
+        training_config(tmp_path / "config.yaml", {})
+
+
+def test_task_must_be_that_of_the_schema() -> None:
+    entry, (problem,) = entry_of(RowsConfig(task="causal_lm"), BOTH)
+    assert entry is ROWS
+    assert "begins with the schema of rows" in problem.expected
+    _, (problem,) = entry_of(RowsConfig(task="row"), BOTH)
+    assert problem.fix == "task=rows"
+
+
+def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> None:
+    config = RowsConfig(out_dir=str(tmp_path / "run"), num_train_epochs=2, batch_max_length=0)
+    with pytest.raises(ConfigurationError, match="1 problem in .*\n1. batch_max_length in"):
+        check(config, LAUNCH, ROWS)
+    config.batch_max_length = 64
+    assert check(config, LAUNCH, ROWS).deepspeed_config is None
+    rows = dict(summary(config, LAUNCH, ROWS))
+    assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
+    assert rows["updates"] == "those of 2 epochs"
+    assert "model" not in rows
+
+
+@pytest.mark.parametrize("name", ["num_train_epochs", "evals_per_epoch", "logs_per_epoch"])
+def test_epochs_are_refused_for_a_task_without(name: str, tmp_path: Path) -> None:
+    config = RowsConfig(out_dir=str(tmp_path / "run"), **{name: 2})
+    without = TaskEntry(config=RowsConfig, make=ROWS.make)
+    with pytest.raises(ConfigurationError, match=f"{name} .* null: task=rows has no epochs"):
+        check(config, LAUNCH, without)
+    with pytest.raises(ConfigurationError, match=f"{name}: this task has no epochs"):
+        Schedule.of(config)
+
+
+def test_a_schedule_turns_epochs_into_steps() -> None:
+    config = RowsConfig(num_train_epochs=2.5, evals_per_epoch=3, logs_per_epoch=20, save_steps=7)
+    assert Schedule.of(config, 10) == Schedule(25, logging_steps=1, eval_steps=3, save_steps=7)
+    assert Schedule.of(RowsConfig(), 10).max_steps == 100_000
+    config.extra_steps_to_eval_save_at = [25, 26]
+    with pytest.raises(ConfigurationError, match=r"\[25, 26\]: the run has 25 steps"):
+        Schedule.of(config, 10)
