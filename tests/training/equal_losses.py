@@ -37,6 +37,7 @@ from bsmeta.tasks.causal_lm import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
 from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.signals import StopRequest
 
 
 def bare(config: CausalLMConfig) -> list[float]:
@@ -154,7 +155,7 @@ def trained(config: CausalLMConfig, stage: int | None, observed: Observed) -> li
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
     with observed.watching():
-        running.run(config, task, deepspeed_config(config, stage))
+        running.run(config, task, deepspeed_config(config, stage), StopRequest())
     chunks = task._chunked is not None and task._chunked.pays(128)
     assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())
