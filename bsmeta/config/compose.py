@@ -59,7 +59,7 @@ def run_entry_point(
         main: The entry point, called with the configuration; what it returns is the exit code
             (None: 0).
         schema: The dataclass that the configuration must fit. YAML files name it in their defaults
-            list by its name in snake case (`CausalLMConfig`: `train_config`).
+            list by its name in snake case (`CausalLMConfig`: `causal_lm_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
         takes_mistakes: Where composing finds mistakes, call `main(config, mistakes)` with what can
             be composed, so that it can tell its own findings along with them; it must refuse.
