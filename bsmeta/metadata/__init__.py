@@ -1,7 +1,7 @@
-"""Metadata: records read from a line, types chosen, text rendered, tokens masked.
+"""Metadata: read records from a line, sample types, render text, mask tokens.
 
-The flow is `decoding` (a line becomes a `Document` of `records`) -> `sampling` (which types it is
-given) -> `rendering` (prefix, body, suffix, and where metadata stands in them) -> `masks` (which
-tokens loss is taken of). A type is one class of `processors`, with every fact that is known about
-it (`metadata_type`). Nothing here knows a tokenizer, torch or a file.
+The flow is `decoding` (a line becomes a `Document` of `records`) -> `sampling` (which types it
+gets) -> `rendering` (prefix, body, suffix, and the metadata spans in them) -> `masks` (which tokens
+contribute to the loss). Each type is one class in `processors` that holds everything known about it
+(`metadata_type`). Nothing here depends on a tokenizer, torch or a file.
 """

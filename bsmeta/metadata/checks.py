@@ -1,6 +1,6 @@
 """Values of `data_config.metadata_config` that cannot be sampled or rendered.
 
-What only one type can tell (the rules of html, the number of meta tokens), its class checks.
+Settings of a single type (the html rules, the number of meta tokens) are checked by its class.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIST = "metadata_list"
 
 
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
-    """All that is wrong with the configuration; empty if nothing is."""
+    """All problems with the configuration; empty if there are none."""
     found = [*_list_problems(config), *_number_problems(config)]
     found += bound_problems(config, f"{CONFIG_KEY}.")
     found += _template_problems(config)
@@ -34,7 +34,7 @@ def metadata_problems(config: MetadataConfig) -> list[Problem]:
 
 
 def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
-    """Types that are asked for and can never be drawn: the run would train on text alone."""
+    """Configured types that can never be drawn: the run would train on text alone."""
     columns = config.metadata_column_list
     with_records = [name for name in config.metadata_list if not type_of(name).always_present]
     if columns == [] and with_records:
@@ -177,7 +177,7 @@ def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:
-    """What has no effect: weights of types (by key or column) that cannot be drawn."""
+    """Settings without effect: weights of types (by key or column) that cannot be drawn."""
     named, keys = config.random_sample_metadata_weights, column_keys()
     absent = [name for name in named if keys.get(name, name) not in config.metadata_list]
     if not absent or not config.metadata_list or not config.metadata_probability > 0:

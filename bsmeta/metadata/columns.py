@@ -1,10 +1,10 @@
-"""A long column is taken out of its line before the line is parsed.
+"""Cut a long column out of its line before the line is parsed.
 
-Nine tenths of a line are html tags, of which most documents use none, and a parser needs as long to
-skip them as for all else together. Where the column begins and ends is found by searching for keys:
-in JSON no string can hold one, because a quotation mark in a string is written with a backslash
-before it. What is found depends on the line alone, never on lines before it: a resumed run begins
-in the middle of a shard and must judge each line as the undisturbed run did.
+Nine tenths of a line are html tags, which most documents do not use, and a parser takes as long to
+skip them as for everything else. The start and end of the column are found by searching for keys:
+no JSON string can contain a key with its quotation marks, because quotation marks in a string are
+escaped. The result depends on the line alone, never on earlier lines: a resumed run starts in the
+middle of a shard and must treat each line as the uninterrupted run did.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import re
 import msgspec
 
 MARK = b"-1"
-"""What stands in the place of a column that was taken out: no list of records."""
+"""Placeholder for a column that was cut out; not a list of records."""
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises where a line or column is no JSON of the wanted types."""
+"""What the decoder raises if a line or column is not JSON of the expected types."""
 
 _LIST_BEGINS = re.compile(rb"\s*:\s*(?=\[)")
-_LIST_ENDS = b"}]"  # of records; JSON with a space in it is parsed whole
+_LIST_ENDS = b"}]"  # of records; if there is a space in it, the whole line is parsed
 _NEXT = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # what follows a column: the next key, or the end
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryview] | None:
-    """The line with `MARK` in the place of a column, and what stood there.
+    """Replace a column of the line with `MARK`; return the new line and the column.
 
-    The search runs from the end of the line, where the other columns are short. The column may be
-    found in a wrong place: what is left is then no JSON, or does not hold `MARK` as this column.
-    Columns whose keys do not begin like `others` may be taken out with it, after its list.
+    The search runs from the end of the line, where the other columns are short. It may match in the
+    wrong place: the rest of the line is then not JSON, or does not have `MARK` in this column.
+    Columns after its list whose keys do not begin with `others` may be cut out with it.
 
     Args:
         line: A line of a shard.
         key: The column's key, in quotation marks.
-        others: How the keys begin, with their quotation mark, that must not be taken out with it.
+        others: Prefix (with the quotation mark) of the keys that must not be cut out with it.
 
     Returns:
         None if the column cannot be found.
@@ -53,7 +53,7 @@ def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryvie
 
 
 def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
-    """Where the last list of records between two places ends that a key or the line's end follows.
+    """End of the last list of records in a range that is followed by a key or the end of the line.
 
     The key may begin at `stop`.
     """
@@ -66,9 +66,9 @@ def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
 
 
 def first_of(column: memoryview) -> bytes:
-    """The list of a column that was taken out with others after it.
+    """The list of a column that was cut out together with the columns after it.
 
     Raises:
-        UNREADABLE: If this is no column.
+        UNREADABLE: If this is not a column.
     """
     return bytes(_KEYS.decode(b'{"":' + column + b"}")[""])

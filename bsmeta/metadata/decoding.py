@@ -1,8 +1,8 @@
 """Decoding: a line of a shard becomes a `Document` with its metadata.
 
-First step of the flow (line -> document -> chosen types -> rendered text). Decoding is typed:
-the metadata columns that the configuration names are the only ones that are decoded, and those
-of lazy types among them (one record for each html tag) only when they are rendered.
+First stage of the flow (line -> document -> sampled types -> rendered text). Decoding is typed:
+only the metadata columns named in the configuration are decoded, and those of lazy types (one
+record per html tag) only when they are rendered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bsmeta.metadata.records import (
 )
 
 ADDRESS_FIELD = "address_column"
-"""The column of addresses where it is not one of the wanted ones; see `Document.addresses`."""
+"""The address column if it is not among the requested columns; see `Document.addresses`."""
 
 _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
 
@@ -34,12 +34,12 @@ _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
 class DocumentDecoder:
     """Turns the lines of a shard into documents.
 
-    Both forms of the data are read: one column a type (`metadata_html`, ...), or `text` with one
-    list `metadata`, which comes first where a line has both. A record without a `key` takes
-    that of its column.
+    Both data formats are read: one column per type (`metadata_html`, ...), or `text` with one list
+    `metadata`, which takes precedence if a line has both. A record without a `key` gets that of its
+    column.
 
     Args:
-        config: `metadata_list` and `metadata_column_list` say which columns are decoded.
+        config: `metadata_list` and `metadata_column_list` select the columns to decode.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -59,8 +59,9 @@ class DocumentDecoder:
 
         Raises:
             BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or
-                `wrong_type`. Columns of lazy types are not looked into here (only the syntax of all
-                but the longest one is checked); rendering may still refuse their records.
+                `wrong_type`. Columns of lazy types are not decoded here (only their syntax is
+                checked, except that of the longest column); rendering may still reject their
+                records.
         """
         try:
             row = self._row(line)
@@ -85,12 +86,12 @@ class DocumentDecoder:
         return Document(row.text, row.url, records, undecoded, address_column)
 
     def _row(self, line: bytes | memoryview) -> _Line:
-        """The columns of a line, of which the longest one is only parsed where it must be."""
+        """The columns of a line; the longest column is parsed only if necessary."""
         line = bytes(line)
         parts = cut_column(line, _LONGEST_KEY, others=b'"metadata')
         if parts is not None:
             short, column = parts
-            with contextlib.suppress(*UNREADABLE):  # the whole line shows what is wrong
+            with contextlib.suppress(*UNREADABLE):  # decoding the whole line reports the error
                 row = self._decoder.decode(short)
                 if self._is_whole(row, column):
                     if self._long_field is not None:
@@ -99,7 +100,7 @@ class DocumentDecoder:
         return self._decoder.decode(line)
 
     def _is_whole(self, row: _Line, column: memoryview) -> bool:
-        """Whether a row without the longest column lacks nothing else of its line."""
+        """Whether a row decoded without the longest column has everything else in its line."""
         if self._long_field is not None and bytes(getattr(row, self._long_field)) != MARK:
             return False
         if row.text is msgspec.UNSET:
@@ -119,12 +120,12 @@ def _columns(config: MetadataConfig) -> list[str]:
 
 
 def _field(column: str) -> str:
-    """A field name for any column name (a column's name need not be an identifier)."""
+    """A valid field name for any column name (which need not be an identifier)."""
     return "column_" + column.encode().hex()
 
 
 class _Line(msgspec.Struct, gc=False):
-    """What every line has; `_line_type` adds the wanted columns, all others are skipped."""
+    """The fields of every line; `_line_type` adds the requested columns, all others are skipped."""
 
     text: str | msgspec.UnsetType = msgspec.UNSET
     url: str | None = None
@@ -132,7 +133,7 @@ class _Line(msgspec.Struct, gc=False):
 
 
 def _line_type(columns: list[str]) -> type[_Line]:
-    """The type of a line with these columns."""
+    """The struct type of a line with these columns."""
     fields: list[tuple[str, Any, Any]] = []
     for name in columns:
         if type_of(name).is_lazy:

@@ -1,18 +1,18 @@
-"""Insertion: the order of local strings at one position, and the text with them in it.
+"""Insertion: order local strings that share a position, and insert them into the text.
 
-Between `processors` (what a local record inserts) and `rendering`. A record inserts an opening
-string at the start of its span and a closing string at its end. Where several meet at one
+Sits between `processors` (what a local record inserts) and `rendering`. A record inserts an opening
+string at the start of its span and a closing string at its end. If several share a
 position, the order is that of the BigScience `metadata` repository:
 
 1. closing strings of spans with content, 2. empty spans and every string of the types that
-carry relative positions, 3. opening strings of spans with content. Types come in the order of
-`metadata_list` in closing strings and in the reverse order in opening ones, so that the first
-type is the innermost. Within a type with relative positions these decide alone; within any
-other, a span that ends earlier lies further in.
+carry relative positions, 3. opening strings of spans with content. Closing strings
+are ordered by type as in `metadata_list` and opening strings in reverse, so that the first type is
+the innermost. Within a type that has relative positions, these alone decide the order; within any
+other type, a span that ends earlier is nested deeper.
 
-Equal relative positions, which that code cannot render, go by nesting: closing, empty, opening;
-the outer of two spans opens first and closes last, and of two equal spans the earlier record is
-the outer one.
+Ties between relative positions, which that code cannot render, are resolved by nesting: closing,
+empty, opening; the outer of two spans opens first and closes last, and of two equal spans the
+earlier record is the outer one.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
 
 @dataclass(frozen=True, slots=True)
 class LocalTags:
-    """What the local records of one type insert, one row a record, in the order of the data.
+    """What the local records of one type insert: one row per record, in the order of the data.
 
     Attributes:
         kind: 1 + the type's index in `metadata_list`.
-        spans: int64 [n, 2], characters of the text.
+        spans: int64 [n, 2], character offsets in the text.
         relative: int64 [n, 2], relative start and end positions, if every record has them.
-        openings: What goes to the starts; may be empty.
-        closings: What goes to the ends; may be empty.
+        openings: Strings to insert at the starts; may be empty.
+        closings: Strings to insert at the ends; may be empty.
     """
 
     kind: int
@@ -58,10 +58,11 @@ class Insertions:
     """Strings to insert, in order.
 
     Attributes:
-        positions: int64 [m], characters of the text before each string; never falling.
-        kinds: uint8 [m], the type of each.
+        positions: int64 [m], number of text characters before each string; non-decreasing.
+        kinds: uint8 [m], the token type of each string.
         strings: object [m], none of them empty.
-        is_wrapper: bool [m], whether a string is the configuration's, not a record's; None: none.
+        is_wrapper: bool [m], whether a string comes from the configuration instead of a record;
+            None if no string does.
     """
 
     positions: Int64
@@ -91,7 +92,7 @@ def record_spans(key: str, records: Sequence[Record], text_length: int) -> Int64
 
 
 def _side_by_side(starts: Int64, ends: Int64) -> Int64:
-    """int64 [n, 2] of two int64 [n]: np.stack takes as long as all else for a few records."""
+    """Stack two int64 [n] as int64 [n, 2]; for few records np.stack would dominate the runtime."""
     spans = np.empty((len(starts), 2), np.int64)
     spans[:, 0] = starts
     spans[:, 1] = ends
@@ -99,7 +100,7 @@ def _side_by_side(starts: Int64, ends: Int64) -> Int64:
 
 
 def _bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocument:
-    """Name the first record whose span is not one of the text."""
+    """Describe the first record whose span is not valid for the text."""
     for row, record in enumerate(records):
         start, end = record.char_start_idx, record.char_end_idx
         if start is None or end is None:
@@ -118,10 +119,10 @@ def _bad_span(key: str, records: Sequence[Record], text_length: int) -> BadDocum
 
 
 def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
-    """The relative positions of local records: int64 [n, 2], or None if one lacks them.
+    """The relative positions of local records: int64 [n, 2], or None if any record lacks them.
 
     Raises:
-        BadDocument: `relative_position_too_large` (it takes more than 64 bits).
+        BadDocument: `relative_position_too_large` (it needs more than 64 bits).
     """
     starts = [record.relative_start_pos for record in records]
     ends = [record.relative_end_pos for record in records]
@@ -134,7 +135,7 @@ def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
 
 
 def arrange(tags: Sequence[LocalTags]) -> Insertions:
-    """Put the strings of all types in the order in which they stand in the text."""
+    """Sort the strings of all types into the order in which they appear in the text."""
     strings = np.array([s for tag in tags for s in (*tag.openings, *tag.closings)], np.object_)
     positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
     kinds = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
@@ -149,9 +150,9 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
 
 
 def _order_by_place(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
-    """The order of the strings of one type by their places, if no two are at the same one.
+    """The order of the strings of one type by place; None if two share a place.
 
-    The usual case of html, a third of the time of sorting by all keys.
+    The usual case for html, in a third of the time that sorting by all keys takes.
     """
     relative = tags[0].relative
     if len(tags) > 1 or relative is None or not len(relative):
@@ -165,10 +166,10 @@ def _order_by_place(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None
 
 
 def _sort_keys(tag: LocalTags) -> Int64:
-    """Sort keys of a type's openings, then closings: int64 [4, 2n], the last row is the first.
+    """Sort keys of a type's openings, then closings: int64 [4, 2n]; the primary key is last.
 
-    The rows: order of the records; nesting; relative position; zone and type (to which the
-    position is added).
+    The rows: record order; nesting; relative position; zone and type (the caller adds the
+    position).
     """
     count = len(tag.spans)
     starts, ends = tag.spans.T
@@ -192,7 +193,7 @@ def _sort_keys(tag: LocalTags) -> Int64:
 
 
 def _nesting(starts: Int64, ends: Int64, with_content: NDArray[np.bool_], rows: Int64) -> Int64:
-    """How tags at one place and relative position nest: closing, then empty, then opening."""
+    """Sort keys for tags at the same place and relative position: closing, empty, opening."""
     far = np.int64(1) << 40  # beyond every position and every number of records
     closings = np.where(with_content, -far - starts, rows)
     openings = np.where(with_content, far - ends, rows)
@@ -206,8 +207,8 @@ def wrap_runs(
 
     Args:
         insertions: The strings in order.
-        before: By kind, what goes before a run of that kind.
-        after: By kind, what goes after it.
+        before: The string to put before a run, by token type.
+        after: The string to put after a run, by token type.
     """
     positions, kinds = insertions.positions, insertions.kinds
     if not len(kinds) or not (before or after):
@@ -218,7 +219,7 @@ def wrap_runs(
     wrapped[0, list(before)] = wrapped[1, list(after)] = True
     first = new_run[:-1] & wrapped[0, kinds]
     last = new_run[1:] & wrapped[1, kinds]
-    copies = 1 + first + last  # a string is repeated where its wrappers will stand
+    copies = 1 + first + last  # a string is repeated to make room for its wrappers
     strings = np.repeat(insertions.strings, copies)
     next_group = np.cumsum(copies)
     starts, ends = (next_group - copies)[first], next_group[last] - 1
@@ -230,7 +231,7 @@ def wrap_runs(
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
-    """The text with the strings in it.
+    """Insert the strings into the text.
 
     Returns:
         The new text, and int32 [m, 2], the span of each string in it.

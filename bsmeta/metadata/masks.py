@@ -1,10 +1,10 @@
-"""Masks: characters of a rendered text without its metadata, and which tokens loss is taken of.
+"""Masks: positions in a text without its metadata, and which tokens contribute to the loss.
 
-Last step of the flow: `rendering` gives the spans of metadata in characters, and the encoder of
-documents carries them over to tokens.
+Last stage of the flow: `rendering` returns the spans of metadata in characters, and the document
+encoder maps them to tokens.
 
-Spans are int32 [m, 2] (start, end) of characters, sorted and disjoint, one row an inserted
-string. Kinds are uint8: 0 is text, 1 + i the i-th type of `metadata_list`.
+Spans are int32 [m, 2] (start, end) of characters, sorted and disjoint, one row per inserted
+string. Token types (`kinds`) are uint8: 0 is text, 1 + i the i-th type of `metadata_list`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Bools = NDArray[np.bool_]
 
 
 def text_positions(positions: Int32, spans: Int32) -> Int32:
-    """Positions in the rendered body as positions in the text without its metadata.
+    """Map positions in the rendered body to positions in the text without its metadata.
 
     Args:
-        positions: int32 [n], character positions in the body, the body's end included.
+        positions: int32 [n], character positions in the body, which may include the body's end.
         spans: int32 [m, 2], the inserted strings.
 
     Returns:
@@ -39,15 +39,15 @@ def text_positions(positions: Int32, spans: Int32) -> Int32:
 
 
 def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
-    """Of which kinds of tokens loss is taken.
+    """Which token types contribute to the loss.
 
     Args:
         config: `loss_on_metadata`, `loss_on_metadata_types` and
             `treat_local_metadata_as_regular_text` decide.
 
     Returns:
-        Two bool [256] tables to index with kinds: for tokens of the prefix or suffix, and for
-        tokens of the body. Kind 0 (text) is always trained on.
+        Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
+        tokens of the body. Token type 0 (text) is always trained on.
     """
     wanted = config.loss_on_metadata_types
     outside = np.zeros(256, np.bool_)

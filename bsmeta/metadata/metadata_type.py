@@ -1,7 +1,7 @@
-"""What a metadata type is: one class that holds everything that is known about it.
+"""Metadata types: the base class, with the default rendering and the default properties.
 
-`MetadataType` reads by the default form, `key: value` and `[key: value]…[/key: value]`, and has
-every fact that other modules ask for; `processors` has the classes that differ.
+`MetadataType` renders the default form, `key: value` and `[key: value]…[/key: value]`, and has
+every property that other modules need; `processors` has the classes that differ.
 """
 
 from __future__ import annotations
@@ -22,46 +22,46 @@ EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 
 
 class MetadataType:
-    """A metadata type, read by the default form.
+    """A metadata type, rendered in the default form.
 
     Args:
         key: The metadata key.
-        config: How its records read.
+        config: How its records are rendered.
     """
 
     # The data.
     columns: ClassVar[tuple[str, ...]] = ()
-    """Columns of it (without `metadata_`) besides the one that has the key's name."""
+    """Its columns (without `metadata_`) besides the column named after the key."""
     is_lazy: ClassVar[bool] = False
-    """Whether the column of its name has many records: bytes until a document is rendered."""
+    """Whether its column has many records and stays bytes until a document is rendered."""
     is_longest: ClassVar[bool] = False
-    """Whether that column is taken out of a line before the rest is parsed (one type's is)."""
+    """Whether that column is cut out of a line before the rest is parsed (true for one type)."""
     is_address: ClassVar[bool] = False
-    """Whether its values are addresses of documents, as the `url` column is (one type's are)."""
+    """Whether its values are document addresses, like the `url` column (true for one type)."""
 
     # The use in training.
     is_local: ClassVar[bool] = False
-    """Whether it is about places in a text: no value of it can stand before a text to come."""
+    """Whether it annotates places in a text, so that it cannot be used in a prompt's prefix."""
     always_present: ClassVar[bool] = False
     """Whether a document has the type without having a record of it."""
     sample_rate_key: ClassVar[str | None] = None
-    """The configuration's key of the chance that the type may be drawn at all, if it has one."""
+    """Configuration key of the probability that the type is a sampling candidate, if any."""
     prefix_only: ClassVar[bool] = False
-    """Whether `metadata_position` leaves the type's global strings in the prefix."""
+    """Whether the type's global strings stay in the prefix regardless of `metadata_position`."""
     label: ClassVar[str | None] = None
-    """What stands before a global record's value; None: the key."""
+    """The label before a global record's value; None: the key."""
     template_fields: ClassVar[frozenset[str]] = frozenset({"key", "value"})
-    """What a template of the type may name."""
+    """The fields that a template of the type may use."""
 
     # The reports.
     prompt_label: ClassVar[str | None] = None
-    """What a prompt in English calls the type; None: the key as words."""
+    """The type's name in an English prompt; None: the key as words."""
     is_listed: ClassVar[bool] = False
     """Whether such a prompt lists the values of local records, because they are words."""
     slice_by: ClassVar[str | None] = None
-    """The `slices.by` of an evaluation that divides documents by `group` of this type."""
+    """The `slices.by` of an evaluation that slices documents by this type's `group`."""
     example: ClassVar[str | int | None] = None
-    """A value for the model card; None: a 1, which can be put into a bucket, too."""
+    """A value for the model card; None: 1, which can also be bucketed."""
     example_span: ClassVar[tuple[int, int]] = (0, len(EXAMPLE_TEXT))
     """The characters of `EXAMPLE_TEXT` that the example of a local type is about."""
 
@@ -73,16 +73,16 @@ class MetadataType:
         self.literals = self._literals()
 
     def own_ends(self, text: str) -> tuple[int, int]:
-        """How many characters at the start and the end of a global string are the configuration's.
+        """Number of leading and trailing characters of a global string from the configuration.
 
-        Only there may a special token be meant: what lies between comes from the record.
+        Only there may a literal special token be encoded as one: the rest comes from the record.
         """
         first, last = self.literals
         begins, ends = text.startswith(first), text.endswith(last)
         return len(first) if begins else 0, len(last) if ends else 0
 
     def _literals(self) -> tuple[str, str]:
-        """What stands before and after the value of a global record."""
+        """The strings before and after the value of a global record."""
         if self._template is None:
             return f"{self.label or self.key}{self._separator}", ""
         parts = list(string.Formatter().parse(self._template))
@@ -90,7 +90,7 @@ class MetadataType:
         return parts[0][0], last if field is None and len(parts) > 1 else ""
 
     def global_text(self, record: Record) -> str | None:
-        """How a global record reads; None leaves it out.
+        """The rendered global record; None leaves it out.
 
         Raises:
             BadDocument: If the value cannot be what the type says it is.
@@ -115,7 +115,7 @@ class MetadataType:
     def local_texts(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        """`local_text` of each of several records."""
+        """`local_text` for each of several records."""
         return list(map(self.local_text, records, lengths))
 
     def _value(self, record: Record) -> str | None:
@@ -123,27 +123,27 @@ class MetadataType:
 
     @property
     def special_tokens(self) -> Sequence[str]:
-        """What the type adds to a tokenizer."""
+        """The special tokens that the type adds to a tokenizer."""
         return ()
 
     @classmethod
     def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
-        """What is wrong with the settings that only this type has."""
+        """Problems with the settings that only this type has."""
         yield from ()
 
     @classmethod
     def sample_rate(cls, config: MetadataConfig) -> float:
-        """The chance that the type may be drawn at all."""
+        """The probability that the type is a sampling candidate."""
         return 1.0 if cls.sample_rate_key is None else getattr(config, cls.sample_rate_key)
 
     @classmethod
     def prompt_value(cls, value: str) -> str:
-        """A value as a prompt in English shows it."""
+        """A value as shown in an English prompt."""
         return value.replace("_", " ") if cls.is_listed else value
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """What a text with this value is attributed to (a host, a year); None: nothing.
+        """The group of a text with this value (a host, a year); None: no group.
 
         Raises:
             BadDocument: If the value cannot be what the type says it is.
@@ -152,7 +152,7 @@ class MetadataType:
 
     @classmethod
     def value_of_group(cls, group: str, config: MetadataConfig) -> str:
-        """A value by which a model is given a group."""
+        """A value that conditions a model on a group."""
         return group
 
     @classmethod
@@ -174,10 +174,10 @@ class MetadataType:
 
 
 def config_problem(name: str, found: str, expected: str, fix: str) -> Problem:
-    """What is wrong with a key of the configuration of metadata."""
+    """A problem with a key of the metadata configuration."""
     return Problem(f"{CONFIG_KEY}.{name}", HYDRA, found, expected, fix)
 
 
 def setting(name: str, value: str) -> str:
-    """An override of such a key."""
+    """A command-line override of a key of the metadata configuration."""
     return f"{CONFIG_KEY}.{name}={value}"

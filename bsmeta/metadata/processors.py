@@ -1,8 +1,8 @@
-"""Types: what is known about each metadata key, and how its records read.
+"""Types: the properties of each metadata key, and how its records are rendered.
 
-A type is one class: what a global record puts in the prefix, what a local record puts at the start
-and the end of its span, and every fact about it that other modules ask for. `PROCESSORS` has the
-types that differ from the default one. The strings are those of the BigScience `metadata`
+Each type is one class: what a global record adds to the prefix, what a local record inserts at the
+start and the end of its span, and every property that other modules need. `PROCESSORS` has the
+types that differ from the default type. The strings are those of the BigScience `metadata`
 repository, which trained models expect.
 """
 
@@ -21,7 +21,7 @@ from bsmeta.metadata.values import readable_url, year_and_month
 
 
 class Timestamp(MetadataType):
-    """`Year: 2018 | Month: December`, whatever `metadata_key_value_sep` is: as published."""
+    """`Year: 2018 | Month: December` regardless of `metadata_key_value_sep`, as published."""
 
     template_fields = frozenset({"key", "value", "year", "month"})
     prompt_label = "Date"
@@ -69,7 +69,7 @@ class Url(MetadataType):
 
     @classmethod
     def group(cls, value: str, config: MetadataConfig) -> str | None:
-        """The host, or the part that the model was trained with if that says less."""
+        """The host, or the part that the model was trained with if that is less specific."""
         part = config.url_granularity
         part = part if part in ("registered_domain", "suffix", "path") else "host"
         return readable_url(value, part)
@@ -154,9 +154,9 @@ class EntityParagraph(MetadataType):
 
 
 class HtmlAttributes(msgspec.Struct, gc=False):
-    """The attributes of an html tag: names and, at the same places, values.
+    """The attributes of an html tag: names, and values at the same indices.
 
-    A value may be a number, as that of a record may; one without a value is null.
+    A value may be a number, like that of a record; an attribute without a value has null.
     """
 
     attrs: list[str]
@@ -164,11 +164,11 @@ class HtmlAttributes(msgspec.Struct, gc=False):
 
 
 _ATTRIBUTES = msgspec.json.Decoder(HtmlAttributes | None)
-_REMEMBERED_TAGS = 1 << 14  # some megabytes; four tags in five come again on the same page
+_REMEMBERED_TAGS = 1 << 14  # a few MB; four out of five tags recur on the same page
 
 
 class Html(MetadataType):
-    """`<b class:level1 id:4>…</b>`, with the tags and attributes that the configuration keeps."""
+    """`<b class:level1 id:4>…</b>`, with the tags and attributes kept by the configuration."""
 
     is_lazy = True
     is_longest = True
@@ -202,7 +202,7 @@ class Html(MetadataType):
     def local_texts(
         self, records: Sequence[Record], lengths: Sequence[int]
     ) -> list[tuple[str, str] | None]:
-        # One loop without calls: a page has hundreds of tags.
+        # One loop without function calls, for speed: a page has hundreds of tags.
         shortest, longest = self._dropped_lengths
         exceptions, dropped, remembered = self._exceptions, self._dropped_tags, self._remembered
         texts: list[tuple[str, str] | None] = []
@@ -229,7 +229,7 @@ class Html(MetadataType):
         return strings
 
     def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        """The strings of a tag; its attributes are the JSON of an `HtmlAttributes`, if any."""
+        """The strings of a tag; `attributes` is the JSON of an `HtmlAttributes`, or null."""
         try:
             found = _ATTRIBUTES.decode(attributes)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -277,7 +277,7 @@ class BasicStartLocal(MetadataType):
 
 
 class MetaTokens(MetadataType):
-    """Learnable tokens that say nothing but that metadata is given (they have no records).
+    """Learnable tokens that only signal that metadata is present (they have no records).
 
     Source: "Beyond URLs" (2025), which trains five of them.
     """
@@ -320,7 +320,7 @@ PROCESSORS: dict[str, type[MetadataType]] = {
     "basic_start_local": BasicStartLocal,
     "meta_tokens": MetaTokens,
 }
-"""The types that are not the default one in everything, by key."""
+"""The types that differ from the default type, by key."""
 
 ADDRESS_KEY = next(key for key, kind in PROCESSORS.items() if kind.is_address)
 LONGEST_COLUMN = next(key for key, kind in PROCESSORS.items() if kind.is_longest)
@@ -332,7 +332,7 @@ def type_of(key: str) -> type[MetadataType]:
 
 
 def column_keys() -> dict[str, str]:
-    """The keys of the columns (without `metadata_`) whose records have another key."""
+    """The record key of each column (without `metadata_`) that is not named after its key."""
     return {column: key for key, kind in PROCESSORS.items() for column in kind.columns}
 
 

@@ -1,7 +1,7 @@
 """Records: a document and its metadata.
 
-What `decoding` makes of a line and every later step reads. A column of many records is kept as
-bytes until a document is rendered with it.
+`decoding` produces them from a line, and every later stage reads them. A column of many records
+stays undecoded bytes until a document is rendered with it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class BadDocument(ValueError):
     """A document that cannot be used.
 
     Attributes:
-        reason: A short slug to count by, such as `not_json` or `position_beyond_text`.
+        reason: A short slug used as a counter key, such as `not_json` or `position_beyond_text`.
         detail: What was found, and where.
     """
 
@@ -36,8 +36,8 @@ class BadDocument(ValueError):
 class Record(msgspec.Struct, gc=False):
     """One metadata record: global (about the document) or local (about a span of its text).
 
-    `html_attrs` stays JSON: the same attributes come again and again, and the html type remembers
-    how they read.
+    `html_attrs` stays JSON: the same attributes recur often, and the html type caches how they are
+    rendered.
     """
 
     value: str | int | float
@@ -50,14 +50,14 @@ class Record(msgspec.Struct, gc=False):
     html_attrs: msgspec.Raw = msgspec.Raw(b"null")
 
     def is_local(self) -> bool:
-        """Whether the record is about a span; told by the span where `type` is missing."""
+        """Whether the record is about a span; inferred from the span if `type` is missing."""
         if self.type is None:
             return self.char_start_idx is not None
         return self.type == "local"
 
 
 class _Value(msgspec.Struct, gc=False):
-    """Of a record nothing but its value, which takes half as long to read."""
+    """Only the value of a record, which takes half as long to decode."""
 
     value: str | int | float
 
@@ -107,10 +107,10 @@ class Document:
         return self._records.get(key, ())
 
     def addresses(self, key: str) -> set[str]:
-        """What the `url` column and the metadata records of the key of addresses hold.
+        """The addresses in the `url` column and in the metadata records of the address key.
 
-        The records are read whether `metadata_list` has that key or not; a column of them that
-        nobody asked for, and that holds none, is no reason to refuse the document.
+        The records are read whether or not `metadata_list` has that key; if the column was not
+        requested and cannot be decoded, the document is still accepted.
         """
         found = {str(record.value) for record in self._records.get(key, ())}
         if self.url is not None:
@@ -136,11 +136,11 @@ def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
 def group(
     groups: dict[str, list[Record]], column_key: str, records: Sequence[Record] | None
 ) -> None:
-    """Add records to the groups by their key; one without a key has that of its column."""
+    """Add records to the groups by their key; a record without a key gets that of its column."""
     if not records:
         return
     keys = {record.key for record in records}
-    if len(keys) == 1:  # as in a column of html: taken over as they are
+    if len(keys) == 1:  # as in a column of html: added as they are
         groups.setdefault(records[0].key or column_key, []).extend(records)
         return
     for record in records:
@@ -156,7 +156,7 @@ def is_empty(raw: msgspec.Raw) -> bool:
 
 
 def bad_document(error: Exception, where: str = "") -> BadDocument:
-    """Name what is wrong from the decoder's error, with the part of the line it is about."""
+    """Classify a decoder's error, and include the part of the line that it refers to."""
     detail = f"{where}{error}"
     if not isinstance(error, msgspec.ValidationError):
         return BadDocument("not_json", detail)

@@ -1,6 +1,6 @@
-"""Rendering: a document and the chosen types become the strings that a model reads.
+"""Rendering: turn a document and its sampled types into the strings that a model reads.
 
-Third step of the flow. Global records make the prefix (or, appended, the suffix), local records
+Third stage of the flow. Global records form the prefix (or, if appended, the suffix); local records
 are inserted into the text. The model reads `prefix + lead + body + suffix`.
 """
 
@@ -37,8 +37,8 @@ class RecordText(NamedTuple):
     Attributes:
         kind: 1 + the index of its type in `metadata_list`.
         text: The string.
-        start: Characters at its start that come from the configuration, not from the record.
-        end: Characters at its end that do.
+        start: Number of leading characters that come from the configuration, not from the record.
+        end: Number of trailing characters that do.
     """
 
     kind: int
@@ -55,28 +55,29 @@ NO_KINDS: Kinds = np.zeros(0, np.uint8)
 class Rendered:
     """A document as a model reads it: `prefix + lead + body + suffix`.
 
-    Spans are int32 [m, 2], characters of the string they are about, sorted and disjoint. Kinds
-    are uint8 [m]: 1 + the index of the type in `metadata_list`.
+    Spans are int32 [m, 2], character offsets in their string, sorted and disjoint. Token types
+    (`kinds`) are uint8 [m]: 1 + the index of the type in `metadata_list`.
 
     Attributes:
         text: The document's text, without any metadata.
-        prefix: Global records and announcements; "" when there are none. Tokenized by itself.
-        prefix_spans: Its records, each with the separator after it: they cover all of it.
-        prefix_kinds: Their kinds.
-        lead: What joins prefix and body; "" without a prefix. Tokenized with the body, belongs
-            to no character of the text.
+        prefix: Global records and announcements; "" if there are none. Tokenized separately.
+        prefix_spans: Its records, each with the separator after it; together they cover the prefix.
+        prefix_kinds: Their token types.
+        lead: Joins prefix and body; "" without a prefix. Tokenized with the body, but not part of
+            the text.
         body: The text with local records inserted.
         spans: The inserted strings in `body`, one row each.
-        span_kinds: Their kinds.
-        suffix: Appended global records with what sets them off; "" when there are none.
-            Tokenized by itself; comes before the end-of-text token.
-        suffix_spans: Its records, each with the separator before it: they cover all of it.
-        suffix_kinds: Their kinds.
+        span_kinds: Their token types.
+        suffix: Appended global records with their separators; "" if there are none. Tokenized
+            separately; comes before the end-of-text token.
+        suffix_spans: Its records, each with the separator before it; together they cover the
+            suffix.
+        suffix_kinds: Their token types.
         types: The keys that were rendered, in the order of `metadata_list`.
         prefix_own: Rows as in spans: the parts of `prefix` that come from the configuration, not
-            from the document. Only there is a special token meant that is written out.
-        own: The parts of `body` that do.
-        suffix_own: The parts of `suffix` that do.
+            from the document. Only there is a literal special token encoded as one.
+        own: The parts of `body` that come from the configuration.
+        suffix_own: The parts of `suffix` that come from the configuration.
     """
 
     text: str
@@ -96,9 +97,9 @@ class Rendered:
     suffix_own: Spans = field(default_factory=lambda: NO_SPANS)
 
     def without_metadata(self) -> Rendered:
-        """The same text with nothing of the metadata left.
+        """The same text without any metadata.
 
-        The lead stays, so that the first token is that of the text with metadata.
+        The lead is kept, so that the first token is the same as with metadata.
         """
         return Rendered(self.text, lead=self.lead, body=self.text)
 
@@ -107,10 +108,10 @@ class Renderer:
     """Renders documents.
 
     Args:
-        config: What metadata reads like.
+        config: How metadata is rendered.
 
     Raises:
-        ConfigurationError: Lists all that is wrong with the configuration.
+        ConfigurationError: Lists everything that is wrong with the configuration.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -136,11 +137,11 @@ class Renderer:
 
         Args:
             document: The document.
-            types: Keys to use; `()` renders the text alone. Those that the document lacks, or
-                that are not in `metadata_list`, are passed over.
+            types: Keys to use; `()` renders the text alone. Keys that the document lacks, or that
+                are not in `metadata_list`, are ignored.
 
         Raises:
-            BadDocument: A record cannot be rendered; the reason says why.
+            BadDocument: If a record cannot be rendered; `reason` gives the cause.
         """
         if not types:
             return Rendered(document.text, body=document.text)
@@ -166,11 +167,11 @@ class Renderer:
         return self._assemble(document.text, before, behind, tags)
 
     def special_tokens(self) -> list[str]:
-        """Strings to add to a tokenizer as special tokens, without repetition.
+        """Strings to add to a tokenizer as special tokens, without duplicates.
 
-        The wrappers of local types and the ends of the prefix, where
-        `local_metadata_special_token_state` and `metadata_prefix_special_token_state` ask for
-        them, and those of the types (meta tokens).
+        These are the wrappers of local types and the delimiters of the prefix, if enabled by
+        `local_metadata_special_token_state` and `metadata_prefix_special_token_state`, and the
+        special tokens of the types (meta tokens).
         """
         tokens: list[str] = []
         if self._config.metadata_prefix_special_token_state:
@@ -192,7 +193,7 @@ class Renderer:
         return [text for text in texts if text]
 
     def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
-        """What the local records of a type insert; those that the type drops are left out."""
+        """What the local records of a type insert, without the records that the type drops."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
@@ -260,15 +261,15 @@ class Renderer:
 def _joined(
     before: list[str], records: list[RecordText], after: list[str]
 ) -> tuple[str, Spans, Kinds, Spans]:
-    """The records in one string, each with what is set before and after it.
+    """Join the records into one string, each with its `before` and `after` strings.
 
     Returns:
-        The string; for each record its span with what is around it, and its kind; and the parts
-        that come from the configuration.
+        The string; the span of each record, including the strings around it; the token type of
+        each record; and the parts that come from the configuration.
     """
     strings: list[str] = []
     spans: list[int] = []
-    own = [0]  # where parts of the configuration begin and end, in turn
+    own = [0]  # alternating starts and ends of parts from the configuration
     begin = 0
     for sep, record, after_it in zip(before, records, after, strict=True):
         string = sep + record.text + after_it

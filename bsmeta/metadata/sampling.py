@@ -1,7 +1,7 @@
-"""Sampling: which metadata types a document is given.
+"""Sampling: which metadata types a document gets.
 
-Second step of the flow, between decoding and rendering. All of its choices come from the
-generator that it is given (one for each document), none from the type's records.
+Second stage of the flow, between decoding and rendering. Every choice is drawn from the generator
+passed in (one per document); none depends on the content of the records.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class TypeSampler:
     """Draws the metadata types of documents.
 
     Args:
-        config: The chances.
+        config: The probabilities.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
         self._probability = config.metadata_probability
         self._draws_some = config.random_sample_metadata
-        self._chances = [  # looked up once: drawing is a part of the stream's time
+        self._chances = [  # computed once: sampling runs for every document
             (key, type_of(key).always_present, _dropout(key, config), weight_of(key, config))
             for key in config.metadata_list
         ]
@@ -32,13 +32,13 @@ class TypeSampler:
     def draw(self, document: Document, rng: random.Random) -> tuple[str, ...]:
         """The types that a document is rendered with.
 
-        With `metadata_probability` the document is given metadata at all. Then `metadata_dropout`
-        and the type's own sample rate each leave a type out by chance; of the n types that are
-        left, k (uniform in 1..n) are drawn without replacement, each draw in proportion to
-        `random_sample_metadata_weights`.
+        The document gets any metadata with probability `metadata_probability`. Then
+        `metadata_dropout` and the type's own sample rate each drop types at random; of the n
+        remaining types, k (uniform in 1..n) are drawn without replacement, with probability
+        proportional to `random_sample_metadata_weights`.
 
         Args:
-            document: Its types are those it has records of.
+            document: Its candidate types are those that it has records of.
             rng: The document's generator.
 
         Returns:
@@ -57,15 +57,15 @@ class TypeSampler:
         if not drawable:
             return ()
         count = rng.randint(1, len(drawable))
-        # Drawing one after the other by weight is taking the smallest of exponential variables
-        # with those rates (Efraimidis and Spirakis 2006).
+        # Sequential weighted draws without replacement are equivalent to taking the smallest of
+        # exponential variables with those rates (Efraimidis and Spirakis 2006).
         arrival = {key: -math.log(1.0 - rng.random()) / weight for key, weight in drawable}
         drawn = frozenset(sorted(arrival, key=arrival.__getitem__)[:count])
         return tuple(key for key, _ in present if key in drawn)
 
 
 def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
-    """What is configured for each type: its weight in the draw, and its chance to be left out."""
+    """The sampling weight of each type and its probability of being left out, as configured."""
     return {
         key: {"weight": weight_of(key, config), "left_out": _dropout(key, config)}
         for key in config.metadata_list
@@ -73,13 +73,13 @@ def chances(config: MetadataConfig) -> dict[str, dict[str, float]]:
 
 
 def weight_of(name: str, config: MetadataConfig) -> float:
-    """A type's weight in the draw, given by its key or by the name of its column."""
+    """The sampling weight of a type, configured by its key or by the name of its column."""
     weights = config.random_sample_metadata_weights
     names = [name, *type_of(name).columns]
     return next((weights[one] for one in names if one in weights), 1.0)
 
 
 def _dropout(key: str, config: MetadataConfig) -> float:
-    """The chance that a type is left out before the draw."""
+    """The probability that a type is dropped before sampling."""
     kept = 1.0 - config.metadata_dropout.get(key, 0.0)
     return 1.0 - kept * type_of(key).sample_rate(config)

@@ -1,4 +1,4 @@
-"""The public suffix list, as it comes with tldextract: no network, no cache folder."""
+"""The public suffix list bundled with tldextract: no network, no cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values: what a record's value becomes before a type puts it into its string."""
+"""Values: convert a record's value before a type puts it into its string."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a ho
 
 @lru_cache(maxsize=4096)
 def year_and_month(value: str) -> tuple[int, str | None]:
-    """The year, and the name of the month if there is one, of a point in time.
+    """The year of a point in time, and the name of its month if it has one.
 
     Args:
         value: A date in any usual notation, or Unix time in seconds or milliseconds.
@@ -62,7 +62,7 @@ def _parsed(value: str) -> tuple[int, str | None]:
         moment = datetime.fromisoformat(value)
         return moment.year, MONTHS[moment.month - 1]
     except ValueError:
-        # Parsed twice: what the text leaves open is taken from the default, and so differs.
+        # Parsed twice: fields missing in the text come from the default, so they differ.
         moment = date_parser.parse(value, default=datetime(1, 1, 1))
         other = date_parser.parse(value, default=datetime(2, 2, 1))
     if moment.year != other.year:
@@ -77,7 +77,7 @@ def readable_url(url: str, granularity: str) -> str | None:
         url: The address, with or without its scheme.
         granularity: `full`; `host` (in lower case, without port); `registered_domain` and
             `suffix` (by the public suffix list that comes with tldextract); `path`; `hash`
-            (xxh3 of the host: 16 hexadecimal digits that tell sites apart and say nothing).
+            (xxh3 of the host: 16 hexadecimal digits that distinguish sites but carry no meaning).
 
     Returns:
         None if the address does not have that part.
@@ -87,7 +87,7 @@ def readable_url(url: str, granularity: str) -> str | None:
     try:
         parts = urlsplit(url if _SCHEME.match(url) else f"//{url}")
         host = parts.hostname
-    except ValueError:  # for example an unclosed bracket: no part can be told
+    except ValueError:  # for example an unclosed bracket: cannot be split into parts
         return None
     if granularity == "path":
         return unquote_plus(parts.path) or None
@@ -103,7 +103,7 @@ def readable_url(url: str, granularity: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _domain_and_suffix(host: str) -> tuple[str, str]:
-    # Imported here: it takes long to load, and most configurations do not need it.
+    # Imported here: it is slow to load, and most configurations do not need it.
     from bsmeta.metadata.suffixes import extract
 
     parts = extract(host)
@@ -111,7 +111,7 @@ def _domain_and_suffix(host: str) -> tuple[str, str]:
 
 
 class Bucketing:
-    """Puts the numbers of a type into buckets, if the configuration says so.
+    """Puts the numbers of a type into buckets, if configured.
 
     `value_bucket_scale` renders floor(scale * value), as "Beyond URLs" (2025) does with quality
     scores (scale 10); `value_bucket_bounds` renders the interval, such as `100-500`.
@@ -128,7 +128,7 @@ class Bucketing:
         """The value as it is rendered.
 
         Raises:
-            BadDocument: `not_a_number`, where buckets are asked for.
+            BadDocument: `not_a_number`, if buckets are configured.
         """
         if self._scale is not None:
             # In decimal, where 100 * 0.29 is 29.
