@@ -1,1 +1,1 @@
-"""The one training loop and what it stands on: processes, optimizer, checkpoints, run folder."""
+"""The training loop and what it is built on: processes, optimizer, checkpoints, run folder."""

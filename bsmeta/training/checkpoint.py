@@ -1,16 +1,16 @@
-"""Checkpoints: written aside, sealed by a manifest, committed by one rename, validated when read.
+"""Checkpoints: written to a temporary folder, committed by one rename, validated when read.
 
     checkpoint-{step}step/
         state/              the engine's state: weights, optimizer
-        rng/rank{r}.pt      the random generators of each rank
+        rng/rank{r}.pt      the states of each rank's random number generators
         data_state.json     the position of every stream (all ranks), and the data's fingerprint
         trainer_state.json  counters
         config.yaml         the resolved configuration
         model/              weights and tokenizer for `from_pretrained`
         manifest.json       size and xxh3 of each file above, written last
 
-Only a folder whose manifest fits its files, and whose `state/` and `rng/` hold no other files,
-counts. A bit flip in a weights file would otherwise load without a word.
+A checkpoint is valid only if its manifest matches its files and `state/` and `rng/` hold no other
+files. A bit flip in a weights file would otherwise load without an error.
 """
 
 from __future__ import annotations
@@ -37,36 +37,36 @@ from bsmeta.models.manifest import (
     write_manifest,
 )
 
-if TYPE_CHECKING:  # it loads accelerate, for which a refused run should not wait
+if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
     from bsmeta.training.distributed import Processes
 
 logger = logging.getLogger(__name__)
 
-# The version of what a checkpoint holds: raised with each change of the two files of state below.
+# The version of the checkpoint format: incremented when one of the two state files below changes.
 FORMAT = 2
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
-_LOADED = ("state", "rng")  # DeepSpeed loads whatever file of a fitting name lies in `state`
+_LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
 _NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint folder and the step that it was taken after."""
+    """A committed checkpoint folder and the step after which it was saved."""
 
     folder: Path
     step: int
 
 
 def name(step: int) -> str:
-    """The folder's name (no `=`: it would break a Hydra override that names it)."""
+    """The folder name of a checkpoint (without `=`, which would break a Hydra override)."""
     return f"checkpoint-{step}step"
 
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
-    """The checkpoints of a run folder, oldest first; their content is not looked at."""
+    """Lists the checkpoints of a run folder, oldest first, without reading their content."""
     matches = [(entry, _NAME.fullmatch(entry.name)) for entry in out_dir.glob("checkpoint-*step")]
     return sorted(
         (Checkpoint(entry, int(match[1])) for entry, match in matches if match and entry.is_dir()),
@@ -75,7 +75,7 @@ def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
 
 
 class Writer:
-    """A checkpoint in the making. All ranks open it, write their files, and commit it together."""
+    """Writes a checkpoint. All ranks construct it, write their files, and commit together."""
 
     def __init__(self, out_dir: Path, step: int, processes: Processes) -> None:
         self.step = step
@@ -93,7 +93,7 @@ class Writer:
         (self.folder / file).write_text(json.dumps(value, indent=1))
 
     def commit(self) -> Checkpoint:
-        """Seals the folder and gives it its name; the checkpoint exists from here on, or not."""
+        """Writes the manifest and renames the folder: the checkpoint exists fully or not at all."""
         self._processes.barrier()  # every rank has written its files
         entries = _describe(self.folder, self._processes)
         self._processes.on_main(lambda: self._seal(entries))
@@ -104,18 +104,18 @@ class Writer:
         _sync(self.folder / MANIFEST)
         for folder in [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir())]:
             _sync(folder)
-        if self._final.exists():  # a damaged one of this step, passed over by a rollback
+        if self._final.exists():  # a damaged checkpoint of this step that a rollback skipped
             shutil.rmtree(self._final)
         os.rename(self.folder, self._final)
         _sync(self._final.parent)
 
 
 def manifest_of(checkpoint: Checkpoint) -> Manifest:
-    """Reads and checks a checkpoint's manifest; the files that it lists are not looked at.
+    """Reads and checks a checkpoint's manifest, without reading the files that it lists.
 
     Raises:
-        CheckpointError: If it cannot be read, has another form, or belongs to another step.
-        ConfigurationError: If another version of bsmeta has written the checkpoint.
+        CheckpointError: If it cannot be read, is malformed, or belongs to another step.
+        ConfigurationError: If another version of bsmeta wrote the checkpoint.
     """
     file = checkpoint.folder / MANIFEST
     try:
@@ -141,7 +141,7 @@ def manifest_of(checkpoint: Checkpoint) -> Manifest:
 
 
 def problems(checkpoint: Checkpoint, processes: Processes) -> list[str]:
-    """What is wrong with a checkpoint, one line a file; empty: it is whole. Every rank calls it."""
+    """Lists a checkpoint's faults, one line per file; empty if intact. Every rank calls it."""
     folder = checkpoint.folder
     expected, faults = processes.on_main(lambda: _inspect(checkpoint))
     if faults:
@@ -151,7 +151,7 @@ def problems(checkpoint: Checkpoint, processes: Processes) -> list[str]:
 
 
 def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
-    """What the manifest lists, and what can be seen to be wrong without reading the files."""
+    """Returns the manifest's entries, and the faults that show without reading the files."""
     try:
         expected = manifest_of(checkpoint).files
     except CheckpointError as error:
@@ -169,7 +169,7 @@ def _inspect(checkpoint: Checkpoint) -> tuple[dict[str, FileEntry], list[str]]:
 
 
 def _difference(file: Path, expected: FileEntry) -> str | None:
-    """In what a file differs from its entry in the manifest."""
+    """Describes how a file differs from its entry in the manifest; None if it does not."""
     try:
         actual = describe_file(file)
     except OSError as error:
@@ -180,14 +180,14 @@ def _difference(file: Path, expected: FileEntry) -> str | None:
 def newest_whole(
     checkpoints: list[Checkpoint], processes: Processes
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint that is whole; every rank gets the same.
+    """Finds the newest intact checkpoint; every rank gets the same result.
 
     Args:
-        checkpoints: Those to choose from, oldest first; rank 0's count.
+        checkpoints: The candidates, oldest first; rank 0's list is used on every rank.
         processes: The ranks.
 
     Returns:
-        The checkpoint, if there is one, and what is wrong with those that are newer.
+        The checkpoint, if there is one, and the faults of the newer ones.
     """
     damaged: list[str] = []
     for candidate in reversed(processes.broadcast(checkpoints)):
@@ -203,17 +203,17 @@ def newest_whole(
 
 
 def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | None:
-    """The checkpoint to resume from; every rank gets the same.
+    """Chooses the checkpoint to resume from; every rank gets the same result.
 
     Args:
         wanted: `latest`, or the folder of one checkpoint.
-        out_dir: The run folder that `latest` looks into.
+        out_dir: The run folder that `latest` searches.
 
     Returns:
-        The newest whole checkpoint; None for `latest` where the run has none yet.
+        The newest intact checkpoint; None for `latest` if the run has none yet.
 
     Raises:
-        CheckpointError: If the named one, or every one of the run, is damaged.
+        CheckpointError: If the named checkpoint, or every checkpoint of the run, is damaged.
         ConfigurationError: If the named folder is not a checkpoint.
     """
     if wanted != "latest":
@@ -242,16 +242,16 @@ def _named(folder: Path, processes: Processes) -> Checkpoint:
 
 
 def clean(out_dir: Path) -> None:
-    """Removes what an interrupted save has left behind (rank 0)."""
+    """Removes the leftovers of an interrupted save (rank 0)."""
     for leftover in out_dir.glob("tmp-checkpoint-*"):
         shutil.rmtree(leftover, ignore_errors=True)
 
 
 def set_aside_newer(out_dir: Path, step: int) -> None:
-    """Renames the checkpoints after a step, which a run that resumes from it will write again.
+    """Renames the checkpoints after a step, because a run that resumes from it rewrites them.
 
-    They were passed over, because they are damaged or because an earlier one was named; retention
-    must neither count nor delete them, and the next `latest` must not take them.
+    They were skipped, because they are damaged or because an earlier checkpoint was named;
+    retention must neither count nor delete them, and the next `latest` must not choose them.
     """
     for checkpoint in list_checkpoints(out_dir):
         if checkpoint.step > step:
@@ -266,7 +266,7 @@ def set_aside_newer(out_dir: Path, step: int) -> None:
 
 
 def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
-    """Flushes each file of a checkpoint to the disk and takes its size and checksum."""
+    """Flushes each file of a checkpoint to disk and returns its size and checksum."""
 
     def describe(file: str) -> FileEntry:
         _sync(folder / file)
@@ -279,7 +279,7 @@ def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
 def _share(
     files: list[str], processes: Processes, action: Callable[[str], Result]
 ) -> dict[str, Result]:
-    """Calls `action` with each of rank 0's files; the ranks share the work, all get the results."""
+    """Calls `action` on each of rank 0's files, split among the ranks; all get the results."""
     mine = processes.broadcast(files)[processes.rank :: processes.size]
     merged: dict[str, Result] = {}
     for part in processes.gather({file: action(file) for file in mine}):
@@ -288,7 +288,7 @@ def _share(
 
 
 def _sync(path: Path) -> None:
-    """Flushes a file or a folder to the disk."""
+    """Flushes a file or a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Room on the disk: looked for before a save, and what to tell when it was not enough."""
+"""Disk space: the check before a save, and the error message for a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bsmeta.config.errors import CheckpointError
 from bsmeta.training.checkpoint import Checkpoint, list_checkpoints, manifest_of, newest_whole
 from bsmeta.training.distributed import ALONE
 
-# Beside the checkpoint itself: logs, file system overhead, a model that has grown by a token.
+# Allows for logs, file system overhead, and a model that has grown by a token.
 MARGIN = 1.1
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -24,14 +24,14 @@ _FULL_TEXTS = (
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
-    """Refuses to begin a save that would not fit, going by the size of another checkpoint.
+    """Refuses a save that would not fit, estimated from the size of another checkpoint.
 
     Args:
-        out_dir: Where it is to be written.
-        like: The other checkpoint; the last one in `out_dir` if not given.
+        out_dir: Where the checkpoint would be written.
+        like: The other checkpoint; by default the last one in `out_dir`.
 
     Raises:
-        CheckpointError: Saying how much is free, how much is needed, and what to do.
+        CheckpointError: With the free space, the space needed, and what to do.
     """
     size = _last_size([like] if like else list_checkpoints(out_dir))
     if size is None:
@@ -46,7 +46,7 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
 
 
 def _last_size(checkpoints: list[Checkpoint]) -> int | None:
-    """Bytes of the newest checkpoint whose manifest can be read."""
+    """Size in bytes of the newest checkpoint whose manifest is readable."""
     for checkpoint in reversed(checkpoints):
         try:
             return sum(entry.bytes for entry in manifest_of(checkpoint).files.values())
@@ -56,7 +56,7 @@ def _last_size(checkpoints: list[Checkpoint]) -> int | None:
 
 
 def explained(error: Exception, out_dir: Path) -> Exception:
-    """The error itself, or a CheckpointError that says what to do where the disk was full."""
+    """Returns the error itself, or for a full disk a CheckpointError that explains what to do."""
     if not is_full(error):
         return error
     free = gigabytes(shutil.disk_usage(out_dir).free)
@@ -67,13 +67,13 @@ def explained(error: Exception, out_dir: Path) -> Exception:
 
 
 def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that nothing more can be written."""
-    seen: set[int] = set()  # a chain of causes may be a circle
+    """Whether an error, or any error in its cause chain, means that the disk is full."""
+    seen: set[int] = set()  # a chain of causes may be cyclic
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, OSError) and error.errno in _FULL:
             return True
-        # torch's and safetensors' writers keep only the text
+        # Torch's and safetensors' writers keep only the message, not the errno.
         if any(text in str(error).lower() for text in _FULL_TEXTS):
             return True
         error = error.__cause__ or error.__context__
@@ -81,7 +81,7 @@ def is_full(error: BaseException | None) -> bool:
 
 
 def remedy(out_dir: Path) -> str:
-    """What a user can do."""
+    """Describes what the user can do about a full disk."""
     saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is whole" if saved else "There is no whole checkpoint yet"
     return (
@@ -91,5 +91,5 @@ def remedy(out_dir: Path) -> str:
 
 
 def gigabytes(count: int) -> str:
-    """A number of bytes as a person reads it."""
+    """Formats a number of bytes for display."""
     return f"{count / 1e9:.2f} GB" if count >= 10**7 else f"{count / 1e3:.0f} kB"

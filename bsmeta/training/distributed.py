@@ -1,8 +1,8 @@
-"""The processes of a run: how they start, and the few things that they tell each other.
+"""The processes of a run: how they start, and how they communicate.
 
-DeepSpeed on a machine without a GPU silently makes N worlds of one process each unless the process
-group is asked for by name; `start` asks for it, and refuses to go on when the number of processes
-that came up is not the number that was launched.
+On a machine without a GPU, DeepSpeed silently creates N worlds of one process each unless the
+process group is requested by name; `start` requests it, and raises an error if the number of
+processes that joined is not the number that was launched.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-COMPILING_S = 5.0  # a compiled op is loaded within it
-CONNECT_GRACE_S = 30  # torch's own errors come first: they name what is missing
+COMPILING_S = 5.0  # loading an op that is already compiled takes less
+CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
 
 
 def start(config: RunConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
-    """The Accelerator of this process; all processes of the launch must call it.
+    """Creates the Accelerator of this process; all processes of the launch must call it.
 
     Args:
-        config: The run; its precision, accumulation and trackers are handed to Accelerate.
+        config: The run; its precision, accumulation and trackers are passed to Accelerate.
         deepspeed_config: The DeepSpeed configuration without any `"auto"`, or None for plain
             (distributed data parallel) training.
 
     Raises:
-        ConfigurationError: If fewer processes came up than were launched, or another machine of
-            the launch has refused to start.
+        ConfigurationError: If fewer processes joined than were launched, or another machine of
+            the launch refused to start.
     """
     _quiet_libraries()
     if torch.cuda.is_available():
-        torch.set_float32_matmul_precision("high")  # TF32 where a product is left in float32
+        torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
     plugin = None
     if deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
@@ -86,7 +86,7 @@ def _accelerator(config: RunConfig, plugin: DeepSpeedPlugin | None) -> Accelerat
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
         cpu=plugin is None and not torch.accelerator.is_available(),
         mixed_precision=config.mixed_precision,
-        # Given as a plugin, or ACCELERATE_GRADIENT_ACCUMULATION_STEPS would win over ours.
+        # Passed as a plugin; otherwise ACCELERATE_GRADIENT_ACCUMULATION_STEPS would override it.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=config.gradient_accumulation_steps, sync_with_dataloader=False
         ),
@@ -101,8 +101,8 @@ def _accelerator(config: RunConfig, plugin: DeepSpeedPlugin | None) -> Accelerat
 def time_limit(seconds: float, what: str) -> Iterator[None]:
     """Ends this process with a message and all stacks if the block takes longer.
 
-    For what comes before there is a `Watchdog`: Gloo may wait for ever while two processes connect,
-    whatever limit it was given (seen once with torch 2.13 on a busy machine, on both sides).
+    Covers the start, before there is a `Watchdog`: Gloo may wait forever while two processes
+    connect, whatever its timeout (seen once with torch 2.13 on a busy machine, on both sides).
     """
 
     def give_up() -> None:
@@ -132,12 +132,12 @@ def print_stacks(message: str) -> None:
 
 
 def prepare_cpu_op() -> None:
-    """Loads the op by which DeepSpeed's processes communicate on a CPU; it is compiled once.
+    """Loads the op through which DeepSpeed's processes communicate on a CPU, compiling it if new.
 
-    `make env` compiles it inside the environment, where a run that is started without `make` finds
-    it. Otherwise DeepSpeed would compile it for minutes without any message.
+    `make env` compiles it inside the environment, where a run that is started without `make` also
+    finds it. Otherwise DeepSpeed would spend minutes compiling it without any message.
     """
-    from deepspeed.accelerator import get_accelerator  # seconds, for runs under DeepSpeed only
+    from deepspeed.accelerator import get_accelerator  # slow; only needed under DeepSpeed
 
     if get_accelerator().device_name() != "cpu":
         return
@@ -145,7 +145,7 @@ def prepare_cpu_op() -> None:
     if os.access(compiled, os.W_OK):  # a lock file is written there
         os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
     scripts = Path(sys.executable).parent
-    if (scripts / "ninja").exists():  # another version would compile everything again
+    if (scripts / "ninja").exists():  # another version would recompile everything
         os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
     folder = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
     message = (
@@ -162,7 +162,7 @@ def prepare_cpu_op() -> None:
 
 
 def _quiet_libraries() -> None:
-    """Takes what is not for the user off the screen; warnings about the run itself stay."""
+    """Silences library output that is of no use to the user; warnings about the run stay."""
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
@@ -181,7 +181,7 @@ def seed_everything(seed: int) -> None:
 
 
 class Processes:
-    """What the processes of a run tell each other; trivial for a single process."""
+    """Communication among the processes of a run; trivial for a single process."""
 
     def __init__(self, rank: int, size: int, device: torch.device) -> None:
         self.rank = rank
@@ -198,12 +198,12 @@ class Processes:
         return self.rank == 0
 
     def barrier(self) -> None:
-        """Returns when every process has come here."""
+        """Returns when every process has reached this point."""
         if self.size > 1:
             dist.barrier()
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in their order, on every rank."""
+        """Returns the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -211,7 +211,7 @@ class Processes:
         return values
 
     def broadcast(self, value: Any) -> Any:
-        """Rank 0's value, on every rank."""
+        """Returns rank 0's value on every rank."""
         if self.size == 1:
             return value
         values = [value]
@@ -219,16 +219,16 @@ class Processes:
         return values[0]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum over ranks, in place, on every rank."""
+        """Sums over the ranks, in place, on every rank."""
         if self.size > 1:
             dist.all_reduce(values)
         return values
 
     def agree(self, value: bool) -> bool:
-        """Whether `value` holds on every rank. Waits for their hosts, never for a device."""
+        """Whether `value` is true on every rank. Waits for their hosts, never for a device."""
         if self.size == 1:
             return value
-        if self._hosts is None:  # all ranks come here together
+        if self._hosts is None:  # all ranks reach this point together
             is_gloo = self.device.type == "cpu"  # NCCL connects devices only
             self._hosts = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
         held = torch.tensor(int(value))
@@ -236,7 +236,7 @@ class Processes:
         return bool(held)
 
     def on_main(self, action: Callable[[], Result]) -> Result:
-        """Runs `action` on rank 0 alone; its result, or its error, comes to every rank."""
+        """Runs `action` on rank 0 only; returns its result or raises its error on every rank."""
         if not self.is_main:
             result, failure = self.broadcast(None)
             if failure is not None:
@@ -252,7 +252,7 @@ class Processes:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error, or its text where it cannot be pickled (it may hold a connection, or a lock)."""
+    """Returns the error, or its text if it cannot be pickled (it may hold a connection or lock)."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
@@ -261,4 +261,4 @@ def _portable(error: Exception) -> Exception:
 
 
 ALONE = Processes(0, 1, torch.device("cpu"))
-"""For what one rank does without the others."""
+"""For work that one rank does without the others."""

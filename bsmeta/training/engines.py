@@ -1,6 +1,6 @@
-"""The engines that the loop runs on: plain torch (alone or data parallel), and DeepSpeed.
+"""The engines that the loop runs on: plain torch (one process or data parallel), and DeepSpeed.
 
-What differs between them is here: who clips and steps, and how weights and optimizer are saved.
+They differ in how they clip and step, and in how they save weights and optimizer.
 """
 
 from __future__ import annotations
@@ -21,55 +21,55 @@ _TAG = "pytorch_model"
 
 
 class Engine(Protocol):
-    """What the loop needs of an engine. All ranks call each method together."""
+    """What the loop needs from an engine. All ranks call each method together."""
 
     name: str
-    """Says which engine a checkpoint belongs to."""
+    """Identifies the engine that a checkpoint belongs to."""
 
     scaled: bool
     """Whether the loss is scaled (fp16): such an engine skips gradients that are not finite."""
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
-        """The gradient's norm, after backward; a larger one is scaled down to `limit`.
+        """Clips the gradient to the norm `limit` and returns its norm; called after backward.
 
-        A tensor is a scalar on the device, which nobody has waited for.
+        A returned tensor is a scalar on the device, which has not been synchronized.
         """
 
     def step(self, finite: torch.Tensor) -> bool:
-        """Updates the weights if loss and gradient are finite; forgets the gradient.
+        """Updates the weights if loss and gradient are finite; zeroes the gradient.
 
         Args:
-            finite: A boolean scalar on the device, which is not waited for.
+            finite: A boolean scalar on the device; the host does not wait for it.
 
         Returns:
-            Whether the weights were changed whatever `finite` says.
+            Whether the weights were changed regardless of `finite`.
         """
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The full state dict of the model on rank 0."""
+        """Returns the full state dict of the model on rank 0."""
 
     def save(self, folder: Path) -> None:
         """Writes weights and optimizer into a new folder."""
 
     def load(self, folder: Path) -> None:
-        """Reads what `save` has written."""
+        """Reads what `save` wrote."""
 
 
 def make_engine(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> Engine:
-    """The engine of a prepared model and optimizer."""
+    """Creates the engine of a prepared model and optimizer."""
     if accelerator.state.deepspeed_plugin is None:
         return PlainEngine(accelerator, model, optimizer)
     return DeepSpeedEngine(accelerator, model)
 
 
 def engine_name(accelerator: Accelerator) -> str:
-    """The name of the engine that this launch makes."""
+    """The name of the engine that this launch uses."""
     plugin = accelerator.state.deepspeed_plugin
     return PlainEngine.name if plugin is None else f"deepspeed ZeRO-{plugin.zero_stage}"
 
 
 class PlainEngine:
-    """Torch's own optimizer; data parallel where there are several processes."""
+    """Torch's own optimizer; data parallel if there are several processes."""
 
     name = "torch"
 
@@ -85,10 +85,10 @@ class PlainEngine:
         return self._accelerator.clip_grad_norm_(self._model.parameters(), limit)
 
     def step(self, finite: torch.Tensor) -> bool:
-        # A scaler must be told of every step, and skips those that are not finite by itself.
+        # A scaler must see every step, and itself skips those that are not finite.
         if not self.scaled:
-            # The fused AdamW leaves the weights and its state alone where this is 1 (see
-            # torch.amp.GradScaler): the device decides, and the host need not wait to know.
+            # The fused AdamW leaves the weights and its state unchanged if this is 1 (see
+            # torch.amp.GradScaler): the device decides, and the host need not wait.
             self._optimizer.optimizer.found_inf = (~finite).float()
         self._optimizer.step()
         self._optimizer.zero_grad()
@@ -98,7 +98,7 @@ class PlainEngine:
         return self._accelerator.unwrap_model(self._model).state_dict()
 
     def state(self) -> dict[str, Any]:
-        """Weights, optimizer and loss scaler, not copied."""
+        """The state of weights, optimizer and loss scaler, not copied."""
         scaler = self._accelerator.scaler
         return {
             "model": self.weights(),
@@ -120,13 +120,13 @@ class PlainEngine:
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
-    """Has DDP arrange its all-reduce buckets now, in the reverse order of the parameters.
+    """Makes DDP arrange its all-reduce buckets now, in the reverse order of the parameters.
 
-    By itself it does so after the first backward pass of the *process*. The first step after a
-    resume would then run with other buckets than the same step of an undisturbed run; its gradients
-    would be added up in another order, and differ by rounding as soon as there are three ranks. The
-    backward pass here is that of a loss that is 0 whatever the parameters, and its gradients become
-    ready in the order in which those of a network usually do: those of the last layer first.
+    By default, DDP does so after the first backward pass of the *process*. The first step after a
+    resume would then use different buckets from the same step of an uninterrupted run; its
+    gradients would be summed in another order, and differ by rounding with three or more ranks. The
+    backward pass here is that of a loss that is always 0, and its gradients become ready in the
+    order in which those of a network usually do: those of the last layer first.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     zero = torch.stack([parameter.sum() for parameter in parameters]).sum() * 0.0
@@ -138,13 +138,13 @@ def fix_buckets(model: DistributedDataParallel) -> None:
 
 
 def write_state(state: dict[str, Any], folder: Path) -> None:
-    """Writes what `PlainEngine.state` gave, or a copy of it."""
+    """Writes the result of `PlainEngine.state`, or a copy of it."""
     folder.mkdir()
     torch.save(state, folder / _PLAIN_FILE)
 
 
 def to_memory(value: Any, copied: dict[Any, torch.Tensor] | None = None) -> Any:
-    """A copy of nested dicts, lists and tensors in main memory; shared tensors stay shared."""
+    """Copies nested dicts, lists and tensors to main memory; shared tensors stay shared."""
     copied = {} if copied is None else copied
     if isinstance(value, torch.Tensor):
         key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
@@ -183,7 +183,10 @@ class DeepSpeedEngine:
         self._model.save_checkpoint(str(folder), _TAG)
 
     def _refuse_damaged_weights(self) -> None:
-        """Without ZeRO, DeepSpeed neither tells a norm nor skips a step that is not finite."""
+        """Raises an error if a weight is not finite.
+
+        Without ZeRO, DeepSpeed neither reports a norm nor skips a step that is not finite.
+        """
         for name, parameter in self._model.module.named_parameters():
             if not bool(parameter.isfinite().all()):
                 raise TrainingError(
@@ -193,11 +196,11 @@ class DeepSpeedEngine:
 
     def load(self, folder: Path) -> None:
         optimizer = self._model.optimizer
-        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this, too
+        limit = getattr(optimizer, "clip_grad", None)  # ZeRO 1 and 2 load this as well
         with own_settings(optimizer):
             if self._model.load_universal_checkpoint():
                 self._load_universal(folder)
-                # What this run saves itself, it reads as it saved it.
+                # This run's own checkpoints are loaded in the format in which it saves them.
                 self._model._config.load_universal_checkpoint = False
             else:
                 path, _ = self._model.load_checkpoint(str(folder), _TAG)
@@ -207,11 +210,11 @@ class DeepSpeedEngine:
             optimizer.clip_grad = limit
 
     def _load_universal(self, folder: Path) -> None:
-        """Reads a checkpoint of another number of processes, and repairs the optimizer.
+        """Loads a checkpoint saved by another number of processes, and repairs the optimizer.
 
-        For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first one
-        (biases would be decayed; see `own_settings`) and one shared step counter (which then runs
-        too fast).
+        For ZeRO-3, DeepSpeed 0.19.8 gives all parameter groups the settings of the first group
+        (biases would be decayed; see `own_settings`) and one shared step counter (which is then
+        incremented too often).
         """
         optimizer = self._model.optimizer.optimizer
         try:

@@ -1,8 +1,8 @@
-"""`estimate=true`: what a run will take, before it is started.
+"""`estimate=true`: the resources that a run will need, before it is started.
 
-Counted on the meta device (no weights are loaded for that): parameters, and memory by ZeRO stage.
-Measured by a few real updates on this device: tokens per second, MFU, memory, time to finish. The
-run folder is not touched, and nothing of the updates is kept.
+Counted on the meta device (without loading weights): parameters, and memory by ZeRO stage.
+Measured over a few real steps on this device: tokens per second, MFU, memory, time to finish. The
+run folder is not touched, and nothing from these steps is kept.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ STAGES = (None, 0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Forecast:
-    """What is counted.
+    """The counted part of an estimate.
 
     Attributes:
-        shape: What is counted.
+        shape: The model and micro-batch that are counted.
         counts: Parameters.
         states: Weights, gradients and optimizer of one device, by ZeRO stage (None: no DeepSpeed).
-        activations: Of a micro-batch; None for a model of unknown shape.
-        stage: That of this launch.
-        update_tokens: Positions of the global batch.
+        activations: Those of a micro-batch; None for a model of unknown shape.
+        stage: The ZeRO stage of this launch.
+        update_tokens: Positions in the global batch of a step.
     """
 
     shape: Shape
@@ -54,7 +54,7 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Probe:
-    """What is measured: the figures of a step's log, and what this rank holds in memory."""
+    """The measured part of an estimate: the metrics of a step, and this rank's memory."""
 
     max_steps: int
     updates: int
@@ -80,12 +80,12 @@ def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
 
 
 def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
-    """Makes a few updates as the run would, in a folder that goes; all ranks call it."""
+    """Runs a few steps as the run would, in a temporary folder; all ranks call it."""
     processes = checked.launch.num_processes
     epoch = task.steps_per_epoch(processes) if isinstance(task, HasEpochs) else None
     schedule = Schedule.of(config, epoch)
     updates = min(config.estimate_steps, schedule.max_steps)
-    # The first ones also open the data's streams, fill caches, and choose kernels.
+    # The first steps also open the data streams, fill caches, and choose kernels.
     warm_up = updates // 2
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
@@ -106,10 +106,10 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
 
 
 def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
-    """Prints what the run takes (rank 0).
+    """Prints the resources that the run will need (rank 0).
 
     Raises:
-        ConfigurationError: If the task cannot say what model it trains without loading it.
+        ConfigurationError: If the task cannot describe its model without loading it.
     """
     if not isinstance(task, HasShape):
         raise ConfigurationError(f"estimate=true: task={config.task} cannot be estimated")
@@ -127,7 +127,7 @@ def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: boo
 def show_forecast(
     console: Console, config: RunConfig, counted: Forecast, checked: CheckedRun
 ) -> None:
-    """Prints what was counted, with the formulas."""
+    """Prints the counted part, with the formulas."""
     counts = counted.counts
     console.print(
         f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
@@ -183,7 +183,7 @@ def _notes(counted: Forecast, precision: str) -> list[str]:
 
 
 def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
-    """Prints what was measured, and what follows for the whole run."""
+    """Prints the measured part, extrapolated to the whole run."""
     figures = measured.figures
     mfu = "– (the peak of this device is not known)"
     if figures["mfu"] is not None:
@@ -211,7 +211,7 @@ def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
 
 
 def amount(size: float) -> str:
-    """Bytes as a person reads them (powers of 1,024)."""
+    """Formats a number of bytes for display (powers of 1,024)."""
     for unit in ("B", "KiB", "MiB"):
         if size < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -220,7 +220,7 @@ def amount(size: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as days, hours and minutes."""
+    """Formats seconds as days, hours and minutes."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,8 +1,8 @@
-"""Python's garbage collector, which would otherwise stop the ranks at moments of its own choice.
+"""Python's garbage collector, which would otherwise pause the ranks at arbitrary times.
 
-Where one rank stops, all wait for it at the next collective. So what the set-up made is taken out
-of its sight, and it runs only where the loop pauses anyway and every so many updates, on all ranks
-at once.
+When one rank pauses, all wait for it at the next collective. So the objects created during set-up
+are frozen, and the collector runs only when the loop pauses anyway and every `EVERY_STEPS` steps,
+on all ranks at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EVERY_STEPS = 200
 
 
 class GarbageCollection:
-    """In its context nothing is collected but by `collect` and every `EVERY_STEPS` updates."""
+    """A context in which garbage is collected only by `collect`, and every `EVERY_STEPS` steps."""
 
     def __enter__(self) -> GarbageCollection:
         gc.collect()
@@ -32,10 +32,10 @@ class GarbageCollection:
         gc.unfreeze()
 
     def after(self, step: int) -> None:
-        """To be called after each update."""
+        """To be called after each step."""
         if step % EVERY_STEPS == 0:
             self.collect()
 
     def collect(self) -> None:
-        """Collects what has become unreachable since the set-up."""
+        """Collects objects that have become unreachable since the set-up."""
         gc.collect()

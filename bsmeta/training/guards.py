@@ -1,6 +1,6 @@
-"""What stops or repairs a run whose loss is not what it should be: non-finite steps, loss spikes.
+"""Guards against non-finite steps and loss spikes, which stop a run or make it recover.
 
-All that is judged was summed over the ranks, so every rank decides alike.
+They only use values that were summed over the ranks, so every rank makes the same decision.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from bsmeta.data.batch import MicroBatch
 
 
 def is_finite(loss: float, norm: float | None) -> bool:
-    """Whether a step's loss, and its gradient's norm where there is one, are finite.
+    """Whether a step's loss, and its gradient norm if there is one, are finite.
 
-    DeepSpeed returns -1 or infinity for a norm that is not a number.
+    DeepSpeed returns -1 or infinity for a norm that is NaN.
     """
     return math.isfinite(loss) and (norm is None or (math.isfinite(norm) and norm >= 0))
 
 
 class NonFiniteGuard:
-    """What happens at steps whose loss or gradient is not finite.
+    """Handles steps whose loss or gradient is not finite.
 
     Args:
-        action: `stop`, or `skip`: leave the weights alone and continue with the next step.
-        limit: More consecutive skips than this stop the run after all.
+        action: `stop`, or `skip`: leave the weights unchanged and continue with the next step.
+        limit: The maximum number of consecutive skips; one more stops the run.
         folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
-        rank: This process.
+        rank: The rank of this process.
 
     Attributes:
         consecutive: Steps skipped since the last finite one; saved with a checkpoint.
@@ -48,7 +48,7 @@ class NonFiniteGuard:
         self.consecutive = 0
 
     def passed(self) -> None:
-        """Notes a finite step."""
+        """Records a finite step."""
         self.consecutive = 0
 
     def failed(
@@ -61,19 +61,19 @@ class NonFiniteGuard:
         *,
         weights_changed: bool,
     ) -> dict[str, Any]:
-        """Writes the step's documents, then stops the run or skips the step.
+        """Writes the step's documents to a file, then stops the run or skips the step.
 
         Args:
             step: The step's number.
             loss: Mean loss over the global batch.
             norm: Norm of the gradient of the global batch.
             batches: This rank's micro-batches.
-            losses: The sum of losses of each.
-            weights_changed: Whether the engine has changed the weights: then nothing can be
-                skipped.
+            losses: The sum of losses of each micro-batch.
+            weights_changed: Whether the engine has changed the weights: then the step can no
+                longer be skipped.
 
         Returns:
-            The event for the log, when the step is skipped.
+            The event for the log, if the step is skipped.
 
         Raises:
             TrainingError: If the run must stop.
@@ -103,15 +103,16 @@ class NonFiniteGuard:
 
 
 class SpikeGuard:
-    """Finds losses far above those of the last steps, and limits how often a run rolls back.
+    """Detects losses far above those of the last steps, and limits how often a run rolls back.
 
-    Every rank sees the same losses and so finds the same spikes; a resumed run does too, because
+    Every rank sees the same losses and so detects the same spikes; so does a resumed run, because
     the losses are saved with a checkpoint.
 
     Args:
-        deviations: Standard deviations above the mean from which a loss is a spike; 0: never.
-        window: Number of losses it is compared with; before there are as many, nothing is a spike.
-        limit: How often the run may roll back to one checkpoint.
+        deviations: Standard deviations above the mean at which a loss counts as a spike; 0: never.
+        window: Number of past losses to compare with; no spike is detected before there are so
+            many.
+        limit: How often the run may roll back to the same checkpoint.
     """
 
     def __init__(self, deviations: float, window: int, limit: int) -> None:
@@ -121,7 +122,7 @@ class SpikeGuard:
         self._rollbacks: dict[int, int] = {}
 
     def is_spike(self, loss: float) -> bool:
-        """Whether the loss is a spike; if not, later losses are compared with it, too."""
+        """Whether the loss is a spike; if not, adds it to the window for later comparisons."""
         if self._deviations > 0 and len(self._losses) == self._losses.maxlen:
             spread = self._deviations * statistics.pstdev(self._losses)
             if loss > statistics.fmean(self._losses) + spread:
@@ -133,7 +134,7 @@ class SpikeGuard:
         """Counts a rollback to the checkpoint of `step`.
 
         Raises:
-            TrainingError: If it was one too many.
+            TrainingError: If the limit is exceeded.
         """
         self._rollbacks[step] = self._rollbacks.get(step, 0) + 1
         if self._rollbacks[step] > self._limit:
@@ -143,10 +144,10 @@ class SpikeGuard:
             )
 
     def state(self) -> list[float]:
-        """The losses that are compared with, for a checkpoint."""
+        """The past losses in the window, for a checkpoint."""
         return list(self._losses)
 
     def restore(self, state: list[Any]) -> None:
-        """Takes the losses of a checkpoint."""
+        """Restores the losses from a checkpoint."""
         self._losses.clear()
         self._losses.extend(float(loss) for loss in state)

@@ -1,8 +1,8 @@
-"""The upload of a finished model to the Hub: after the run, and never able to harm it.
+"""The upload of a finished model to the Hub, after the run and without any effect on its result.
 
-It runs in a process of its own with a time limit: whatever a server does (refuses, fails, says
-nothing for hours), the run is done and stays so. `python -m bsmeta.training.hub FOLDER NAME` is
-that process.
+It runs in a separate process with a time limit: whatever the server does (refuses, fails, does not
+respond for hours), the run stays done. `python -m bsmeta.training.hub FOLDER NAME` is that
+process.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from bsmeta.training.run_folder import METRICS, LineLog
 logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 3600.0
-"""Longest upload; one that takes longer is given up."""
+"""Time limit of an upload."""
 
 
 def push(run_folder: Path, repository: str, step: int, timeout_s: float = TIMEOUT_S) -> bool:
-    """Uploads `model/` of a finished run; logs how it went, and raises nothing.
+    """Uploads `model/` of a finished run; logs the outcome, and never raises an error.
 
-    A line `{"event": "push", …}` of `metrics.jsonl` says whether it worked, and why not.
+    A line `{"event": "push", …}` in `metrics.jsonl` records whether it succeeded, or why not.
 
     Args:
         run_folder: The run's folder.
-        repository: `owner/name`; made if it is not there.
-        step: The run's last update, for the log.
-        timeout_s: When it is given up.
+        repository: `owner/name`; created if it does not exist.
+        step: The run's last step, for the log.
+        timeout_s: Time limit of the upload.
 
     Returns:
         Whether the model is on the Hub.
@@ -58,7 +58,7 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = TIMEOU
 
 
 def _upload(folder: Path, repository: str, timeout_s: float) -> str:
-    """Uploads in another process; what went wrong, "" if nothing did."""
+    """Uploads in another process; returns the error message, "" on success."""
     command = [sys.executable, "-m", __name__, str(folder), repository]
     try:
         done = subprocess.run(
@@ -68,12 +68,12 @@ def _upload(folder: Path, repository: str, timeout_s: float) -> str:
             errors="replace",
             timeout=timeout_s,
             stdin=subprocess.DEVNULL,
-            cwd=Path(__file__).resolve().parents[2],  # where `bsmeta` is found in any case
+            cwd=Path(__file__).resolve().parents[2],  # so that `bsmeta` can be imported
             check=False,
         )
     except subprocess.TimeoutExpired:
         return f"given up after {timeout_s:g} seconds"
-    except OSError as error:  # for example no memory for another process
+    except OSError as error:  # for example, not enough memory for another process
         return str(error)
     if done.returncode == 0:
         return ""
@@ -82,16 +82,16 @@ def _upload(folder: Path, repository: str, timeout_s: float) -> str:
 
 
 def main(folder: str, repository: str) -> int:
-    """The other process: makes the repository and uploads; the last line on stderr says why not."""
+    """Runs in the upload process: creates the repository, uploads, and prints an error to stderr."""
     from huggingface_hub import HfApi
 
-    api = HfApi()  # HF_ENDPOINT and HF_TOKEN are its own to read
+    api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself
     try:
         api.create_repo(repository, exist_ok=True)
         api.upload_folder(
             repo_id=repository, folder_path=folder, commit_message="Upload the trained model"
         )
-    except Exception as error:  # of any library below: it is told to whoever started us
+    except Exception as error:  # from any library; reported to the parent process
         print(f"{type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

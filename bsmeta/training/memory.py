@@ -1,4 +1,4 @@
-"""How much memory a model takes in training, counted before it is made.
+"""How much memory a model takes in training, computed before it is built.
 
 Weights, gradients and optimizer states follow from the number of parameters P, the ZeRO stage and
 the number of processes N (Rajbhandari et al. 2020, section 3); activations from the shape of the
@@ -15,13 +15,13 @@ from torch import nn
 
 from bsmeta.tasks.base import Shape
 
-MOMENTS = 8  # AdamW: two float32 values a parameter
-MASTER = 4  # the float32 weights that are updated, where those of the model are others
+MOMENTS = 8  # AdamW: two float32 values per parameter
+MASTER = 4  # the float32 weights that the optimizer updates, if the model's have lower precision
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters of a model, shared ones once, and the number of trainable tensors."""
+    """Parameters of a model, shared ones counted once, and the number of trainable tensors."""
 
     total: int
     trainable: int
@@ -31,7 +31,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class State:
-    """Bytes on one device, but for activations."""
+    """Bytes on one device, without activations."""
 
     weights: float
     gradients: float
@@ -44,9 +44,9 @@ class State:
 
 @dataclass(frozen=True)
 class Activations:
-    """Bytes on one device that a micro-batch takes: in and behind the layers, and in the loss."""
+    """Bytes that a micro-batch takes on one device: in and after the layers, and in the loss."""
 
-    numbers: int  # that a token leaves in a layer
+    numbers: int  # values that are kept per token and layer
     layers: float
     layers_recomputed: float  # with gradient_checkpointing
     loss: float
@@ -71,20 +71,20 @@ def count(model: nn.Module) -> Counts:
 
 
 def state(counts: Counts, stage: int | None, processes: int, half: bool) -> State:
-    """Weights, gradients and optimizer states of one device.
+    """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
-        counts: Of the model.
+        counts: Those of the model.
         stage: The ZeRO stage; None without DeepSpeed: weights in float32, whatever the precision.
-        processes: N; each stage divides one thing more among them.
+        processes: N; each higher stage partitions one more of the three among them.
         half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
     """
     if stage is None:
-        steps = 4 * counts.tensors  # torch's AdamW counts the updates of each tensor
+        steps = 4 * counts.tensors  # torch's AdamW has a step counter for each tensor
         moments = float(MOMENTS * counts.trainable + steps)
         return State(4.0 * counts.total, 4.0 * counts.trainable, moments)
     size = 2 if half else 4
-    master = MASTER if half or stage > 0 else 0  # ZeRO keeps its part in float32 in any case
+    master = MASTER if half or stage > 0 else 0  # ZeRO always keeps its partition in float32
     weights, gradients = float(size * counts.total), float(size * counts.trainable)
     optimizer = float((MOMENTS + master) * counts.trainable)
     return State(
@@ -95,14 +95,15 @@ def state(counts: Counts, stage: int | None, processes: int, half: bool) -> Stat
 
 
 def activations(planned: Shape, half: bool) -> Activations | None:
-    """What a micro-batch leaves for the backward pass; None for a model of unknown shape.
+    """Computes what a micro-batch keeps for the backward pass; None for a model of unknown shape.
 
-    A token leaves in a layer, with h hidden, k of keys (and as many of values), f of the MLP:
-    (8 h + 2 k + n f) numbers - twice the input of each norm and of each product of h, queries,
-    keys, values, the attention's result, and what the MLP makes: n is 2 around a fused function, 4
-    where it is gated, 5 with transformers' own tanh form of GELU. Eager attention leaves 3 numbers
-    for every score. With recomputation stays the h of a layer's input, and one layer whole while it
-    is made again. 3 h stay behind the layers.
+    Per token and layer, with the hidden size h, the size k of the keys (and of the values) and the
+    size f of the MLP, these are 8 h + 2 k + n f values: twice the input of each norm and of each
+    matrix product over h; queries, keys, values; the output of attention; and the intermediate
+    values of the MLP, where n is 2 with a fused activation function, 4 with a gated MLP, and 5
+    with transformers' own tanh form of GELU. Eager attention keeps 3 values for every score. With
+    recomputation, only the input of each layer (h) is kept, and one whole layer while it is
+    recomputed. 3 h are kept after the layers.
     """
     model = planned.model
     shape: Any = getattr(model, "config", None)
@@ -133,7 +134,7 @@ def activations(planned: Shape, half: bool) -> Activations | None:
 
 
 def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> float:
-    """Logits in the precision of the products and in float32, and what is made from them."""
+    """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
     half = size if size < 4 else 0
     if chunk and chunk < tokens * vocabulary:  # the gradient takes the logits' place
         return float(chunk * (4 + half) + 4 * vocabulary * hidden)
@@ -141,14 +142,14 @@ def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> f
 
 
 def held(model: nn.Module, optimizer: Any) -> State:
-    """What this rank really holds: weights, gradients, and all that the optimizer keeps."""
+    """Measures what this rank really holds: weights, gradients, and all optimizer state."""
     kept: list[Any] = []
     while hasattr(optimizer, "optimizer"):  # Accelerate's and DeepSpeed's wrappers
-        # ZeRO-3 shows its float32 weights to torch's optimizer only while that makes a step.
+        # ZeRO-3 passes its float32 weights to torch's optimizer only during a step.
         kept += getattr(optimizer, "fp32_partitioned_groups_flat", [])
         optimizer = optimizer.optimizer
     own = list(model.parameters())
-    shards = [getattr(one, "ds_tensor", one) for one in own]  # ZeRO-3: this rank's part
+    shards = [getattr(one, "ds_tensor", one) for one in own]  # ZeRO-3: this rank's partition
     weights = {one.untyped_storage().data_ptr() for one in shards}
     kept += [one for values in optimizer.state.values() for one in values.values()]
     kept += [

@@ -1,7 +1,7 @@
-"""What is logged of each step: loss, learning rate, tokens per second, MFU, data wait, memory.
+"""The metrics of each step: loss, learning rate, tokens per second, MFU, data wait, memory.
 
-Tokens are those that the model was fed and that are not padding; padding is counted apart. With N
-parameters in matrix products (`flops_per_token`), over the steps since the last line of the log:
+Tokens are the model's inputs without padding, which is counted separately. With N parameters in
+matrix products (`flops_per_token`), over the steps since the last line of the log:
 
     tokens_per_s = tokens of all ranks / seconds of these steps
     mfu = 6 x N x tokens_per_s / (devices x dense bf16 peak of one)
@@ -38,11 +38,11 @@ PEAK_FLOPS = {
 
 
 class Throughput:
-    """Adds up tokens and seconds between two lines of the log.
+    """Accumulates tokens and seconds between two lines of the log.
 
     Args:
-        flops_per_token: Of the forward and backward pass.
-        device: Of this rank.
+        flops_per_token: FLOPs of the forward and backward pass of one token.
+        device: The device of this rank.
         world_size: Number of devices.
     """
 
@@ -55,15 +55,15 @@ class Throughput:
         self._clear()
 
     def start(self) -> None:
-        """Time counts from now on: after the set-up, an evaluation or a save."""
+        """Restarts the clock: after the set-up, an evaluation or a save."""
         self._since = time.perf_counter()
 
     def add(self, tokens: float, padding: float, wait: float) -> None:
         """Adds a completed step.
 
         Args:
-            tokens: Tokens of its global batch that are not padding.
-            padding: Those that are.
+            tokens: Tokens of its global batch, without padding.
+            padding: Padding tokens of its global batch.
             wait: Seconds that the loop waited for its data.
         """
         now = time.perf_counter()
@@ -75,13 +75,13 @@ class Throughput:
         self._wait += wait
 
     def metrics(self) -> dict[str, Any]:
-        """Metrics of the steps since the last call.
+        """Returns the metrics of the steps since the last call, and resets them.
 
         Returns:
-            `tokens_per_s` and `mfu` (None where the device's peak is unknown), see above;
-            `padding`, the share of the positions that is padding; `step_s`, seconds a step;
-            `data_wait_s`, seconds of all these steps in which the loop waited for data;
-            `memory_gb`, the largest allocation of this rank's GPU, or resident size of its process,
+            `tokens_per_s` and `mfu` (None if the device's peak is unknown), see above;
+            `padding`, the share of the positions that is padding; `step_s`, seconds per step;
+            `data_wait_s`, seconds that the loop waited for data in all these steps;
+            `memory_gb`, the peak allocation on this rank's GPU, or resident size of its process,
             so far.
         """
         rate = self._tokens / self._seconds
@@ -109,7 +109,7 @@ class Throughput:
 
 
 def peak_flops(device: torch.device) -> float | None:
-    """The dense bf16 peak of a GPU in FLOP/s; None where it is not known."""
+    """The dense bf16 peak of a GPU in FLOP/s; None if unknown."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -117,18 +117,18 @@ def peak_flops(device: torch.device) -> float | None:
 
 
 def flops_per_token(model: nn.Module) -> float:
-    """Forward and backward FLOPs of one token: 6 a parameter (Kaplan et al. 2020, section 2.1).
+    """Forward and backward FLOPs of one token: 6 per parameter (Kaplan et al. 2020, section 2.1).
 
-    Embeddings that are only looked up take none; one that is also the output layer does. Attention
-    over the context is left out: the documents packed into a sequence do not see each other, so
-    it depends on their lengths. The true utilization is therefore a little higher.
+    Embeddings that are only looked up do not count; one that is also the output layer does.
+    Attention over the context is left out: documents packed into a sequence do not attend to each
+    other, so it depends on their lengths. The true utilization is therefore slightly higher.
     """
     looked_up: set[int] = set()
     others: set[int] = set()
     for module in model.modules():
         into = looked_up if isinstance(module, nn.Embedding) else others
         into.update(id(parameter) for parameter in module.parameters(recurse=False))
-    # Under ZeRO-3 a parameter is a shard here, and its full size stands in ds_numel.
+    # Under ZeRO-3 a parameter is a shard here, and its full size is in ds_numel.
     return 6.0 * sum(
         getattr(parameter, "ds_numel", parameter.numel())
         for parameter in model.parameters()
@@ -138,13 +138,13 @@ def flops_per_token(model: nn.Module) -> float:
 
 @dataclass
 class Progress:
-    """What a run has done so far; saved with every checkpoint.
+    """The progress of a run; saved with every checkpoint.
 
     Attributes:
         step: Completed steps.
         tokens: Tokens fed to the model, without padding.
-        targets: Tokens that loss was taken on.
-        counts: Sums of `MicroBatch.counts` since the phase of the data began.
+        targets: Tokens on which loss was computed.
+        counts: Sums of `MicroBatch.counts` since the current phase of the data began.
     """
 
     step: int = 0
@@ -163,12 +163,12 @@ class StepLog:
 
     Args:
         config: The run.
-        schedule: When a line is logged.
+        schedule: Determines when a line is logged.
         run: The run folder.
         processes: The ranks.
-        tracker: Where the metrics go.
+        tracker: Where the metrics are logged.
         throughput: Turns tokens and time into metrics.
-        nonfinite: What happens at steps that are not finite.
+        nonfinite: Handles steps that are not finite.
     """
 
     def __init__(
@@ -189,10 +189,10 @@ class StepLog:
         Args:
             result: The step.
             data: The statistics of its data over all ranks.
-            progress: Of the run; advanced by this step.
+            progress: That of the run; advanced by this step.
 
         Raises:
-            TrainingError: If loss or gradient are not finite, and the step may not be skipped.
+            TrainingError: If loss or gradient is not finite, and the step may not be skipped.
         """
         metrics = result.read(data.targets)
         if metrics.finite:

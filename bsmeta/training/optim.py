@@ -1,8 +1,8 @@
 """The optimizer, and the learning rate as a function of the step.
 
-The schedule is a pure function of the number of the step: it has no state to save, and a resumed
-run cannot disagree with it. It is applied to the optimizer's groups before each step, under
-DeepSpeed as well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
+The schedule is a pure function of the step number: it has no state to save, and a resumed run
+cannot deviate from it. It is applied to the optimizer's groups before each step, under DeepSpeed
+as well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from torch import nn
 from bsmeta.config.schema import RunConfig
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
-"""What the configuration says of each parameter group."""
+"""The settings of each parameter group that the configuration determines."""
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
+    """Builds AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
 
-    The fused kernel, on a CPU, too: one pass over the weights (7 times as fast there), and the only
-    one that can be told on the device to skip an step.
+    The kernel is fused, also on a CPU: it makes one pass over the weights (7 times as fast there),
+    and is the only kernel that can skip a step without waiting for the device.
     """
     decayed: list[nn.Parameter] = []
     plain: list[nn.Parameter] = []
     for parameter in model.parameters():
         if parameter.requires_grad:
-            # Under ZeRO-3 a parameter is a flat shard here, and its shape stands in ds_shape.
+            # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
             shape = getattr(parameter, "ds_shape", parameter.shape)
             (decayed if len(shape) > 1 else plain).append(parameter)
     groups = [
@@ -50,14 +50,14 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimize
 def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
     """The learning rate of a step.
 
-    A linear warm-up reaches the peak with step `num_warmup_steps`; then the rate stays
-    (`constant`), falls on a line (`linear`) or along half a cosine (`cosine`) and would be at
-    `min_learning_rate_ratio` of the peak one step after the last.
+    A linear warm-up reaches the peak at step `num_warmup_steps`; then the rate stays there
+    (`constant`), or decays linearly (`linear`) or along half a cosine (`cosine`) such that it would
+    reach `min_learning_rate_ratio` of the peak one step after the last.
 
     Args:
         config: The run.
-        max_steps: Steps of the run.
-        step: The number of the step, from 1 to `max_steps`.
+        max_steps: Number of steps of the run.
+        step: The step number, from 1 to `max_steps`.
     """
     if step <= config.num_warmup_steps:
         return config.learning_rate * step / config.num_warmup_steps
@@ -76,7 +76,7 @@ def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
 def own_settings(optimizer: Any) -> Iterator[None]:
     """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
 
-    A saved state brings its own along: a changed `weight_decay` would be ignored.
+    A saved state contains its own settings: a changed `weight_decay` would be ignored.
     """
     own = [{name: group[name] for name in SETTINGS} for group in optimizer.param_groups]
     yield

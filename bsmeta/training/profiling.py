@@ -1,7 +1,7 @@
-"""`profile=true`: a trace of some updates by torch's profiler, to be opened in a browser.
+"""`profile=true`: a trace of some steps by torch's profiler, to be opened in a browser.
 
 Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …` after
-what the loop does.
+the phases of the loop.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ FOLDER = "profile"
 
 
 class Profile:
-    """Records the updates `first` to `last`; does nothing where it is off.
+    """Records a trace of the steps `first` to `last`; does nothing if it is off.
 
     Args:
-        steps: First and last update, or None: off.
+        steps: First and last step, or None: off.
         folder: The run folder; each rank writes `profile/steps-{first}-{last}-rank{r}.json` there.
-        rank: This process.
+        rank: The rank of this process.
     """
 
     def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
@@ -36,7 +36,7 @@ class Profile:
         return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
 
     def before(self, step: int) -> None:
-        """To be called before each update."""
+        """To be called before each step."""
         if self._steps is not None and self._running is None and step == self._steps[0]:
             activities = [ProfilerActivity.CPU]
             if torch.cuda.is_available():
@@ -45,12 +45,12 @@ class Profile:
             self._running.start()
 
     def after(self, step: int) -> None:
-        """To be called after each update."""
+        """To be called after each step."""
         if self._steps is not None and step == self._steps[1]:
             self.stop()
 
     def stop(self) -> None:
-        """Writes what was recorded, also where the run ends before the last of its updates."""
+        """Writes the trace, even if the run ends before the last step to record."""
         if self._running is None or self._steps is None:
             return
         running, self._running = self._running, None

@@ -1,4 +1,4 @@
-"""The random generators of a process: taken for a checkpoint, and set again from one."""
+"""The random number generators of a process: captured for a checkpoint and restored from one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bsmeta.config.errors import CheckpointError
 
 
 def capture() -> dict[str, Any]:
-    """The states of Python's, numpy's and torch's generators (CPU and GPUs), in plain types."""
+    """Captures the states of Python's, numpy's and torch's generators (CPU and GPUs)."""
     python = random.getstate()
     kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     return {
@@ -25,22 +25,22 @@ def capture() -> dict[str, Any]:
 
 
 def write(states: dict[str, Any], folder: Path, rank: int) -> None:
-    """Writes the states of one rank into a checkpoint."""
+    """Writes the states of one rank to a checkpoint."""
     torch.save(states, _file(folder, rank))
 
 
 def restore(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
-    """Sets the generators from a checkpoint.
+    """Restores the generators from a checkpoint.
 
     Args:
         folder: The checkpoint.
-        rank: This process.
-        saved_ranks: Number of ranks that the checkpoint was saved by. A rank beyond them has no
-            states of its own and seeds its generators: its dropout is new, its data is not.
-        seed: What it seeds them with.
+        rank: The rank of this process.
+        saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
+            states and seeds its generators: its dropout is new, its data is not.
+        seed: The seed for such a rank.
 
     Raises:
-        CheckpointError: If the file of a rank that the checkpoint was saved by is missing.
+        CheckpointError: If the file of a rank that saved the checkpoint is missing.
     """
     if rank >= saved_ranks:
         torch.manual_seed(seed)
