@@ -82,7 +82,7 @@ def _upload(folder: Path, repository: str, timeout_s: float) -> str:
 
 
 def main(folder: str, repository: str) -> int:
-    """Runs in the upload process: creates the repository, uploads, and prints an error to stderr."""
+    """Runs in the upload process: creates the repository and uploads; prints errors to stderr."""
     from huggingface_hub import HfApi
 
     api = HfApi()  # reads HF_ENDPOINT and HF_TOKEN itself

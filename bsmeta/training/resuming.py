@@ -1,8 +1,8 @@
-"""Resuming: which checkpoint, whether this launch can read it, and its conversion where needed.
+"""Resuming: chooses the checkpoint, checks that this launch can load it, converts it if needed.
 
-Plain torch state belongs to no number of processes. DeepSpeed cuts optimizer states (in ZeRO-3 also
-weights) for the ranks that saved them; for another number of ranks rank 0 converts them into
-DeepSpeed's universal format, in a folder that goes when the run has read it.
+Plain torch state does not depend on the number of processes. DeepSpeed partitions optimizer states
+(in ZeRO-3 also weights) among the ranks that save them; for another number of ranks, rank 0
+converts them to DeepSpeed's universal format, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ from bsmeta.training.engines import PlainEngine, engine_name
 logger = logging.getLogger(__name__)
 
 _TAG = "pytorch_model"
-# Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
 _UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
-"""Keys that say how a process starts, not how the run trains."""
+"""Keys that affect how a process starts, not how the run trains."""
 
+# Set by the launcher for this rank; a converter that sees them would wait for the other ranks.
 _LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
 class Resume:
-    """What a run goes on from.
+    """The point that a run resumes from.
 
     Attributes:
         saved: The checkpoint.
-        changed: The keys whose values differ from those that the checkpoint was saved with: the
-            value then, and now. The run continues with those of now.
-        converted: Its weights and optimizer, where they were converted for this launch.
+        changed: The keys whose values differ from the checkpoint's: the old and the new value. The
+            run continues with the new ones.
+        converted: Its weights and optimizer, if they were converted for this launch.
     """
 
     saved: Checkpoint
@@ -63,7 +63,7 @@ class Resume:
     converted: Path | None = None
 
     def release(self, processes: Processes) -> None:
-        """Removes what was converted, once all ranks have read it."""
+        """Removes the converted state, once all ranks have read it."""
         folder = self.converted
         if folder is not None:
             processes.barrier()
@@ -73,10 +73,12 @@ class Resume:
 def resume_point(
     config: RunConfig, max_steps: int, accelerator: Accelerator, processes: Processes, out_dir: Path
 ) -> Resume | None:
-    """Finds the checkpoint and makes it readable, before the engine is made; all ranks call it.
+    """Finds the checkpoint and converts it if needed, before the engine is created.
+
+    All ranks call it.
 
     Raises:
-        ConfigurationError: If this launch cannot go on with the run.
+        ConfigurationError: If this launch cannot continue the run.
         CheckpointError: If every checkpoint is damaged, or the conversion fails.
     """
     if config.resume_from_checkpoint_dir is None:
@@ -91,7 +93,7 @@ def resume_point(
     changed = changed_settings(saved, config)
     if is_readable(state, processes.size):
         return Resume(saved, changed)
-    # The name of an interrupted save: the next start removes it, should this run be killed.
+    # Named like an interrupted save, so that the next start removes it if this run is killed.
     folder = out_dir / f"tmp-{saved.folder.name}-universal"
     processes.on_main(lambda: convert(saved, folder))
     plugin = accelerator.state.deepspeed_plugin
@@ -100,14 +102,14 @@ def resume_point(
 
 
 def is_readable(state: dict[str, Any], world_size: int) -> bool:
-    """Whether a checkpoint with this trainer state can be loaded as it was saved."""
+    """Whether a checkpoint with this trainer state can be loaded without conversion."""
     return state["engine"] == PlainEngine.name or bool(state["world_size"] == world_size)
 
 
 def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:
-    """The newest whole checkpoint up to a step that can be loaded as it was saved.
+    """Finds the newest intact checkpoint up to a step that can be loaded without conversion.
 
-    Every rank calls it and gets the same.
+    Every rank calls it and gets the same result.
     """
     past = [saved for saved in list_checkpoints(out_dir) if saved.step <= step]
     newest, _ = newest_whole([saved for saved in past if _may_load(saved, processes)], processes)
@@ -122,7 +124,7 @@ def _may_load(saved: Checkpoint, processes: Processes) -> bool:
 
 
 def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any]]:
-    """The keys, with both values, in which the configuration differs from the checkpoint's."""
+    """Returns the keys that differ from the checkpoint's configuration, with both values."""
     then = yaml.safe_load((saved.folder / CONFIG).read_text())
     now = yaml.safe_load(to_yaml(config))
     found = differences("", then, now)
@@ -130,7 +132,7 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
 
 
 def log_changes(resume: Resume) -> None:
-    """Logs which settings differ from those of the checkpoint."""
+    """Logs the settings that differ from those of the checkpoint."""
     if resume.changed:
         lines = [f"  {key}: {old} -> {new}" for key, (old, new) in resume.changed.items()]
         logger.warning(
@@ -141,7 +143,7 @@ def log_changes(resume: Resume) -> None:
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
-    """Refuses a launch under which the run would not be the same run.
+    """Refuses a launch that would not continue the same run.
 
     Args:
         saved: The checkpoint.
@@ -150,7 +152,7 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
         plan: The batch of this launch.
 
     Raises:
-        ConfigurationError: If engine or global batch differ.
+        ConfigurationError: If the engine or the global batch differs.
     """
     if state["engine"] != engine:
         raise ConfigurationError(
@@ -169,7 +171,7 @@ def check_steps(saved: Checkpoint, max_steps: int) -> None:
     """Refuses a run that would have to end before the step that it resumes from.
 
     Raises:
-        ConfigurationError: If the checkpoint is of a later step than the last.
+        ConfigurationError: If the checkpoint's step is after the last step of the run.
     """
     if saved.step > max_steps:
         raise ConfigurationError(
@@ -180,7 +182,7 @@ def check_steps(saved: Checkpoint, max_steps: int) -> None:
 
 
 def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
-    """The shape of each parameter, also where ZeRO-3 has partitioned it."""
+    """The full shape of each parameter, even if ZeRO-3 has partitioned it."""
     return {
         name: list(getattr(parameter, "ds_shape", parameter.shape))
         for name, parameter in model.named_parameters()
@@ -190,10 +192,10 @@ def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
 def check_same_model(
     saved: Checkpoint, saved_shapes: dict[str, list[int]], shapes: dict[str, list[int]]
 ) -> None:
-    """Refuses a checkpoint of a model of another shape.
+    """Refuses a checkpoint of a model with different shapes.
 
     Raises:
-        ConfigurationError: Naming some parameters that differ.
+        ConfigurationError: With some of the parameters that differ.
     """
     lines = list(differing("", saved_shapes, shapes, "in the checkpoint"))
     if lines:
@@ -207,13 +209,13 @@ def check_same_model(
 
 
 def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
-    """Refuses ranks that would train on different data; all ranks call it with theirs.
+    """Refuses ranks that would train on different data; each rank passes its own fingerprint.
 
-    A branch on the Hub may move, or a file may change, between the moments in which two ranks look;
-    a machine may lack the held-out file.
+    A branch on the Hub may move, or a file may change, between the reads of two ranks; a machine
+    may lack the held-out file.
 
     Raises:
-        ConfigurationError: Naming the first rank that differs from rank 0, and in what.
+        ConfigurationError: With the first rank that differs from rank 0, and the differences.
     """
     first, *others = processes.gather(fingerprint)
     for rank, other in enumerate(others, start=1):
@@ -227,10 +229,10 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
 
 
 def convert(saved: Checkpoint, folder: Path) -> None:
-    """Writes DeepSpeed's universal form of a checkpoint into `folder` (rank 0).
+    """Converts a checkpoint to DeepSpeed's universal format, in `folder` (rank 0).
 
     Raises:
-        CheckpointError: If there is no room for it, or DeepSpeed cannot convert it.
+        CheckpointError: If there is not enough disk space, or DeepSpeed cannot convert it.
     """
     check_room(folder.parent, like=saved)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,7 +1,8 @@
-"""Which checkpoints stay: the last k, every n-th, the best one, and those that a person marked.
+"""Retention: keeps the last k checkpoints, every n-th, the best, and those marked by the user.
 
-Called on rank 0 after a checkpoint is committed, so that there is always a whole one. Only whole
-checkpoints count among the last k, or damaged ones would push out those that a run can resume from.
+Called on rank 0 after a checkpoint is committed, so that there is always an intact one. Only intact
+checkpoints count among the last k; otherwise damaged ones would displace those that a run can
+resume from.
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from bsmeta.training.distributed import ALONE
 logger = logging.getLogger(__name__)
 
 KEEP = "KEEP"
-"""A file of this name in a checkpoint keeps it for good."""
+"""A checkpoint that contains a file of this name is never deleted."""
 
-# Of each file of a checkpoint: path, size and time of the last change (ns).
+# For each file of a checkpoint: path, size and time of the last modification (ns).
 Stamps = list[tuple[str, int, int]]
 
 
 class Retention:
     """Deletes the old checkpoints of a run (rank 0).
 
-    A checkpoint that this process has not written is read and verified once; later only sizes and
-    times of its files are compared.
+    A checkpoint that this process did not write is read and verified once; after that, only the
+    sizes and modification times of its files are compared.
     """
 
     def __init__(self, out_dir: Path, config: RunConfig) -> None:
@@ -43,15 +44,15 @@ class Retention:
         self._resumed_from: Path | None = None
 
     def protect(self, resumed_from: Checkpoint) -> None:
-        """Keeps the checkpoint that the run resumed from, as long as this process runs."""
+        """Keeps the checkpoint that the run resumed from, for as long as this process runs."""
         self._resumed_from = resumed_from.folder.resolve()
 
     def prune(self, written: Checkpoint) -> None:
-        """Deletes the checkpoints that nothing keeps; a deletion that fails is a warning.
+        """Deletes the checkpoints that no rule keeps; a failed deletion only logs a warning.
 
         Args:
-            written: The checkpoint that was committed just now, and so is whole. Those of later
-                steps are not of this run's past, and stay as they are.
+            written: The checkpoint that was just committed, and so is intact. Those of later steps
+                do not belong to this run's past, and are left alone.
         """
         self._verified[written.folder] = (_stamps(written.folder), True)
         past = [one for one in list_checkpoints(self._out_dir) if one.step <= written.step]
@@ -61,7 +62,7 @@ class Retention:
                 _delete(old)
 
     def best(self) -> Checkpoint | None:
-        """The best whole checkpoint by `keep_best_by`, where there is one."""
+        """The best intact checkpoint by `keep_best_by`, if there is one."""
         return best_of(list_checkpoints(self._out_dir), self._config.keep_best_by, self._is_whole)
 
     def _is_whole(self, checkpoint: Checkpoint) -> bool:
@@ -71,7 +72,7 @@ class Retention:
             if known is not None and known[0] == stamps:
                 return known[1]
             faults = problems(checkpoint, ALONE)
-        except OSError as error:  # it is being deleted or changed right now
+        except OSError as error:  # it is being deleted or changed concurrently
             logger.warning("%s could not be verified: %s", checkpoint.folder, error)
             return False
         if faults:
@@ -92,7 +93,7 @@ def _stamps(folder: Path) -> Stamps:
 def _delete(checkpoint: Checkpoint) -> None:
     folder = checkpoint.folder
     try:
-        # Out of the list first: a deletion that is interrupted leaves no damaged checkpoint.
+        # Renamed first, so that an interrupted deletion leaves no damaged checkpoint in the list.
         doomed = folder.with_name(f"tmp-{folder.name}-deleted")
         folder.rename(doomed)
         shutil.rmtree(doomed)
@@ -103,16 +104,16 @@ def _delete(checkpoint: Checkpoint) -> None:
 def to_keep(
     checkpoints: list[Checkpoint], config: RunConfig, is_whole: Callable[[Checkpoint], bool]
 ) -> set[Checkpoint]:
-    """Those of a run's checkpoints that stay.
+    """Selects the checkpoints of a run that are kept.
 
     Args:
         checkpoints: Oldest first.
         config: The run.
-        is_whole: Whether a checkpoint is whole; asked of as few as possible, because it may have
-            to read them.
+        is_whole: Whether a checkpoint is intact; called for as few as possible, because it may
+            have to read them.
 
     Returns:
-        The last whole ones with all that is newer than they are, and what the other keys keep.
+        The last intact checkpoints, all that are newer, and those that the other keys keep.
     """
     if config.keep_last_checkpoints == 0:
         return set(checkpoints)
@@ -130,9 +131,9 @@ def to_keep(
 def best_of(
     checkpoints: list[Checkpoint], name: str | None, is_whole: Callable[[Checkpoint], bool]
 ) -> Checkpoint | None:
-    """The whole checkpoint whose evaluation has the best value of a metric; the first of equals.
+    """Finds the intact checkpoint with the best value of a metric; on a tie, the first.
 
-    None where no checkpoint has a finite value of it.
+    Returns None if no checkpoint has a finite value of it.
     """
     measured = [(value, saved) for saved in checkpoints for value in _cost(saved, name)]
     ranked = sorted(measured, key=lambda pair: pair[0])
@@ -140,7 +141,7 @@ def best_of(
 
 
 def _cost(saved: Checkpoint, name: str | None) -> list[float]:
-    """A metric of the evaluation at a checkpoint's step, with the sign that makes less better."""
+    """A metric of the evaluation at a checkpoint's step, negated if higher values are better."""
     try:
         metrics = json.loads((saved.folder / STATE).read_text())["evaluation"]
         values = [
@@ -157,7 +158,7 @@ def check_metric(name: str | None, metrics: list[Metric]) -> None:
     """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction.
 
     Raises:
-        ConfigurationError: With the names that there are.
+        ConfigurationError: With the available names.
     """
     names = sorted(metric.name for metric in metrics if metric.better is not None)
     if name is not None and name not in names:

@@ -1,4 +1,4 @@
-"""A run from its folder to its exit code: what `train.py` calls after all checks."""
+"""A run, from opening its folder to its exit code; `train.py` calls it after all checks."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ logger = logging.getLogger(__name__)
 def run(
     config: RunConfig, task: Task, deepspeed_config: dict[str, Any] | None, stop: StopRequest
 ) -> int:
-    """Trains, leaves `status.json` behind, and returns the exit code (0 done, 75 preempted).
+    """Trains, writes `status.json`, and returns the exit code (0 done, 75 preempted).
 
     Args:
         config: The run.
-        task: What is trained.
+        task: The task to train.
         deepspeed_config: Without any `"auto"`, or None for plain training.
-        stop: Installed.
+        stop: The stop request, already installed.
 
     Raises:
-        UserError: If the folder, the data or the launch is not what the configuration says.
-        CheckpointError: If there is no whole checkpoint to resume from, but a damaged one.
-        TrainingError: If the run diverged, or a process of it is gone.
+        UserError: If the folder, the data or the launch does not match the configuration.
+        CheckpointError: If all checkpoints to resume from are damaged.
+        TrainingError: If the run diverged, or one of its processes died.
     """
     try:
         accelerator = start(config, deepspeed_config)
@@ -103,18 +103,18 @@ def _train(
 
 
 def _part(accelerator: Accelerator, processes: Processes) -> None:
-    """Takes the process group down, but for Gloo's, which goes with the process.
+    """Destroys the process group, except Gloo's, which ends with the process.
 
-    Gloo's destructor waits for its threads without letting go of the interpreter's lock, for which
-    one of them may be waiting (pytorch issue 56297; seen on a busy machine with torch 2.13: a run
-    that had done all its work and never ended).
+    Gloo's destructor waits for its threads while holding the GIL, which one of them may be waiting
+    for (pytorch issue 56297; seen on a busy machine with torch 2.13: a run that had done all its
+    work never ended).
     """
     if processes.device.type != "cpu":
         accelerator.end_training()
 
 
 def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
-    """Leaves the status where a signal ends the start, perhaps because another rank has failed."""
+    """Writes the status when a signal ends the start, perhaps because another rank has failed."""
     failure = watchdog.reported()
     if watchdog.speaks():
         if failure is None:

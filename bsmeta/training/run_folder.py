@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 METRICS = "metrics.jsonl"
 STATUS = "status.json"
-MARK = ".bsmeta-run"  # in every folder that a run has made; only such a folder is ever emptied
+MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
@@ -30,13 +30,13 @@ _OF_REFUSED_STARTS = {_LOCK, STATUS}
 def write_status(
     out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
 ) -> None:
-    """Writes `status.json` atomically: what a launch script reads to decide about requeueing.
+    """Writes `status.json` atomically; a launch script reads it to decide about requeueing.
 
     Args:
         out_dir: The run folder.
         state: `running`, `done`, `preempted` or `failed`.
-        step: The last completed update.
-        exit_code: What the process exits with; None while it runs.
+        step: The last completed step.
+        exit_code: The exit code of the process; None while it runs.
         message: Why it failed.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
@@ -47,11 +47,10 @@ def write_status(
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
-    """Writes into `status.json` that a run was refused before it began (exit code 2).
+    """Records in `status.json` that a run was refused before it began (exit code 2).
 
-    Otherwise the status of an earlier run would be read as that of this one. What must not change
-    is left alone: a finished run, a run that is in progress in the folder, and a folder that no run
-    has made.
+    Otherwise the status of an earlier run would be mistaken for that of this one. A finished run, a
+    run in progress in the folder, and a folder that no run created are left unchanged.
     """
     _write_of_start(out_dir, lambda: write_status(out_dir, "failed", 0, EXIT_USER_ERROR, message))
 
@@ -70,15 +69,15 @@ def _write_of_start(out_dir: Path, write: Callable[[], None]) -> None:
 
 
 def write_early_stop(out_dir: Path, name: str) -> None:
-    """Writes into `status.json` that a signal ended a run before it had taken its folder.
+    """Records in `status.json` that a signal ended a run before it had locked its folder.
 
-    What `write_refusal` leaves alone is left alone here, too.
+    What `write_refusal` leaves unchanged is left unchanged here as well.
     """
     _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
 
 
 def write_stopped_start(out_dir: Path, name: str) -> None:
-    """Writes into `status.json` that a signal ended a run before its first step (exit code 75)."""
+    """Records in `status.json` that a signal ended a run before its first step (exit code 75)."""
     checkpoints = checkpoint.list_checkpoints(out_dir)
     step = checkpoints[-1].step if checkpoints else 0
     message = f"stopped by {name} before the first step of this start"
@@ -86,19 +85,19 @@ def write_stopped_start(out_dir: Path, name: str) -> None:
 
 
 class RunFolder:
-    """The folder of one run; opened by rank 0 alone, and held until the process ends."""
+    """The folder of one run; opened by rank 0 only, and locked until the process ends."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = FileLock(path / _LOCK)
 
     def open(self, config: Any, *, resume: bool, overwrite: bool) -> None:
-        """Takes the folder for this run.
+        """Locks the folder for this run.
 
         Raises:
-            ConfigurationError: If another run holds it, if it holds files that are of no run, if an
-                earlier run lies in it and this one neither resumes nor may overwrite it, or if it
-                cannot be written.
+            ConfigurationError: If another run has locked it, if it holds files that belong to no
+                run, if it holds an earlier run that this one neither resumes nor may overwrite, or
+                if it is not writable.
         """
         try:
             self._take(resume=resume, overwrite=overwrite)
@@ -142,10 +141,9 @@ class RunFolder:
             self._empty()
 
     def begin(self, config: Any, step: int) -> None:
-        """Makes the folder that of a run which continues after `step`, with this configuration.
+        """Prepares the folder for a run that continues after `step`, with this configuration.
 
-        Called when nothing can refuse the run any more: until then the folder is as the earlier run
-        left it.
+        Called after all checks: until then the folder remains as the earlier run left it.
         """
         checkpoint.set_aside_newer(self.path, step)
         self._cut_logs(step)
@@ -157,7 +155,7 @@ class RunFolder:
         os.replace(temporary, self.path / CONFIG)
 
     def _cut_logs(self, step: int) -> None:
-        """Drops what was logged after `step`: those updates are made again."""
+        """Drops what was logged after `step`, because those steps are repeated."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():
                 kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
@@ -183,17 +181,17 @@ class RunFolder:
 
 
 def _foreign(out_dir: Path) -> list[str]:
-    """What a folder holds that no run has made; nothing for a run's, an empty or an absent one.
+    """Lists the entries of a folder that no run created; empty for a run folder or a missing one.
 
     Raises:
-        OSError: If it cannot be read.
+        OSError: If the folder cannot be read.
     """
     names = {entry.name for entry in out_dir.iterdir()} if out_dir.exists() else set()
     return [] if MARK in names else sorted(names - _OF_REFUSED_STARTS)
 
 
 def _state(out_dir: Path) -> str | None:
-    """The state in `status.json`; None where there is none that can be read."""
+    """The state in `status.json`; None if it is missing or unreadable."""
     try:
         return json.loads((out_dir / STATUS).read_text())["state"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -206,7 +204,7 @@ def _listed(names: list[str], limit: int = 3) -> str:
 
 
 class LineLog:
-    """A JSON-lines file, one flushed line a call, so that a killed process loses no line."""
+    """A JSON-lines file, flushed after every line, so that a killed process loses no line."""
 
     def __init__(self, file: Path) -> None:
         self._stream: TextIO = file.open("a")
@@ -220,8 +218,8 @@ class LineLog:
 
 
 def _is_before(line: str, step: int) -> bool:
-    """Whether a logged line is whole and belongs to an update up to `step`."""
+    """Whether a logged line is complete and belongs to a step up to `step`."""
     try:
         return int(json.loads(line)["step"]) <= step
     except (ValueError, KeyError, TypeError):
-        return False  # the last line of a killed process may be cut
+        return False  # the last line of a killed process may be truncated

@@ -1,8 +1,8 @@
-"""Saves: what goes into a checkpoint, and when it is written (at once, or beside the loop).
+"""Saves: what goes into a checkpoint, and whether it is written synchronously or asynchronously.
 
-Beside the loop (`async_save`), rank 0 copies weights and optimizer into main memory and a thread
-writes the copy while training goes on. Only one save is open at a time. DeepSpeed's ranks write
-their own parts together, so there every save is written at once.
+In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory and a
+thread writes the copy while training continues. Only one save is in progress at a time. Under
+DeepSpeed, the ranks write their own partitions together, so every save is synchronous.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Saved:
     """A committed checkpoint.
 
     Attributes:
-        step: The update that it was taken after.
-        name: Its folder.
+        step: The step after which it was saved.
+        name: The name of its folder.
         seconds: How long it took to write.
         loop_seconds: How long the loop waited for it.
     """
@@ -70,15 +70,15 @@ class Saver:
         self._failure: Exception | None = None
 
     def save(self, step: int, state: dict[str, Any], data: dict[str, Any]) -> None:
-        """Saves the run as it is now.
+        """Saves the current state of the run.
 
         Args:
-            step: Completed updates.
+            step: Completed steps.
             state: For `trainer_state.json`.
             data: For `data_state.json`.
 
         Raises:
-            CheckpointError: If the disk has no room for it; the checkpoint before stays.
+            CheckpointError: If there is not enough disk space; the previous checkpoint is kept.
         """
         began = time.perf_counter()
         self.finish()
@@ -90,11 +90,11 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether a save beside the loop has failed (rank 0); `finish` raises why."""
+        """Whether an asynchronous save has failed (rank 0); `finish` raises its error."""
         return self._failure is not None
 
     def finish(self) -> None:
-        """Waits for the save that is being written; raises what ended it, on every rank."""
+        """Waits for the save in progress; raises its error, if any, on every rank."""
         self._processes.on_main(self._finish)
 
     def _finish(self) -> None:
@@ -103,17 +103,17 @@ class Saver:
             raise self._failure
 
     def settle(self) -> None:
-        """Waits for the save that is being written, whatever becomes of it (this rank alone)."""
+        """Waits for the save in progress, whether or not it succeeds (this rank only)."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
     def finished(self) -> list[Saved]:
-        """The saves that were committed since the last call (rank 0)."""
+        """Returns the saves that were committed since the last call (rank 0)."""
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def export(self, folder: Path) -> None:
-        """Replaces `folder` by the model as it is now, with its manifest; all ranks call it."""
+        """Replaces `folder` with the current model and its manifest; all ranks call it."""
         if not isinstance(self._task, Exports):
             return
         temporary = folder.with_name(f".tmp-{folder.name}")
@@ -128,7 +128,7 @@ class Saver:
         self._processes.on_main(replace)
 
     def _write_model(self, folder: Path) -> None:
-        """Writes the model for `from_pretrained`; every rank helps to gather the weights."""
+        """Writes the model for `from_pretrained`; all ranks take part in gathering the weights."""
         weights = self._engine.weights()
         self._processes.on_main(lambda: self._export(weights, folder))
 
@@ -183,12 +183,12 @@ class Saver:
                 self._write_json(writer, state, data)
                 name = writer.commit().folder.name
                 self._committed(Saved(step, name, time.perf_counter() - began, waited))
-            except Exception as error:  # raised by the loop, which asks for it
+            except Exception as error:  # the loop checks for it and raises it
                 if folder is not None:
                     shutil.rmtree(folder, ignore_errors=True)
                 self._failure = explained(error, self._out_dir)
 
-        # Not a daemon: a run that fails for another reason still completes this checkpoint.
+        # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
         self._thread = threading.Thread(target=write, name="checkpoint writer")
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""The length and the intervals of a run, all in steps, before anything starts."""
+"""The length and the intervals of a run, all in steps, fixed before it starts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class Schedule:
     """When a run ends, logs, evaluates and saves.
 
     Attributes:
-        max_steps: Steps of the run.
-        logging_steps: A line in the log every so many steps.
-        eval_steps: An evaluation every so many; 0: none.
-        save_steps: A checkpoint every so many; 0: only at the end.
-        extra_steps: Further steps to evaluate and save at.
+        max_steps: Number of steps of the run.
+        logging_steps: Steps between two lines of the log.
+        eval_steps: Steps between two evaluations; 0: none.
+        save_steps: Steps between two checkpoints; 0: only one at the end.
+        extra_steps: Further steps at which to evaluate and save.
     """
 
     max_steps: int
@@ -28,15 +28,15 @@ class Schedule:
 
     @classmethod
     def of(cls, config: RunConfig, steps_per_epoch: int | None = None) -> Schedule:
-        """The schedule of a run.
+        """Creates the schedule of a run.
 
         Args:
             config: The run.
             steps_per_epoch: Steps that train on every row once; None: the task has no epochs.
 
         Raises:
-            ConfigurationError: If something is asked for at a step after the last one, or per
-                epoch of a task that has none.
+            ConfigurationError: If an extra step is after the last step, or an interval is given
+                per epoch and the task has no epochs.
         """
         max_steps = config.max_train_steps
         if config.num_train_epochs is not None:
@@ -64,13 +64,13 @@ class Schedule:
         return step % self.logging_steps == 0 or step == self.max_steps
 
     def evaluates(self, step: int) -> bool:
-        """Whether the model is evaluated after a step; after the last one if it ever is."""
+        """Whether the model is evaluated after a step; with `eval_steps`, also after the last."""
         if self.eval_steps and (step % self.eval_steps == 0 or step == self.max_steps):
             return True
         return step in self.extra_steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is written after a step (after the last one it always is)."""
+        """Whether a checkpoint is due after a step (after the last one it is always written)."""
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps
