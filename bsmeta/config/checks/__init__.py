@@ -1,9 +1,9 @@
-"""Hydra × DeepSpeed × launch: every disagreement is found before anything is loaded.
+"""Checks Hydra, the DeepSpeed JSON and the launch against each other before anything is loaded.
 
 Hydra owns every value. The DeepSpeed JSON may say `"auto"` or the same value; a key that DeepSpeed
-would fill in silently must be there. The launch (`accelerate launch`'s file or environment) must
-agree as well. `check_run` lists all that is wrong at once, and otherwise gives the launch, and the
-DeepSpeed configuration with every value filled in.
+would fill in silently must be present. The launch (`accelerate launch`'s file or environment) must
+agree as well. `check_run` reports all problems at once; if there are none, it returns the launch
+and the DeepSpeed configuration with every value filled in.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ __all__ = ["CheckedRun", "Problem", "check", "check_run"]
 
 @dataclass(frozen=True, kw_only=True)
 class CheckedRun:
-    """What is known once nothing is wrong."""
+    """The launch and the DeepSpeed configuration of a run that has passed all checks."""
 
     launch: Launch
-    # Without "auto" and without optimizer and scheduler, which the trainer makes itself; None
+    # Without "auto" and without optimizer and scheduler, which the trainer builds itself; None
     # without DeepSpeed.
     deepspeed_config: dict[str, Any] | None
 
@@ -45,14 +45,14 @@ def check_run(
     mistakes: Sequence[Problem] = (),
     overridden: Collection[str] = (),
 ) -> CheckedRun:
-    """Compares the configuration with itself, with this launch and with the DeepSpeed JSON.
+    """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
     Args:
         config: The run.
         environ: The environment variables of this process.
-        tasks: What `task` may name.
-        mistakes: What was found wrong before; reported along with the rest.
-        overridden: The keys of the command line.
+        tasks: The tasks that `task` may name.
+        mistakes: Problems found earlier; reported along with the rest.
+        overridden: The keys set on the command line.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
@@ -74,7 +74,7 @@ def check(
     mistakes: Sequence[Problem | str] = (),
     overridden: Collection[str] = (),
 ) -> CheckedRun:
-    """The same for a launch that was read, or made up.
+    """Runs the checks of `check_run` for a given launch.
 
     Raises:
         ConfigurationError: Listing every problem with its key, file, both values and the fix.
@@ -99,6 +99,6 @@ def check(
 def _own_problems(
     config: RunConfig, entry: TaskEntry, overridden: Collection[str]
 ) -> list[Problem]:
-    """What is wrong whatever the launch says."""
+    """The problems that do not depend on the launch."""
     own = entry.value_problems(config, overridden)
     return [*value_problems(config), *own, *folder_problems(config)]

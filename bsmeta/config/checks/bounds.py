@@ -1,4 +1,4 @@
-"""Choices and bounds of single keys, for every schema, from what `key(...)` says of them."""
+"""Checks the choices and bounds that `key(...)` declares for single keys, for every schema."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class _Refused:
 
 
 def bound_problems(section: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yields the keys of one section (not of those inside it) that have a value out of bounds.
+    """Yields a problem for each key of a section (nested ones excluded) that is out of bounds.
 
     Args:
         section: A dataclass of `key(...)` fields.
-        prefix: Stands before the names of its keys: `data_config.`.
+        prefix: Prepended to the names of its keys, such as `data_config.`.
     """
     for one in _refused(section):
         name = f"{prefix}{one.name}"
@@ -34,12 +34,12 @@ def bound_problems(section: Any, prefix: str = "") -> Iterator[Problem]:
 
 
 def bound_lines(section: Any) -> list[str]:
-    """The same in one line each, for programs that do not train."""
+    """One line for each key that is out of bounds, for programs that do not train."""
     return [f"{one.name}={one.value}: expected {one.expected}" for one in _refused(section)]
 
 
 def refuse_out_of_bounds(section: Any) -> None:
-    """Refuses a configuration with a value out of bounds.
+    """Raises an error if a value is out of bounds.
 
     Raises:
         ConfigurationError: Listing the keys and what was expected.
@@ -50,7 +50,7 @@ def refuse_out_of_bounds(section: Any) -> None:
 
 
 def _refused(section: Any) -> Iterator[_Refused]:
-    """Choices first, then numbers, each in the order of the schema."""
+    """Yields invalid choices first, then numbers out of bounds, each in schema order."""
     described = {
         field.name: values_of(field)
         for field in fields(section)
@@ -82,7 +82,7 @@ def _not_a_choice(name: str, value: Any, choices: tuple[str, ...]) -> _Refused:
 
 
 def _expected(value: Any, values: Values) -> str | None:
-    """What a number that is out of bounds should be; also for one that is not a number (NaN)."""
+    """The bound that a number (or NaN) violates, as text; None if it is within bounds."""
     if values.at_least is not None and not value >= values.at_least:
         return f"{values.at_least} or more"
     if values.at_most is not None and not value <= values.at_most:

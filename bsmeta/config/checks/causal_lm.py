@@ -1,4 +1,4 @@
-"""What only `task=causal_lm` can have wrong: shards, streams, metadata, model, held-out file."""
+"""Checks specific to `task=causal_lm`: shards, streams, metadata, model, held-out file."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ METRICS = (
         "mean_document_difference", "mean_document_difference_low",
         "mean_document_difference_high", "sign_test_p",
     )  # fmt: skip
-"""What an evaluation during training measures."""
+"""The metrics of an evaluation during training."""
 
 
 def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
-    """Yields what is wrong whatever the launch says.
+    """Yields problems that do not depend on the launch.
 
     Args:
         config: The run.
-        overridden: The keys of the command line.
+        overridden: The keys set on the command line.
     """
     yield from model_name_problems(config, overridden)
     data = config.data_config
@@ -40,7 +40,7 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
 def start_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields what does not fit this start.
+    """Yields problems that depend on the launch or the DeepSpeed JSON.
 
     Args:
         config: The run.
@@ -53,7 +53,7 @@ def start_problems(
 
 
 def _streams(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
-    """Every loader worker of every process owns the same number of streams."""
+    """Yields a problem unless every loader worker of every process gets equally many streams."""
     streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
     readers = launch.num_processes * workers
     if streams >= 1 and streams % readers:
@@ -69,7 +69,7 @@ def _streams(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
 
 
 def _held_out(config: CausalLMConfig) -> Iterator[Problem]:
-    """What is asked of an evaluation that there is no data for."""
+    """Yields the keys that need an evaluation although there is no held-out file."""
     best = config.keep_best_by if config.eval_steps else None
     asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
     for key, value in asked.items():

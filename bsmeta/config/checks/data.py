@@ -1,4 +1,4 @@
-"""Values of `data_config` that no data can make right; also for entry points that do not train."""
+"""Checks of `data_config` that read no data; also for entry points that do not train."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 
 
 def check_data(config: DataConfig) -> None:
-    """Refuses values that no data can make right.
+    """Raises an error for values that are wrong whatever the data.
 
     Raises:
         ConfigurationError: Listing all of them.
@@ -20,7 +20,7 @@ def check_data(config: DataConfig) -> None:
 
 
 def data_problems(config: DataConfig) -> Iterator[Problem]:
-    """Yields what is wrong with single values, and with values together."""
+    """Yields invalid values and invalid combinations of values."""
     yield from bound_problems(config, "data_config.")
     if config.dataset_revision is not None and not any(map(_takes_revision, _entries(config))):
         expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
@@ -29,7 +29,7 @@ def data_problems(config: DataConfig) -> Iterator[Problem]:
 
 
 def _entries(config: DataConfig) -> Iterator[str]:
-    """The files that the configuration names, those in `dataset_name` as they are found there."""
+    """The files that the configuration names, resolved inside `dataset_name` if it is set."""
     files = config.train_file or ([""] if config.dataset_name else [])
     files = [files] if isinstance(files, (str, os.PathLike)) else files
     for entry in [*map(str, files), *filter(None, [config.validation_file])]:
@@ -37,7 +37,7 @@ def _entries(config: DataConfig) -> Iterator[str]:
 
 
 def _takes_revision(entry: str) -> bool:
-    """Whether an entry is read from the Hub at no revision of its own."""
+    """Whether an entry is read from the Hub and does not name a revision itself."""
     return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
 
 

@@ -1,7 +1,7 @@
-"""The DeepSpeed JSON against Hydra, and the configuration with every "auto" filled in.
+"""Checks the DeepSpeed JSON against Hydra, and fills in every "auto".
 
-What DeepSpeed does with a missing key is read off DeepSpeed 0.19.8. The trainer makes the optimizer
-and the schedule itself: blocks for them must say the same as Hydra, and are then left out.
+The defaults of missing keys are those of DeepSpeed 0.19.8. The trainer builds the optimizer and the
+schedule itself: blocks for them must agree with Hydra, and are then removed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from bsmeta.config.schema import RunConfig
 def deepspeed_problems(
     document: Mapping[str, Any], config: RunConfig, launch: Launch
 ) -> Iterator[Problem]:
-    """Yields every place where the JSON disagrees with Hydra or the launch, or says too little."""
+    """Yields every place where the JSON disagrees with Hydra or the launch, or lacks a key."""
     file = str(launch.deepspeed_config_file)
     values = shared_values(config, launch)
     for shared in values:
         yield from compare(document, shared, file)
     yield from optimizer_problems(document, config, file)
     yield from zero_problems(document, launch, file)
-    # The blocks of optimizer and scheduler are compared above, and left out of what is filled in.
+    # The optimizer and scheduler blocks are compared above, and removed before filling in.
     rest = {key: value for key, value in document.items() if key not in ("optimizer", "scheduler")}
     yield from auto_left(rest, {shared.key for shared in values}, file)
 
@@ -82,9 +82,9 @@ def _precision(name: str, config: RunConfig) -> Shared:
 
 
 def fill(document: Mapping[str, Any], config: RunConfig, launch: Launch) -> dict[str, Any]:
-    """The JSON as DeepSpeed gets it: Hydra's values written in, optimizer and scheduler left out.
+    """The JSON as passed to DeepSpeed: Hydra's values filled in, optimizer and scheduler removed.
 
-    Only the bucket sizes that follow from the model's hidden size may still say `"auto"`.
+    Only the bucket sizes that depend on the model's hidden size may still be `"auto"`.
     """
     filled = copy.deepcopy(dict(document))
     filled.pop("optimizer", None)

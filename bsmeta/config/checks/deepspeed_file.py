@@ -1,4 +1,4 @@
-"""The DeepSpeed JSON itself: readable, no key twice, none that DeepSpeed silently ignores."""
+"""Checks the DeepSpeed JSON itself: readable, without duplicate keys or keys that it ignores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from bsmeta.config.checks.problems import Problem, nearest, show
 from bsmeta.config.checks.shared import look_up
 
-# The top level as of DeepSpeed 0.19.8, without what would train something else than configured
+# The top-level keys of DeepSpeed 0.19.8, except those that would change the configured training
 # (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.
 TOP_LEVEL = {
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
@@ -21,8 +21,8 @@ TOP_LEVEL = {
     "wall_clock_breakdown",
 }  # fmt: skip
 
-# Blocks whose part Hydra has. DeepSpeed's recomputation needs calls in the model that are not
-# there, so that its block would do nothing; its monitors would log beside the trackers.
+# Blocks that a Hydra key replaces. DeepSpeed's recomputation needs calls that the models do not
+# make, so its block would have no effect; its monitors would log in addition to the trackers.
 ELSEWHERE = {
     "activation_checkpointing": "gradient_checkpointing",
     "tensorboard": "trackers",
@@ -30,10 +30,10 @@ ELSEWHERE = {
     "csv_monitor": "trackers",
 }
 
-# Keys of `checkpoint` that the trainer sets, or under which a checkpoint is in pieces.
+# Keys of `checkpoint` that the trainer sets, or that would split a checkpoint across machines.
 CHECKPOINT = ("load_universal", "use_node_local_storage")
 
-# DeepSpeed refuses unknown ones here, but only once the model is loaded.
+# DeepSpeed refuses unknown keys here, but only once the model is loaded.
 ZERO = {
     "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
     "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size",
@@ -49,7 +49,7 @@ ZERO = {
     "log_trace_cache_warnings", "leaf_module",
 }  # fmt: skip
 
-# Names that DeepSpeed has given up, with the block that says the same.
+# Names that DeepSpeed has dropped, and their replacements.
 RENAMED = {
     "cpu_offload": 'offload_optimizer, as {"device": "cpu"}',
     "cpu_offload_params": 'offload_param, as {"device": "cpu"}',
@@ -60,9 +60,9 @@ WHOLE = "(the file)"
 
 
 def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
-    """The object in a DeepSpeed JSON, and what is wrong with the file itself.
+    """Reads a DeepSpeed JSON; returns its object and the problems of the file itself.
 
-    A missing file is left to the check of the launch, which names it.
+    A missing file is reported by the check of the launch.
     """
     if not path.is_file():
         return None, []

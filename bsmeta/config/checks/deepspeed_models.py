@@ -1,4 +1,4 @@
-"""The blocks of the DeepSpeed JSON as DeepSpeed itself reads them: types, ranges, inner keys.
+"""Validates the blocks of the DeepSpeed JSON with DeepSpeed's own models: types, ranges, keys.
 
 DeepSpeed applies the same models when it builds its engine, but by then the language model is
 loaded, and the error is a traceback.
@@ -15,9 +15,9 @@ from pydantic import BaseModel, ValidationError
 from bsmeta.config.checks.problems import Problem, nearest, show
 from bsmeta.config.checks.shared import AUTO
 
-# Blocks that DeepSpeed reads without a model.
+# Blocks that DeepSpeed reads without a pydantic model.
 _PLAIN_BLOCKS = ("aio", "checkpoint", "data_types", "flops_profiler", "optimizer", "scheduler")
-# Values at the top level, which DeepSpeed takes as they are and trips over later.
+# Top-level values, which DeepSpeed does not validate; wrong ones fail later.
 _FLAGS = (
     "dump_state", "memory_breakdown", "prescale_gradients", "wall_clock_breakdown",
     "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
@@ -30,7 +30,7 @@ def model_problems(document: Mapping[str, Any], known: set[str], file: str) -> I
 
     Args:
         document: The JSON.
-        known: Dotted keys about which a problem was found already.
+        known: Dotted keys for which a problem has already been found.
         file: The name of the JSON.
     """
     for key in _FLAGS:
@@ -52,7 +52,7 @@ def model_problems(document: Mapping[str, Any], known: set[str], file: str) -> I
 
 
 def _models() -> dict[str, type[BaseModel]]:
-    logging.disable(logging.WARNING)  # importing DeepSpeed reports the device that it found
+    logging.disable(logging.WARNING)  # importing DeepSpeed logs the device that it finds
     try:
         from deepspeed.comm.config import CommsLoggerConfig
         from deepspeed.runtime.precision_config import DeepSpeedBF16Config, DeepSpeedFP16Config
@@ -93,7 +93,7 @@ def _block_problems(
 
 
 def _nearest_key(model: type[BaseModel], path: tuple[str | int, ...]) -> str:
-    """The suggestion for an unknown key, whose path leads through nested models."""
+    """The suggestion for an unknown key, which may be in a nested model."""
     fields = model.model_fields
     for name in path[:-1]:
         inner = next((f for n, f in fields.items() if name in (n, f.alias)), None)

@@ -1,4 +1,4 @@
-"""Files and folders that the run needs: looked for, not opened, before anything is loaded."""
+"""Checks that the files and folders of a run exist, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.data import in_dataset, local_dataset
 from bsmeta.config.schema import RunConfig
 
-# How files end that people train on elsewhere.
+# Suffixes of common training data formats that are not supported.
 FOREIGN = (".parquet", ".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 
 
 def folder_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields what is wrong with the run folder and the checkpoint to resume from."""
-    if config.accelerate_config_file is None:  # else checked for a launch that may be elsewhere
+    """Yields problems with the run folder and the checkpoint to resume from."""
+    if config.accelerate_config_file is None:  # else the launch may be on another machine
         yield from _out_dir(config.out_dir)
     resume = config.resume_from_checkpoint_dir
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
@@ -30,9 +30,9 @@ def folder_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
-    """Yields what is not there of model and data; data only if it is to be read on this machine.
+    """Yields missing model and data files; data only if it is to be read on this machine.
 
-    Nothing is asked of the Hub, or of other file systems, which the run does in its time.
+    The Hub and other remote file systems are not queried; the run itself does that.
     """
     yield from _model(config)
     if config.accelerate_config_file is None:
@@ -72,7 +72,7 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
-    """Files that hold documents in a form that is not read, seen by their names."""
+    """Yields files in an unsupported format, judging by their names."""
     data = config.data_config
     files = data.train_file or []
     files = [files] if isinstance(files, (str, os.PathLike)) else files
@@ -88,13 +88,13 @@ def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _out_dir(name: str) -> Iterator[Problem]:
-    """Whether the folder of the run can be made and written; nothing is."""
+    """Yields a problem if the run folder cannot be created or written; creates nothing."""
     path = Path(name).absolute()
     folder = next(one for one in (path, *path.parents) if os.path.lexists(one))
     what = "" if folder == path else f"below {folder}, which is "
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)
-    except OSError as error:  # a link to nothing, or in a circle
+    except OSError as error:  # a dangling or circular link
         found = f"{what}a link that leads nowhere ({error.strerror})"
     else:
         if is_folder and os.access(folder, os.W_OK | os.X_OK):
@@ -104,7 +104,7 @@ def _out_dir(name: str) -> Iterator[Problem]:
 
 
 def missing_shards(config: CausalLMConfig) -> list[str]:
-    """The local entries of `train_file` that name nothing on this machine."""
+    """The local entries of `train_file` that match no file on this machine."""
     data = config.data_config
     if data.prepared is not None or not data.train_file:
         return []
@@ -115,7 +115,7 @@ def missing_shards(config: CausalLMConfig) -> list[str]:
 
 
 def _is_here(entry: str) -> bool:
-    """Whether an entry is a path, and no address such as hf://… or gs://…."""
+    """Whether an entry is a path rather than an address such as hf://… or gs://…."""
     return "://" not in entry
 
 
@@ -124,16 +124,16 @@ def _names_something(entry: str) -> bool:
 
 
 def uses_model_name(config: CausalLMConfig) -> bool:
-    """Whether weights or tokenizer are those of `model_name`."""
+    """Whether the weights or the tokenizer come from `model_name`."""
     return None in (config.model_config_file, config.tokenizer_name)
 
 
 def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
-    """A model that the command line asks for, and that a file keeps from being trained.
+    """Yields a `model_name` of the command line that other keys of a file override.
 
     Args:
         config: The run.
-        overridden: The keys of the command line.
+        overridden: The keys set on the command line.
     """
     if "model_name" in overridden and not uses_model_name(config):
         expected = (
@@ -145,7 +145,7 @@ def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> 
 
 
 def _model(config: CausalLMConfig) -> Iterator[Problem]:
-    """Only names that cannot be ones of the Hub (OWNER/NAME): those of a path's form."""
+    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
         used = key != "model_name" or uses_model_name(config)
@@ -157,13 +157,13 @@ def _model(config: CausalLMConfig) -> Iterator[Problem]:
 
 
 def _positions(config: CausalLMConfig) -> Iterator[Problem]:
-    """The model's positions, where its shape lies on this disk."""
+    """Checks the positions of the model, if its config is on this disk."""
     key = "model_config_file" if config.model_config_file is not None else "model_name"
     name = getattr(config, key)
     file = os.path.join(name, "config.json") if os.path.isdir(name) else name
     try:
         shape = json.loads(Path(file).read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # on the Hub, or refused where it is loaded
+    except (OSError, ValueError):  # on the Hub, or refused when it is loaded
         return
     if isinstance(shape, dict):
         names = ("max_position_embeddings", "n_positions")
@@ -178,7 +178,7 @@ def positions_problems(
 
     Args:
         config: The run.
-        positions: Positions of the model; None: it knows no limit.
+        positions: Positions of the model; None: unlimited.
         source: The key that names the model, and its value.
     """
     length = config.data_config.metadata_config.max_seq_len

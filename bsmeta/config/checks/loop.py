@@ -1,4 +1,4 @@
-"""What the loop cannot do under a given engine, and names that would break a path."""
+"""Checks the loop's settings against the engine and the task, and names that become paths."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def loop_problems(
     config: RunConfig, launch: Launch, document: Mapping[str, Any] | None, entry: TaskEntry
 ) -> Iterator[Problem]:
-    """Yields what is wrong with how the run is kept safe.
+    """Yields problems with the settings of the training loop.
 
     Args:
         config: The run.
@@ -43,7 +43,7 @@ def loop_problems(
 
 
 def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[Problem]:
-    """What is asked of an evaluation that does not take place, or does not have it."""
+    """Yields a `keep_best_by` without evaluations, or with a metric that they do not have."""
     best = config.keep_best_by
     if best is None:
         return
@@ -58,7 +58,7 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
 
 
 def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
-    """Epochs of a task whose data does not end."""
+    """Yields the epoch keys that are set for a task without epochs."""
     for key in ("num_train_epochs", "evals_per_epoch", "logs_per_epoch"):
         value = getattr(config, key)
         if value is not None and not entry.has_epochs:

@@ -1,7 +1,7 @@
-"""Optimizer and scheduler blocks of the DeepSpeed JSON: they must say what the trainer does.
+"""Checks that the optimizer and scheduler blocks of the DeepSpeed JSON match the trainer.
 
-The trainer makes AdamW and the schedule from Hydra's values. The blocks are therefore not needed,
-but configurations that have them (for other trainers, or for the reader) must not lie.
+The trainer builds AdamW and the schedule from Hydra's values, so the blocks are not needed. Where
+they are present (for other trainers, or for the reader), they must be correct.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SCHEDULE = "the trainer's schedule, which begins at 0 and warms up on a line"
 def optimizer_problems(
     document: Mapping[str, Any], config: RunConfig, file: str
 ) -> Iterator[Problem]:
-    """Yields where declared blocks differ from Hydra, or leave out what DeepSpeed would fill in."""
+    """Yields values in these blocks that differ from Hydra, or that DeepSpeed would fill in."""
     if "optimizer" in document:
         kind = look_up(document, "optimizer.type")
         if kind not in OPTIMIZERS:
@@ -40,7 +40,7 @@ def _scheduler_problems(
 ) -> Iterator[Problem]:
     kind = look_up(document, "scheduler.type")
     wanted = SCHEDULERS.get(config.lr_scheduler_type)
-    if wanted is None:  # reported as a value of Hydra
+    if wanted is None:  # reported by the checks of Hydra's values
         return
     if kind == wanted:
         yield from _parameters(document, "scheduler", _scheduler(config, wanted), file)
@@ -91,7 +91,7 @@ def _optimizer(config: RunConfig) -> list[Shared]:
 
 
 def _variants() -> list[Shared]:
-    """Switches of DeepSpeed's Adam that have no Hydra key: the trainer's AdamW has one setting."""
+    """Switches of DeepSpeed's Adam without a Hydra key: they are fixed in the trainer's AdamW."""
     return [
         Shared(key=f"optimizer.params.{name}", owner="AdamW", value=value)
         for name, value in (
@@ -132,7 +132,7 @@ def _scheduler(config: RunConfig, kind: str) -> list[Shared]:
             Shared(key="scheduler.params.warmup_min_lr", owner=SCHEDULE, value=0.0),
             shared("warmup_max_lr", "learning_rate", config.learning_rate, "0.001"),
         ]
-    if kind != "WarmupLR":  # without it DeepSpeed fails by itself
+    if kind != "WarmupLR":  # no default: DeepSpeed fails without it
         known.append(
             Shared(
                 key="scheduler.params.total_num_steps",

@@ -1,4 +1,4 @@
-"""One disagreement, and the one error that lists all of them."""
+"""A problem with the configuration, and the error that lists all problems."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from bsmeta.config.errors import ConfigurationError
 
 HYDRA = "Hydra configuration"
-MISSING = object()  # what `show` calls "no such key"
-_LIKENESS = 0.5  # difflib's ratio from which on a name is suggested: `lama` for llama_tiny
+MISSING = object()  # shown as "no such key"
+_LIKENESS = 0.5  # smallest difflib ratio of a suggestion: `lama` for llama_tiny
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, as a user needs to know it."""
+    """A problem with the configuration, as reported to the user."""
 
     key: str
     file: str
@@ -34,7 +34,7 @@ def refuse(problems: Sequence[Problem | str]) -> None:
     """Raises one error that lists every problem, numbered.
 
     Raises:
-        ConfigurationError: If there is any.
+        ConfigurationError: If there are any problems.
     """
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -44,18 +44,18 @@ def refuse(problems: Sequence[Problem | str]) -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """` (did you mean X?)` for the known name that looks most like `name`, or nothing."""
+    """` (did you mean X?)` for the known name most similar to `name`, or an empty string."""
     close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=_LIKENESS)
     return f" (did you mean {close[0]}?)" if close else ""
 
 
 def closest(name: object, known: Sequence[str]) -> str:
-    """The known name that looks most like `name`; the first one where none does."""
+    """The known name most similar to `name`; the first name if none is similar."""
     return (difflib.get_close_matches(str(name), known, n=1, cutoff=_LIKENESS) or known)[0]
 
 
 def show(value: object) -> str:
-    """A value as a user would write it in YAML or JSON, with its type where that is the point."""
+    """A value as written in YAML or JSON; a string that looks like another type is marked."""
     if value is MISSING:
         return "no such key"
     if isinstance(value, str):

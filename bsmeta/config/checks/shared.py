@@ -1,4 +1,4 @@
-"""One value that stands in Hydra and in the DeepSpeed JSON, and how the two are compared."""
+"""Values that are in both Hydra and the DeepSpeed JSON, and how the two are compared."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Shared:
 
     Attributes:
         key: The key in the JSON, dotted.
-        owner: The Hydra key (or the sum) that gives the value, as a message names it.
-        value: The value that Hydra gives.
-        default: What DeepSpeed takes if the key is missing; None: a missing key is no problem.
-        override: The command line that would make Hydra agree with a value of the JSON; None:
-            there is none.
+        owner: The Hydra key (or the calculation) that determines the value, as shown in messages.
+        value: The value according to Hydra.
+        default: What DeepSpeed uses if the key is missing; None: a missing key is no problem.
+        override: Returns the override that makes Hydra agree with a value of the JSON; None: there
+            is none.
     """
 
     key: str
@@ -32,7 +32,7 @@ class Shared:
 
 
 def override_of(name: str) -> Callable[[Any], str]:
-    """`name=value` for the command line."""
+    """Returns a function that formats a value as `name=value` for the command line."""
     return lambda value: f"{name}={show(value)}"
 
 
@@ -47,7 +47,7 @@ def look_up(document: Mapping[str, Any], key: str) -> Any:
 
 
 def compare(document: Mapping[str, Any], shared: Shared, file: str) -> Iterator[Problem]:
-    """Yields a problem unless the JSON says `"auto"` or Hydra's value, in Hydra's type."""
+    """Yields a problem unless the JSON has `"auto"` or Hydra's value, in Hydra's type."""
     found = look_up(document, shared.key)
     expected = f'"auto" or {show(shared.value)} ({shared.owner})'
     write = f'write "auto" for {shared.key} in {file}'
@@ -64,14 +64,14 @@ def compare(document: Mapping[str, Any], shared: Shared, file: str) -> Iterator[
 
 
 def same(found: Any, value: Any) -> bool:
-    """Equal, and of one type: `"8"`, `8.0` and `true` are not 8; 1 is 1.0 where a float is due."""
+    """Whether value and type agree: `"8"`, `8.0` and `true` are not 8; an int may equal a float."""
     if isinstance(value, list):
         return isinstance(found, list) and len(found) == len(value) and all(map(same, found, value))
     return same_type(found, value) and bool(found == value)
 
 
 def same_type(found: Any, value: Any) -> bool:
-    """Whether `found` is of a type that may stand for `value`."""
+    """Whether `found` has the type of `value`; an int is also accepted for a float."""
     if isinstance(value, float):
         return isinstance(found, (int, float)) and not isinstance(found, bool)
     return type(found) is type(value)

@@ -1,4 +1,4 @@
-"""What makes a run fast, against the launch, the engine, and what is installed."""
+"""Checks the speed options against the launch, the engine and the installed libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FLASH, FLEX = "flash_attention_2", "flex_attention"
 def speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields what cannot run here, and keys without use.
+    """Yields options that cannot run here, and keys without effect.
 
     Args:
         config: The run.

@@ -1,4 +1,4 @@
-"""The launch against the configuration: processes, devices, precision, traps of accelerate."""
+"""Checks the launch against the configuration: processes, devices, precision, launcher traps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
 
 
 def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
-    """Yields what cannot be right about how the processes are started."""
+    """Yields problems with how the processes are started."""
     yield from launcher_problems(launch)
     if config.accelerate_config_file is not None and not config.check_only:
         yield Problem(
@@ -32,9 +32,10 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
 
 
 def launcher_problems(launch: Launch) -> Iterator[Problem]:
-    """Yields what is wrong with a launch whatever it starts.
+    """Yields problems with a launch that do not depend on the configuration.
 
-    Accelerate ends with an error of its own, silently starts one process, or trains otherwise.
+    With these, Accelerate fails with its own error, silently starts a single process, or trains
+    differently than configured.
     """
     if launch.distributed_type not in LAUNCHERS:
         close = nearest(launch.distributed_type.upper(), LAUNCHERS)
@@ -89,7 +90,7 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
 
 
 def _machines(launch: Launch) -> Iterator[Problem]:
-    """What keeps processes from finding each other: they would wait for a timeout."""
+    """Yields settings with which processes cannot find each other and wait until a timeout."""
     if launch.rank >= launch.num_processes:
         expected = f"0 to {launch.num_processes - 1}, because WORLD_SIZE is {launch.num_processes}"
         fix = "start all processes by one launcher, accelerate launch or torchrun"
@@ -153,7 +154,7 @@ def _precision(config: RunConfig, launch: Launch) -> Iterator[Problem]:
 
 
 def _stated(config: RunConfig, launch: Launch, key: str) -> Iterator[Problem]:
-    """A number of Hydra's that the launch says, too."""
+    """Yields a problem if the launch states another number than Hydra."""
     stated, wanted = getattr(launch, key), getattr(config, key)
     if stated is not None and not same(stated, wanted):
         expected = f"nothing, or {wanted} as {key} of Hydra says"

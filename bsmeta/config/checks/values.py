@@ -1,4 +1,4 @@
-"""Values of the configuration that are wrong whatever the launch and DeepSpeed say."""
+"""Checks of configuration values that do not depend on the launch or DeepSpeed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bsmeta.config.checks.bounds import bound_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.schema import RunConfig
 
-# What the Hub takes for a model (huggingface_hub.utils.validate_repo_id), with its owner.
+# Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
 REPOSITORY = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
 # Accelerate's names, which are also those of the modules that must be installed.
@@ -18,7 +18,7 @@ TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 def value_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields what is wrong with single values, and with values of this configuration together."""
+    """Yields invalid values and invalid combinations of values."""
     yield from bound_problems(config)
     for step in config.extra_steps_to_eval_save_at:
         if not 1 <= step <= config.max_train_steps and config.num_train_epochs is None:

@@ -9,7 +9,7 @@ from bsmeta.config.checks.problems import MISSING, Problem, show
 from bsmeta.config.checks.shared import AUTO, look_up
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
 
-# "auto" here is filled in from the model's hidden size once the model is there.
+# "auto" here is filled in from the model's hidden size once the model is loaded.
 HIDDEN_SIZE_KEYS = (
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
@@ -21,7 +21,7 @@ GATHER = "zero_optimization.stage3_gather_16bit_weights_on_model_save"
 
 
 def zero_problems(document: Mapping[str, Any], launch: Launch, file: str) -> Iterator[Problem]:
-    """Yields what is wrong with the ZeRO stage, what it saves, and what it offloads."""
+    """Yields problems with the ZeRO stage, and with what it saves and offloads."""
     if not isinstance(document.get("zero_optimization"), Mapping):
         found = show(look_up(document, "zero_optimization"))
         fix = 'write "zero_optimization": {"stage": 2}'
@@ -50,11 +50,11 @@ def zero_problems(document: Mapping[str, Any], launch: Launch, file: str) -> Ite
 def _ignored_options(
     document: Mapping[str, Any], stage: int, launch: Launch, file: str
 ) -> Iterator[Problem]:
-    """Options of `accelerate launch` that say something else than the JSON, which alone counts."""
+    """Yields options of `accelerate launch` that differ from the JSON, which takes precedence."""
     for variable, text in launch.zero_options.items():
         key = f"zero_optimization.{ZERO_VARIABLES[variable]}"
         if key == GATHER and stage != 3:
-            continue  # without effect, whatever either says
+            continue  # without effect, whatever its value
         in_json = look_up(document, key)
         if key == GATHER and in_json == AUTO:
             in_json = True
@@ -98,7 +98,7 @@ def _offload(
 
 
 def auto_left(document: Mapping[str, Any], known: set[str], file: str) -> Iterator[Problem]:
-    """Yields every `"auto"` for which there is nothing to fill in."""
+    """Yields every `"auto"` for which there is no value to fill in."""
     for key in _autos(document, ""):
         if key not in known and key not in (*HIDDEN_SIZE_KEYS, GATHER):
             expected = 'a value; nothing says what "auto" would be here'
