@@ -1,7 +1,7 @@
-"""Arms: the ways in which one document is shown to the model, and which of them are compared.
+"""Arms: the ways in which a document is presented to the model, and the comparisons between them.
 
-An arm says which metadata a document is shown with; a comparison pairs two arms. Every arm is
-scored once, however many comparisons use it.
+An arm defines the metadata that a document is rendered with; a comparison pairs two arms. Every
+arm is scored once, however many comparisons use it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 
 TEXT = "text"
-"""The group of the one comparison that compares nothing: the text alone, of every document."""
+"""The group whose only comparison has identical arms: every document as text alone."""
 
 OWN, SHUFFLED, WRONG, MATCHED = "own", "shuffled", "wrong", "matched"
 TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
@@ -21,19 +21,19 @@ TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
 CONTROLS = (SHUFFLED, WRONG, MATCHED, FORM, SEPARATOR)
 
 AGAINST = "own_against_"
-"""Begins the groups that compare an arm with its control instead of with nothing."""
+"""Prefix of the groups that compare an arm with its control instead of with no metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to show a document.
+    """One way to present a document to the model.
 
     Attributes:
-        types: The metadata types to use (those of them that the document has).
-        values: `own`: the document's; `shuffled`: another document's; `wrong`: another
-            document's, and different from its own; `matched`: wrong, and of about its length.
-        style: `training`: as the model was trained; `prompt`: field names in plain English;
-            `form`: a prefix of as many junk words; `separator`: the end of a prefix alone.
+        types: The metadata types to use (where the document has them).
+        values: `own`: the document's values; `shuffled`: another document's; `wrong`: another
+            document's that differ from its own; `matched`: wrong values of similar length.
+        style: `training`: as in training; `prompt`: field names in plain English; `form`: a prefix
+            of junk words of similar length; `separator`: only the end of a prefix.
     """
 
     types: tuple[str, ...] = ()
@@ -52,10 +52,10 @@ NOTHING = Arm()
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two arms over the same bytes: what does `test` change against `base`?
+    """Two arms over the same bytes: the effect of `test` relative to `base`.
 
     Attributes:
-        group: What it is one of, such as `all` or `each`.
+        group: The group that it belongs to, such as `all` or `each`.
         name: Unique among the comparisons, such as `each/url`.
     """
 
@@ -99,15 +99,15 @@ COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
 
 
 def text_alone() -> Comparison:
-    """No comparison at all: how the model reads every document without metadata."""
+    """The comparison with identical arms, which scores every document without metadata."""
     return Comparison(TEXT, TEXT, NOTHING, NOTHING)
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
-    """The comparisons of these groups, in their order.
+    """The comparisons of these groups, in the order of the groups.
 
     Raises:
-        ConfigurationError: A group has no such name.
+        ConfigurationError: A group name is unknown.
     """
     unknown = [group for group in groups if group not in COMPARISONS]
     if unknown:
@@ -118,14 +118,14 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
 
 
 def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
-    """The text alone, then all comparisons that the configuration asks for.
+    """The text alone, then all comparisons that the configuration requests.
 
     Args:
         config: The evaluation.
         types: The metadata types of the model.
 
     Raises:
-        ConfigurationError: Lists every name that is not known.
+        ConfigurationError: A name is unknown; the message lists all of them.
     """
     problems = [
         f"controls={list(config.controls)}: {one} unknown, expected any of {list(CONTROLS)}"
@@ -169,5 +169,5 @@ def controlled(arm: Arm, control: str) -> Arm:
 
 
 def _varied(one: Comparison, group: str, test: Arm) -> Comparison:
-    """The comparison with another arm, in a group of its own."""
+    """The comparison with another test arm, in another group."""
     return Comparison(group, f"{group}/{one.name.partition('/')[2] or one.name}", one.base, test)

@@ -1,4 +1,4 @@
-"""Blocks: some documents under every arm, rendered, encoded, cut into windows, and batched."""
+"""Blocks: groups of documents rendered in every arm, encoded, cut into windows and batched."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 
 Place = tuple[int, int]
-"""A rendering, and the number of one of its windows."""
+"""Index of a rendering, and index of one of its windows."""
 
 
 @dataclass(slots=True)
 class Block:
-    """Some documents, ready to be scored.
+    """A group of documents, ready to be scored.
 
     Attributes:
-        documents: Index and text of each.
+        documents: Index and text of each document.
         shown: For each document and arm: the rendering (index into `windows`) and its types; a
-            rendering that several arms share is there once.
+            rendering that several arms share is stored once.
         windows: The windows of each rendering.
-        prefix_cut: For each rendering whether its prefix was too long and was cut.
-        batches: Windows by their place, a batch at a time.
-        copies: Windows that are not in a batch, since they have the same ids and targets as
-            another one: what is identical gets identical scores, whatever it is batched with.
+        prefix_cut: For each rendering, whether its prefix was too long and was truncated.
+        batches: The `Place` of each window, batch by batch.
+        copies: Windows left out of the batches because another window has the same ids and
+            targets, mapped to that window: identical windows get identical scores, whatever they
+            are batched with.
     """
 
     documents: list[tuple[int, str]] = field(default_factory=list)
@@ -50,13 +51,13 @@ class Block:
 
 
 class AnyRenderer(Protocol):
-    """What turns a document and types into text, in one style."""
+    """Renders a document with the given metadata types as text, in one style."""
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered: ...
 
 
 class _Style:
-    """One style of metadata: its renderer and, since it closes cut prefixes, its encoder."""
+    """The renderer of one style, and its encoder, which closes truncated prefixes in that style."""
 
     def __init__(
         self, renderer: AnyRenderer, tokenizer: PreTrainedTokenizerBase, config: DataConfig
@@ -66,13 +67,13 @@ class _Style:
 
 
 class BlockMaker:
-    """Makes blocks.
+    """Builds blocks.
 
     Args:
-        config: How documents are rendered, encoded and cut.
+        config: How documents are rendered, encoded and truncated.
         tokenizer: The model's tokenizer.
         documents: The held-out documents.
-        arms: The ways to show each of them.
+        arms: The arms in which each document is scored.
         windows: The window policy.
         seed: Seed of the controls.
     """
@@ -106,7 +107,7 @@ class BlockMaker:
         )
 
     def make(self, indices: Sequence[int]) -> Block:
-        """The block of these documents."""
+        """Build the block of these documents."""
         block = Block()
         renderings: list[tuple[str, Rendered]] = []
         for index in indices:
@@ -129,7 +130,7 @@ class BlockMaker:
         return block
 
     def _show(self, index: int, block: Block, renderings: list[tuple[str, Rendered]]) -> None:
-        """Render one document under every arm."""
+        """Render one document in every arm."""
         document = self._documents[index]
         dressed = {OWN: document}
         known: dict[tuple[str, ...], int] = {}
@@ -148,7 +149,7 @@ class BlockMaker:
         block.shown.append(shown)
 
     def _encode(self, renderings: Sequence[tuple[str, Rendered]], block: Block) -> None:
-        """Makes the windows of each rendering, with one call of the tokenizer for each style."""
+        """Build the windows of each rendering, with one tokenizer call per style."""
         block.windows = [[] for _ in renderings]
         block.prefix_cut = [False] * len(renderings)
         for name, style in self._styles.items():

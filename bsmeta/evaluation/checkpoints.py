@@ -1,4 +1,4 @@
-"""Where a model is, what it was trained with, and the model itself."""
+"""Locates a checkpoint and loads its training configuration, model and tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bsmeta.models.pretrained import check_files, load_weights
 
 HUB = "hf://"
 RECIPE = "metadata.yaml"
-"""What an exported model brings along of the run's configuration, if it stands alone."""
+"""File in an exported model with the part of the run's configuration that using it requires."""
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 
@@ -31,11 +31,11 @@ class Location:
     """A checkpoint that was found.
 
     Attributes:
-        name: As the user named it.
-        model: What `from_pretrained` loads: a folder, or a Hub name.
+        name: The checkpoint as the user gave it.
+        model: The argument of `from_pretrained`: a folder, or a Hub name.
         config: `config.yaml` of the run, or the model's own `metadata.yaml`, if there is one.
         run_folder: The run's folder (with its `metrics.jsonl`), if there is one.
-        untrained: Whether the model that the run started from is meant.
+        untrained: Whether this refers to the initial model of the run.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Location:
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether the model is a repository of the Hub rather than a folder."""
+        """Whether the model is a Hub repository rather than a folder."""
         return not Path(self.model).is_dir()
 
     @property
     def has_run_config(self) -> bool:
-        """Whether `config` is that of the whole run."""
+        """Whether `config` is the complete configuration of the run."""
         return self.config is not None and self.config.name != RECIPE
 
 
 def locate(checkpoint: str) -> Location:
-    """Find the model of a run folder, a checkpoint folder, a model folder, or on the Hub.
+    """Find the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
 
     Raises:
-        DataError: There is none.
+        DataError: There is no model.
     """
     if checkpoint.startswith(HUB):
         name = checkpoint.removeprefix(HUB)
@@ -85,14 +85,14 @@ def locate(checkpoint: str) -> Location:
 
 
 def untrained(location: Location) -> Location:
-    """The model that the run of this checkpoint started from."""
+    """The initial model of the run that wrote this checkpoint."""
     return replace(location, name=f"untrained ({location.name})", untrained=True)
 
 
 def _recipe_on_hub(name: str) -> Path | None:
-    """The `metadata.yaml` of a repository; None without one, or if it is out of reach.
+    """The `metadata.yaml` of a repository; None if it has none or cannot be accessed.
 
-    What is wrong with the repository itself is said when its model is loaded.
+    Problems with the repository itself are reported when its model is loaded.
     """
     try:
         return Path(hf_hub_download(name, RECIPE))
@@ -112,14 +112,14 @@ def _model_folder(folder: Path) -> Path | None:
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
-    """The training run's configuration with what the evaluation changes in it.
+    """The training run's configuration with the changes that the evaluation makes.
 
     Raises:
         ConfigurationError: The configuration cannot be read, or an override does not fit it.
     """
     train = run_config(location, config.training_config, config.overrides)
     data, metadata = train.data_config, train.data_config.metadata_config
-    if config.metadata_list is not None:  # its columns may not be among those of the run
+    if config.metadata_list is not None:  # the run may not have read the columns of these types
         metadata = replace(
             metadata, metadata_list=list(config.metadata_list), metadata_column_list=None
         )
@@ -133,7 +133,7 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
 def run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
-    """The configuration that the model was trained with, with some keys changed.
+    """The configuration that the model was trained with, after overrides.
 
     Raises:
         ConfigurationError: It cannot be read, or an override does not fit it.
@@ -148,8 +148,7 @@ def load_model(
     """The model, on its device and in evaluation mode, and its tokenizer.
 
     Raises:
-        ConfigurationError: Model and tokenizer do not fit each other
-            or the sequence length.
+        ConfigurationError: The model does not match the tokenizer or the sequence length.
         DataError: The model or the tokenizer cannot be loaded.
     """
     dtype = _dtype(precision, train.mixed_precision, device)
@@ -177,7 +176,7 @@ def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
 def _first_model(
     location: Location, train: CausalLMConfig, vocabulary: int, dtype: torch.dtype
 ) -> nn.Module:
-    """The weights that a run starts from: random ones, or those of the model that it names."""
+    """The initial model of a run: random weights, or those of the configured `model_name`."""
     if not location.has_run_config or train.model_config_file is not None:
         shape = AutoConfig.from_pretrained(location.model)
         with torch.random.fork_rng():

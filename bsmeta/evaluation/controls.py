@@ -1,9 +1,9 @@
-"""Controls: the same document with the metadata of another.
+"""Controls: a document with the metadata of other documents.
 
 If a model gains from `url: …` whatever the address is, it gains from the form and not from the
-content. A shuffled value is another document's (which may happen to be the same); a wrong value is
-one that another document has and this one has not; a matched value is a wrong one of about the same
-length, so that it costs as much of the context.
+content. A shuffled value is another document's (and may happen to be the same); a wrong value is
+another document's and differs from this document's; a matched value is a wrong value of similar
+length, so that it takes up a similar share of the context.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class Documents(Protocol):
 
 
 class Donors:
-    """Which document lends which type of metadata to which other.
+    """Chooses the document (the donor) that each metadata type of a document is taken from.
 
-    Documents stand in a random circle; a document takes each type from the next one in it that has
-    the type (so that, where all have all types, all its values come from one document).
+    The documents form a random cycle; each document takes each type from the next document in the
+    cycle that has it (so if all documents have all types, all values come from one document).
 
     Args:
-        documents: The held-out documents; read through once.
+        documents: The held-out documents; read once.
         types: The metadata types.
-        seed: Seed of the circle.
+        seed: Seed of the cycle.
     """
 
     def __init__(self, documents: Documents, types: Sequence[str], seed: int) -> None:
@@ -56,7 +56,7 @@ class Donors:
     def dress(self, index: int, document: Document, values: str) -> Document:
         """The document with its own, shuffled, wrong or matched values.
 
-        A type that no other document can lend is left out.
+        A type for which no other document can be the donor is left out.
         """
         if values == OWN:
             return document
@@ -72,7 +72,7 @@ class Donors:
 
     def _donor(self, row: int, index: int, values: str) -> int | None:
         place = int(self._place[index])
-        circle = np.roll(self._order, -place)[1:]  # from the next document on
+        circle = np.roll(self._order, -place)[1:]  # starts at the next document
         digests = self._digests[row]
         usable = digests[circle] != 0
         if values != SHUFFLED:
@@ -87,7 +87,7 @@ class Donors:
 
 
 def _digest(records: Sequence[Record]) -> int:
-    """A number for the values of a type; 0 where there are none."""
+    """A hash of the values of a type; 0 if there are none."""
     if not records:
         return 0
     values: list[Any] = [(one.value, one.html_attrs) for one in records]
@@ -95,7 +95,7 @@ def _digest(records: Sequence[Record]) -> int:
 
 
 def _lend(own: Sequence[Record], lent: Sequence[Record]) -> list[Record]:
-    """The lender's global records, and its local values at our own places (in turn)."""
+    """The donor's global records, and its local values, in turn, at the document's own spans."""
     local = [record for record in lent if record.is_local()]
     records = [record for record in lent if not record.is_local()]
     for number, record in enumerate(one for one in own if one.is_local() and local):

@@ -1,9 +1,9 @@
-"""The held-out shard: which of its documents count, and each of them again when it is scored.
+"""The held-out shard: selects the documents to score, and decodes each of them on access.
 
-One pass over the file decides (bad lines, empty texts, texts seen before, the maximum) and keeps a
-few numbers for each document; the lines themselves wait in a temporary file, so that memory does
-not grow with the set. What this pass lets through can be rendered, so that all ranks agree on the
-documents and none stops later.
+One pass over the file selects documents (it drops bad lines, empty texts and duplicates, and stops
+at the maximum) and keeps a few numbers per document; the lines are kept in a temporary file, so
+that memory grows only by these numbers. Every selected document is known to render, so all ranks
+agree on the documents and none fails later.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ class HeldOutDocuments:
     """The documents of one shard, by index.
 
     Args:
-        config: Names the file, the metadata to decode, and what happens to bad documents.
-        max_documents: Keep only the first so many (None: all).
-        deduplicate: Keep only the first document of each text.
+        config: The file, the metadata to decode, and the handling of bad documents.
+        max_documents: Keep at most this many documents (None: all).
+        deduplicate: Keep only the first of several documents with the same text.
 
     Attributes:
         path: The file.
         numbers: Line (from 0) of each document in the file.
-        sizes: Characters of each text.
-        bytes: Bytes of each text in UTF-8.
-        digests: xxh3 of each text.
-        carried: How many documents carry each type, when all types are rendered.
-        changed: How many documents then read differently before the end of their text.
-        left_out: How many documents were left out, by reason.
+        sizes: Length of each text in characters.
+        bytes: Length of each text in UTF-8 bytes.
+        digests: xxh3 hash of each text.
+        carried: Number of documents that have each type when all types are rendered.
+        changed: Number of documents that then get a prefix or local metadata in the text.
+        left_out: Number of documents left out, by reason.
 
     Raises:
         ConfigurationError: No validation file is set.
-        DataError: It does not exist, cannot be read, or holds no document to score.
+        DataError: The file does not exist, cannot be read, or contains no document to score.
     """
 
     def __init__(self, config: DataConfig, *, max_documents: int | None, deduplicate: bool) -> None:
@@ -69,7 +69,7 @@ class HeldOutDocuments:
         self._decoder = DocumentDecoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
         self._types = tuple(config.metadata_config.metadata_list)
-        self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open for as long as we are)
+        self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
         self._offsets = array("q", [0])
         self._seen: set[int] | None = set() if deduplicate else None
         for number, line in enumerate(self._read()):
@@ -95,11 +95,11 @@ class HeldOutDocuments:
         return self._lines.read(stop - start)
 
     def name(self, index: int) -> str:
-        """`<shard file name>:<document number>`, as training names documents."""
+        """`<shard file name>:<document number>`, the name that training uses as well."""
         return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
     def columns(self) -> list[str]:
-        """The types that the documents have columns of (`metadata_…`)."""
+        """The metadata types for which the documents have columns (`metadata_…`)."""
         names = {
             name.removeprefix("metadata_")
             for index in range(len(self))
@@ -145,7 +145,7 @@ class HeldOutDocuments:
         self._offsets.append(self._offsets[-1] + len(line))
 
     def _refuse(self, number: int, error: BadDocument) -> None:
-        """Count a bad document, or stop at it where the configuration says `strict`."""
+        """Count a bad document, or raise if `bad_documents` is `strict`."""
         if self._strict:
             refuse_bad_copy(self.path)
             raise DataError(

@@ -1,7 +1,7 @@
-"""Form without content: a prefix of junk words, or of nothing but what closes a prefix.
+"""Form without content: a prefix of junk words, or only the end of a prefix.
 
-A model may gain from there being a prefix at all: it then knows that a document begins here, or
-that it is of the kind that has metadata. What it gains from a prefix that says nothing is form.
+A model may gain from the mere presence of a prefix, which shows that a document begins here, or
+that it is a document with metadata. The gain from a prefix without content is the effect of form.
 """
 
 from __future__ import annotations
@@ -103,16 +103,16 @@ WORDS = [
     "year",
     "you",
 ]
-"""Frequent English words, which any tokenizer of English knows."""
+"""Frequent English words, which are in the vocabulary of any English tokenizer."""
 
 
 class FormRenderer:
-    """Renders documents with a prefix that says nothing of them.
+    """Renders documents with a prefix that has no information about them.
 
     Args:
-        config: How prefixes read.
-        with_words: Junk words, as many as fill the characters of the document's own prefix; or
-            only what begins and closes a prefix.
+        config: The format of prefixes.
+        with_words: Whether to fill the prefix with junk words, to the length of the document's own
+            prefix; otherwise it has only the start and end of a prefix.
     """
 
     def __init__(self, config: MetadataConfig, *, with_words: bool) -> None:
@@ -121,7 +121,7 @@ class FormRenderer:
         self._with_words = with_words
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """The text behind such a prefix; the text alone where the types make no prefix.
+        """The text after such a prefix; the text alone if the types produce no prefix.
 
         Local metadata is left out: it is content.
         """
@@ -143,7 +143,7 @@ class FormRenderer:
 
 
 def _junk(prefix: str, room: int) -> str:
-    """Words that take at least `room` characters, always the same ones for one prefix."""
+    """Random words of at least `room` characters in total, always the same for the same prefix."""
     draw = random.Random(xxhash.xxh3_64_intdigest(prefix.encode("utf-8", "surrogatepass")))
     words = ""
     while len(words) < room:

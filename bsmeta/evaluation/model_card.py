@@ -1,7 +1,7 @@
-"""The README of an exported model: data, how to give it metadata, figures, and the command.
+"""The README of an exported model: data, metadata format, metrics, and the training command.
 
-Written beside the weights whenever a model is exported. All of it comes from the configuration and
-from the run's `metrics.jsonl`; the examples are rendered by what rendered the training data.
+Written next to the weights whenever a model is exported. Its content comes from the configuration
+and the run's `metrics.jsonl`; the renderer of the training data renders the examples.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 
     Args:
         config: The training run's configuration.
-        metrics: Its `metrics.jsonl`; need not be there.
+        metrics: Its `metrics.jsonl`; may be missing.
         command: The command line of the training process (`sys.argv`).
     """
     events = last_events(metrics)
@@ -56,7 +56,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 
 
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
-    """Writes the card and, in `metadata.yaml`, the part of the configuration that it is about."""
+    """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
     (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
     recipe = {"data_config": {"metadata_config": asdict(config.data_config.metadata_config)}}
     text = yaml.safe_dump(redact_values(recipe), sort_keys=False, allow_unicode=True)
@@ -64,7 +64,7 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
 
 
 def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
-    """The last event of each kind that a run has logged; a line that is cut is passed over."""
+    """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
     found: dict[str, str] = {}
     if metrics.is_file():
         with metrics.open(encoding="utf-8") as lines:
@@ -76,7 +76,7 @@ def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
 
 
 def example(config: MetadataConfig) -> Rendered:
-    """A small document with all types of the configuration, as this model reads it."""
+    """A small document with all types of the configuration, rendered for this model."""
     records: dict[str, list[Record]] = {}
     renderer = Renderer(config)
     for key in config.metadata_list:

@@ -1,6 +1,6 @@
-"""Models compared with each other, paired by document: is the difference more than chance?
+"""Compares models with each other, paired by document, and tests the difference for significance.
 
-Two models may have different tokenizers and windows, so each counts its own bits over the bytes
+Two models may have different tokenizers and windows, so the bits of each are summed over the bytes
 that it scored, and the bits per byte are compared over the documents that both scored.
 """
 
@@ -18,7 +18,7 @@ from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.evaluation.statistics import central, holm, resampled, sign_test
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
-"""What of a model is compared: a comparison that it made, and one side of it."""
+"""The arms in which models are compared: each is one arm (a column) of a comparison by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,16 @@ class PairRow:
 
     Attributes:
         first, second: The checkpoints.
-        shown: How the documents were shown: a name in ARMS.
+        shown: The arm in which the documents were scored: a name in ARMS.
         documents: Documents that both scored, matched by their text.
-        bits_per_byte_first, bits_per_byte_second: Each over the bytes that it scored.
-        difference: That of the second, minus that of the first.
-        difference_low, difference_high: 95% bootstrap interval over documents; None for one.
+        bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
+        difference: Bits per byte of the second minus those of the first.
+        difference_low, difference_high: 95% bootstrap interval over documents; None if there is
+            only one.
         documents_better, documents_worse: Documents for which the second needs fewer or more bits
-            a byte.
-        sign_test_p: Of these two numbers.
-        sign_test_p_holm: Corrected for the number of these comparisons.
+            per byte.
+        sign_test_p: p-value of the sign test on these two counts.
+        sign_test_p_holm: The p-value after Holm's correction for the number of model pairs.
     """
 
     first: str
@@ -63,7 +64,7 @@ class ModelSums:
 
 
 def compare_models(models: Sequence[ModelSums], *, resamples: int, seed: int) -> list[PairRow]:
-    """Every two of the models, for each of ARMS that both made."""
+    """Compare every pair of models in each of the ARMS that both were scored in."""
     rows = [
         row
         for first, second in itertools.combinations(models, 2)
@@ -77,7 +78,7 @@ def compare_models(models: Sequence[ModelSums], *, resamples: int, seed: int) ->
 def _compare(
     first: ModelSums, second: ModelSums, shown: str, resamples: int, seed: int
 ) -> PairRow | None:
-    """None where the models share no document that both scored so."""
+    """Compare two models in one arm; None if no document was scored by both in it."""
     comparison, column = ARMS[shown]
     if comparison not in first.totals or comparison not in second.totals:
         return None

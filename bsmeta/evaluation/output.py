@@ -1,4 +1,4 @@
-"""A report to files and to the terminal."""
+"""Writes a report to files and prints it to the terminal."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ from bsmeta.evaluation.tables import (
 )
 
 TERMINAL_COLUMNS = [DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
-"""Columns of the comparison table that fit a terminal of 130 characters."""
+"""Columns of the comparison table that fit into a terminal of 130 characters."""
 
 PER_DOCUMENT = "documents.jsonl"
-"""What the rows were made of: a line for each document, comparison and model."""
+"""The per-document sums behind the tables: a line for each document, comparison and model."""
 
 WIDEST_NAME = 30
 
 WIDTH_OF_A_FILE = 130
-"""Width of the printed tables where there is no terminal."""
+"""Width of the printed tables if the output is not a terminal."""
 
 
 def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Path]:
@@ -58,7 +58,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
 
     Args:
         report: The report.
-        out_dir: Folder to write to; made if it is not there.
+        out_dir: Folder to write to; created if it does not exist.
         metrics: The `metrics.jsonl` of the run, for its curves.
 
     Returns:
@@ -85,7 +85,7 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
 
 
 def print_report(report: Report, files: list[Path]) -> None:
-    """The main tables, the result in a sentence, and where the files are."""
+    """Print the main tables, a one-sentence summary, and the paths of the files."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDTH_OF_A_FILE)
@@ -112,7 +112,7 @@ def print_report(report: Report, files: list[Path]) -> None:
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Advance]:
-    """A bar with the time left; what it yields is told the share of the work done (0 to 1)."""
+    """Show a bar with the time left; yields a callback for the share of the work done (0 to 1)."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -125,7 +125,7 @@ def progress_bar(shown: bool) -> Iterator[Advance]:
     task = progress.add_task("scoring", total=1.0)
 
     def advance(share: float) -> None:
-        progress.start()  # only now: nothing is drawn above a message about the configuration
+        progress.start()  # not before, so that no bar precedes a configuration error
         progress.update(task, completed=share)
 
     try:

@@ -1,4 +1,4 @@
-"""The report as one HTML page: tables and plots inside, nothing to fetch."""
+"""The report as one self-contained HTML page, with embedded tables and plots."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem; }
 
 
 def page(report: Report, figures: Mapping[str, Figure]) -> str:
-    """The page as text.
+    """The page as HTML source.
 
     Args:
         report: The report.
@@ -60,7 +60,7 @@ def page(report: Report, figures: Mapping[str, Figure]) -> str:
 
 
 def described(model: ModelReport, report: Report) -> str:
-    """What was scored with a model, in a sentence."""
+    """Describes in a sentence what was scored with a model."""
     data = model.data
     left_out = ", ".join(f"{count} {reason}" for reason, count in data["left_out"].items())
     return (

@@ -1,11 +1,11 @@
-"""The paired evaluation: every document under every arm, scored together, summed over equal bytes.
+"""The paired evaluation: scores every document in every arm and sums over identical bytes.
 
     documents -> blocks (plan) -> this rank's blocks -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
-A block is made, scored and forgotten, so memory does not grow with the set. All ranks call the
-model equally often (collective forward passes would hang otherwise): a rank with less to do makes
-dummy calls.
+Blocks are built, scored and freed one at a time, so memory does not grow with the set. All ranks
+call the model equally often (otherwise collective forward passes would hang): a rank with fewer
+batches makes dummy calls.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ FAILURES_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSums:
-    """What a comparison comes to, document by document.
+    """The per-document sums of a comparison.
 
     Attributes:
-        values: float64 [documents, 2, bins, COLUMNS], see `paired_sums`; zero where a document does
-            not take part.
-        takes_part: bool [documents].
-        prefix_cut: bool [documents], whether a prefix of either arm was too long and was cut.
+        values: float64 [documents, 2, bins, COLUMNS], see `paired_sums`; zero for documents that
+            are not part of the comparison.
+        takes_part: bool [documents], whether a document is part of the comparison.
+        prefix_cut: bool [documents], whether a prefix of either arm was too long and truncated.
     """
 
     values: np.ndarray
@@ -57,24 +57,24 @@ class ComparisonSums:
 
 
 _Compared = tuple[int, int, bool, np.ndarray]
-"""Comparison, document, whether a prefix was cut, sums."""
+"""Comparison index, document index, whether a prefix was truncated, sums."""
 
 
 class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        config: How documents are rendered, encoded and cut.
+        config: How documents are rendered, encoded and truncated.
         tokenizer: The model's tokenizer.
         documents: The held-out documents.
         comparisons: What to compare.
         windows: Window policy: a name in `bsmeta.evaluation.windows.WINDOWS`.
-        position_edges: Bytes at which the bins of the position curve begin; the first is 0.
+        position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
         ranks: The processes that share the work.
         seed: Seed of the controls.
 
     Raises:
-        ConfigurationError: The window policy is unknown, or the edges do not rise from 0.
+        ConfigurationError: The window policy is unknown, or the edges do not increase from 0.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class PairedEvaluation:
         seed: int = 0,
     ) -> None:
         check_edges(position_edges)
-        # all arms are made here: what training leaves out at random must not be left out again
+        # the arms define the metadata here: training's random removal of it must not apply
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._comparisons = list(comparisons)
         self._edges = np.asarray(position_edges)
@@ -104,13 +104,13 @@ class PairedEvaluation:
             seed,
         )
         most = 4 * metadata.max_seq_len if windows == "first_piece" else max(documents.sizes)
-        costs = [min(size, most) for size in documents.sizes]  # four characters are about a token
+        costs = [min(size, most) for size in documents.sizes]  # about four characters per token
         self._plan = own_blocks(plan_blocks(costs), self._ranks.rank, self._ranks.world_size)
         self._documents = documents
         self._count = len(documents)
 
     def blocks(self) -> Iterator[Block]:
-        """This rank's blocks, made one at a time (a list of them may be scored repeatedly)."""
+        """This rank's blocks, built lazily (a list of them may be scored repeatedly)."""
         return map(self._maker.make, self._plan)
 
     def run(
@@ -125,15 +125,15 @@ class PairedEvaluation:
 
         Args:
             model: A causal language model, wrapped by a launcher or not.
-            device: Where its inputs go.
-            blocks: Blocks made before (`list(evaluation.blocks())`); by default they are made now.
+            device: The device of its inputs.
+            blocks: Prebuilt blocks (`list(evaluation.blocks())`); by default they are built here.
             progress: Called with the share of the work that is done, from 0 to 1.
 
         Returns:
             The sums of each comparison by name, on every rank.
 
         Raises:
-            DataError: A score is not finite; names documents and arms, on every rank.
+            DataError: A score is not finite; lists documents and arms, and is raised on every rank.
         """
         own: list[_Compared] = []
         failures: list[str] = []
@@ -159,8 +159,8 @@ class PairedEvaluation:
         return ComparisonSums(np.zeros(shape), nobody, nobody.copy())
 
     def _score(self, scorer: Scorer, block: Block, failures: list[str]) -> list[Reading]:
-        """Readings of the block's renderings, in their order; adds what is not finite."""
-        # asked before the first call: all ranks make their collective calls in one order
+        """Readings of the block's renderings, in order; adds non-finite scores to `failures`."""
+        # before the model's first call: all ranks issue collective calls in the same order
         states = self._ranks.gather((len(block.batches), failures))
         self._refuse([theirs for _, theirs in states])
         scores = [[np.zeros(0)] * len(windows) for windows in block.windows]
@@ -177,7 +177,7 @@ class PairedEvaluation:
         return [reading_of(w, s) for w, s in zip(block.windows, scores, strict=True)]
 
     def _described(self, block: Block, rendering: int) -> str:
-        """The first document and arm that show a rendering."""
+        """The names of the first document and arm that have this rendering."""
         return next(
             f"{self._documents.name(index)}, {arm}"
             for (index, _), shown in zip(block.documents, block.shown, strict=True)
@@ -186,7 +186,7 @@ class PairedEvaluation:
         )
 
     def _refuse(self, failures: Sequence[Sequence[str]]) -> None:
-        """Refuses scores that are not finite, on all ranks alike."""
+        """Raise on every rank if any rank found scores that are not finite."""
         listed = list(dict.fromkeys(itertools.chain.from_iterable(failures)))
         if listed:
             more = f"\n  and {len(listed) - FAILURES_SHOWN} more" if listed[FAILURES_SHOWN:] else ""
@@ -199,13 +199,13 @@ class PairedEvaluation:
             )
 
     def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
-        """Every document wherever the two arms of a comparison show it differently."""
+        """The sums of each document in each comparison whose arms render it differently."""
         for (index, text), shown in zip(block.documents, block.shown, strict=True):
             for number, one in enumerate(self._comparisons):
                 (base, base_types), (test, test_types) = shown[one.base], shown[one.test]
-                if one.group.startswith(AGAINST):  # the same value by chance is a tie
+                if one.group.startswith(AGAINST):  # values that are equal by chance are a tie
                     is_compared = base_types == test_types != ()
-                else:  # appended metadata changes nothing before it
+                else:  # appended metadata does not affect the text before it
                     is_compared = base_types != test_types and base != test
                 if one.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
@@ -213,7 +213,7 @@ class PairedEvaluation:
 
 
 def check_edges(position_edges: Sequence[int]) -> None:
-    """Refuse position bins that cannot be meant (a `ConfigurationError`)."""
+    """Raise a `ConfigurationError` unless the edges begin with 0 and increase."""
     if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
         raise ConfigurationError(
             f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"

@@ -1,7 +1,7 @@
-"""Who scores what: documents into blocks, blocks onto ranks, windows into batches.
+"""Work plan: groups documents into blocks, assigns blocks to ranks, groups windows into batches.
 
-Every choice here depends on lengths alone, never on the number of processes: a document is
-always scored in the same batch, so that the figures do not change with the world size.
+Batches depend on lengths alone, never on the number of processes: a document is always scored in
+the same batch, so the metrics do not change with the world size.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 
 FEWEST_BLOCKS = 16
-"""Blocks that even a small set is cut into, so that several ranks share it."""
+"""Minimum number of blocks, so that several ranks can share a small set."""
 
 DOCUMENTS_PER_BLOCK = 64
-"""Documents (on average) that are rendered, encoded and held at one time."""
+"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
 
 FORWARD_OVERHEAD = 96
-"""What one more call of the model costs, in tokens: below it, padding is the cheaper waste."""
+"""Cost of one model call in tokens: less padding than this costs less than another call."""
 
 
 def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
-    """Cut documents into blocks of similar lengths and equal total cost.
+    """Group documents into blocks of similar document lengths and about equal total cost.
 
     Args:
         costs: The cost of each document (for example its characters).
@@ -46,21 +46,21 @@ def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
 
 
 def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
-    """The blocks that one rank scores; every rank gets the same number, some perhaps empty."""
+    """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
     rounds = -(-len(blocks) // world_size)
     mine = [blocks[i] for i in range(rank, len(blocks), world_size)]
     return mine + [[] for _ in range(rounds - len(mine))]
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group windows into padded batches with the least waste.
+    """Group windows into padded batches at minimum cost.
 
-    Windows are sorted by length and cut into runs by dynamic programming; a batch costs its rows
-    times its longest row (padding included) and a constant for the call of the model.
+    Windows are sorted by length and split into consecutive groups by dynamic programming; the cost
+    of a batch is its rows times its longest row (padding included), plus a constant per model call.
 
     Args:
         lengths: Tokens of each window.
-        max_tokens: Largest padded size of a batch (a single longer window is a batch of its own).
+        max_tokens: Maximum padded size of a batch (a longer window forms a batch of its own).
 
     Returns:
         Batches of window indices, the longest windows first.

@@ -1,4 +1,4 @@
-"""The plots of a report: figures that `output` saves as PNG and puts into the page."""
+"""The plots of a report, which `output` saves as PNG and embeds into the page."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 HELPS, HURTS, UNSURE, GRID = "#1b7837", "#b2182b", "#6b6b6b", "#d9d9d9"
 VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
-"""Markers of the comparisons that vary another one."""
+"""Plot markers of the variants (controls, prompt style) of other comparisons."""
 WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
 CURVED = ("all", "each", "chosen")
-"""Groups of comparisons that the position curve shows."""
+"""Groups of comparisons that the position plot shows."""
 
 
 def figures_of_report(report: Report, metrics: Path | None) -> dict[str, Figure]:
-    """All plots by file name (without its ending).
+    """All plots by file name (without the extension).
 
     Args:
         report: The report.
@@ -57,7 +57,7 @@ def figures_of_report(report: Report, metrics: Path | None) -> dict[str, Figure]
 
 
 def difference_plot(model: ModelReport) -> Figure:
-    """The difference of each comparison with its interval; its variants in the same line."""
+    """The difference of each comparison with its interval; its variants share its line."""
     lines: dict[str, list[Row]] = {}
     for row in model.rows:
         if row.compares and not row.comparison.group.startswith(AGAINST):
@@ -85,7 +85,7 @@ def difference_plot(model: ModelReport) -> Figure:
 
 
 def _relative_axis(axes: Axes, model: ModelReport) -> None:
-    """The same differences as a share of the bits that the text alone needs."""
+    """Add an axis with the differences as a percentage of the bits of the text alone."""
     text = model.row(TEXT)
     if text is None or text.figures is None or not text.figures.bits_per_byte_without:
         return
@@ -102,7 +102,7 @@ def _relative_axis(axes: Axes, model: ModelReport) -> None:
 
 
 def _line_of(row: Row) -> str:
-    """The line of the plot: a variant stands in the line of the comparison that it varies."""
+    """The label of a row's line in the plot; a variant shares the line of its comparison."""
     if row.comparison.group not in VARIANTS:
         return label(row)
     name = row.comparison.name.partition("/")[2]
@@ -110,7 +110,7 @@ def _line_of(row: Row) -> str:
 
 
 def _interval(axes: Axes, height: float, row: Row) -> None:
-    """A difference with both of its intervals, in the colour of what the wider one leaves open."""
+    """Draw a difference and its two intervals; the color shows if the wider one excludes 0."""
     figures = row.figures
     assert figures is not None
     marker = VARIANTS.get(row.comparison.group, "o")
@@ -127,7 +127,7 @@ def _interval(axes: Axes, height: float, row: Row) -> None:
 
 
 def position_plot(model: ModelReport) -> Figure:
-    """The difference along the document, and by the text seen before, with the main control."""
+    """The difference by position and by preceding text, with controls of the first comparison."""
     compared = [row for row in model.rows if row.compares and row.comparison.group in CURVED]
     compared = compared or [row for row in model.rows if row.compares]
     rest = compared[0].comparison.name.partition("/")[2] or compared[0].comparison.name
@@ -147,14 +147,14 @@ def position_plot(model: ModelReport) -> Figure:
 
 
 def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line: str) -> None:
-    """One curve a row; the first of solid ones in black, with its intervals."""
+    """Draw one curve per row; the first solid curve is black and has its intervals."""
     for number, (row, bins) in enumerate(rows):
         places = [one.first_byte for one in bins]
         values = [one.figures.difference for one in bins]
         strong = number == 0 and line == "-"
         colour = "black" if strong else f"C{(number - 1) % 10}" if line == "-" else UNSURE
         marker = "o" if strong else "." if line == "-" else VARIANTS[row.comparison.group]
-        at = [str(place) for place in places]  # equally far apart, whatever the numbers are
+        at = [str(place) for place in places]  # strings, so that the bins are equally spaced
         axes.plot(
             at,
             values,
@@ -179,7 +179,7 @@ def _name_bins(axes: Axes, bins: Sequence[PositionBin], words: str) -> None:
 
 
 def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
-    """The loss of a run's updates, and its evaluations."""
+    """The training loss by step, and the evaluations of the run."""
     figure, axes = _canvas(7.5, 4.2)
     colour = "#2166ac"
     at, losses = [one["step"] for one in steps], [one["loss"] for one in steps]
@@ -204,7 +204,7 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
 
 
 def exposure_plot(steps: Sequence[dict[str, Any]]) -> Figure:
-    """How many of the documents trained on carried each type."""
+    """The share of the training documents that had each type."""
     shares = _exposure(steps)
     figure, axes = _canvas(7.5, 1.2 + 0.36 * len(shares))
     places = range(len(shares))
@@ -219,7 +219,7 @@ def exposure_plot(steps: Sequence[dict[str, Any]]) -> Figure:
 
 
 def read_metrics(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The steps and the evaluations in a `metrics.jsonl`; a cut last line is passed over."""
+    """The steps and the evaluations in a `metrics.jsonl`; skips a truncated last line."""
     steps, evaluations = [], []
     for line in metrics.read_text(encoding="utf-8").splitlines():
         try:
@@ -234,7 +234,7 @@ def read_metrics(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, An
 
 
 def _smooth(values: Sequence[float]) -> list[float]:
-    """The mean of each value and those before it, over a fiftieth of them."""
+    """Moving average over the preceding values; the window is a fiftieth of their number."""
     width = max(len(values) // 50, 1)
     sums = list(itertools.accumulate(values, initial=0.0))
     starts = [max(end - width, 0) for end in range(1, len(values) + 1)]
@@ -242,7 +242,7 @@ def _smooth(values: Sequence[float]) -> list[float]:
 
 
 def _exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Share of the documents that carried each type, from the counts that the trainer logs."""
+    """Share of the documents that had each type, from the counts that the trainer logs."""
     totals: dict[str, float] = {}
     for one in steps:
         for name, count in one.get("counts", {}).items():
@@ -256,7 +256,7 @@ def _exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 
 def _canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]:
-    """A figure and its axes: one, or an array of them side by side with one scale."""
+    """A figure and its axes; several columns are an array of axes with a shared y-axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -1,7 +1,7 @@
-"""Prompt style: metadata as one would write it for a model that was never trained on it.
+"""Prompt style: metadata as a user would write it for a model that was never trained on it.
 
-`Title: …; URL: …; Entities: A, B.` before a text that stays as it is. What local metadata says in
-words (entities) is listed; what only marks places (html) has no words and is left out.
+`Title: …; URL: …; Entities: A, B.` before the unchanged text. Local metadata whose values are words
+(entities) is listed; markup (html) is left out.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from bsmeta.metadata.rendering import Rendered
 
 
 def prompt_config(config: MetadataConfig) -> MetadataConfig:
-    """The configuration with the separators of a prompt."""
+    """The configuration with the separators of prompt style."""
     return replace(config, metadata_sep="; ", metadata_prefix_sep=".", metadata_prefix_start_seq="")
 
 
@@ -26,14 +26,14 @@ class PromptRenderer:
     """Renders documents in prompt style.
 
     Args:
-        config: What `prompt_config` returns.
+        config: The result of `prompt_config`.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
         self._config = config
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
-        """The document behind the sentence that its metadata of these types makes."""
+        """The document after a sentence with its metadata of these types."""
         config = self._config
         fields = {
             key: text

@@ -1,7 +1,7 @@
-"""The processes that share an evaluation: who am I, how many are we, and how do we exchange.
+"""The processes that share an evaluation: rank, world size, and a gather function.
 
-The numeric code of this package is given a `Ranks` and nothing else of the launch, so that it
-runs alike in one process, under any launcher, and inside a training run.
+The numeric code of this package knows nothing of the launcher except a `Ranks`, so it runs the same
+way in one process, under any launcher, and inside a training run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ def _alone(value: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """One process among those that share the work.
+    """One of the processes that share the work.
 
     Args:
-        rank: This process, 0-based.
-        world_size: How many processes there are.
-        gather: Takes one picklable value of each process and returns all of them, in the order
-            of the ranks, on every process (collective: all processes must call it).
+        rank: Rank of this process, 0-based.
+        world_size: Number of processes.
+        gather: Takes a picklable value from each process and returns all of them, in rank order,
+            on every process (collective: all processes must call it).
     """
 
     rank: int = 0
@@ -36,12 +36,12 @@ class Ranks:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process prints and writes."""
+        """Whether this process prints and writes files."""
         return self.rank == 0
 
 
 def current_ranks() -> Ranks:
-    """The ranks of torch's default process group; one process where there is none."""
+    """The ranks of torch's default process group; a single process if there is none."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return Ranks()
 
@@ -55,14 +55,14 @@ def current_ranks() -> Ranks:
 
 @contextmanager
 def start_ranks(local_rank: int, world_size: int) -> Iterator[tuple[Ranks, torch.device]]:
-    """Join the processes of a launcher (torchrun, `accelerate launch`), and leave them at the end.
+    """Join the process group of a launcher (torchrun, `accelerate launch`), and leave it on exit.
 
     Args:
-        local_rank: Number of this process on its machine, as the launcher gives it.
-        world_size: Number of processes; with 1 no process group is made.
+        local_rank: Rank of this process on its machine, as set by the launcher.
+        world_size: Number of processes; with 1 no process group is created.
 
     Yields:
-        The ranks, and the device of this one.
+        The ranks, and the device of this rank.
     """
     device = torch.device("cpu")
     if torch.cuda.is_available():
@@ -71,7 +71,7 @@ def start_ranks(local_rank: int, world_size: int) -> Iterator[tuple[Ranks, torch
     if world_size > 1:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     yield current_ranks(), device
-    # Not after an error: the others would wait for us. Gloo's may deadlock (pytorch issue 56297),
-    # and goes with the process.
+    # Skipped after an error, when the other ranks would not join. Destroying a Gloo group may
+    # deadlock (pytorch issue 56297); it ends with the process.
     if world_size > 1 and device.type == "cuda":
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Sums to rows: what the report prints, as plain dataclasses and JSON."""
+"""Turns sums into the rows of a report, as plain dataclasses and JSON."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from bsmeta.evaluation.statistics import Figures, figures_of
 
 @dataclass(frozen=True, slots=True)
 class PositionBin:
-    """One comparison over the text that begins from `first_byte` on, up to the next bin."""
+    """One comparison over the text from `first_byte` up to the next bin."""
 
     first_byte: int
     figures: Figures
 
     def as_dict(self) -> dict[str, Any]:
-        """The bin as JSON has it."""
+        """The bin as a dict for JSON."""
         return {"first_byte": self.first_byte, **self.figures.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison; `figures` is None where no document could be compared.
+    """One comparison; `figures` is None if no document could be compared.
 
     Attributes:
-        comparison: What is compared.
-        figures: Over all documents that take part.
-        text_bytes: Bytes of these documents, also those that one of the arms could not score.
-        prefixes_cut: How many of them have a prefix that was too long and was cut.
-        positions: By bytes into the document.
-        contexts: By bytes of text that the model has seen before, in the same window.
+        comparison: The two arms.
+        figures: The metrics over all documents that take part.
+        text_bytes: Bytes of these documents, including those that an arm could not score.
+        prefixes_cut: Number of these documents with a prefix that was too long and truncated.
+        positions: The metrics by byte offset in the document.
+        contexts: The metrics by bytes of preceding text in the same window.
     """
 
     comparison: Comparison
@@ -50,7 +50,7 @@ class Row:
 
     @property
     def compares(self) -> bool:
-        """Whether two arms were compared, and there was something to compare."""
+        """Whether two different arms were compared, over at least one document."""
         return self.figures is not None and self.comparison.group != TEXT
 
     @property
@@ -60,7 +60,7 @@ class Row:
         return 1 - scored / self.text_bytes if self.text_bytes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """The row as JSON has it."""
+        """The row as a dict for JSON."""
         one = self.comparison
         return {
             "name": one.name,
@@ -83,7 +83,7 @@ class SliceRows:
     rows: list[Row]
 
     def as_dict(self) -> dict[str, Any]:
-        """The slice as JSON has it."""
+        """The slice as a dict for JSON."""
         return {
             "by": self.slice.by,
             "name": self.slice.name,
@@ -96,12 +96,12 @@ class SliceRows:
 
 @dataclass(frozen=True, slots=True)
 class DocumentSums:
-    """What each document comes to under each comparison.
+    """The sums of each document in each comparison.
 
     Attributes:
-        names: The documents, as training names them.
-        digests: xxh3 of each text, by which two models' documents are matched.
-        totals: By comparison: float64 [documents, COLUMNS]; zeros where one takes no part.
+        names: The names of the documents, as in training.
+        digests: xxh3 hash of each text, which matches the documents of two models.
+        totals: By comparison: float64 [documents, COLUMNS]; zeros if a document takes no part.
     """
 
     names: list[str]
@@ -109,7 +109,7 @@ class DocumentSums:
     totals: dict[str, np.ndarray]
 
     def lines(self, checkpoint: str) -> Iterator[dict[str, Any]]:
-        """A flat object for each document and comparison that it takes part in."""
+        """Yield a flat dict for each document and comparison that it takes part in."""
         for name, totals in self.totals.items():
             for document, row in zip(self.names, totals.tolist(), strict=True):
                 if row[BYTES]:
@@ -127,15 +127,15 @@ class DocumentSums:
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What was found out about one model.
+    """The results of one model.
 
     Attributes:
-        checkpoint: As the user named it.
-        model: What was loaded.
-        data: The held-out file, its documents and what was left out.
+        checkpoint: The checkpoint as the user named it.
+        model: The folder or Hub name that was loaded.
+        data: The held-out file, its documents and the number left out.
         rows: The comparisons; the first is the text alone.
-        sums: What the rows were made of, document by document.
-        slices: The same over some of the documents.
+        sums: The per-document sums that the rows were computed from.
+        slices: The comparisons over slices of the documents.
     """
 
     checkpoint: str
@@ -150,7 +150,7 @@ class ModelReport:
         return next((row for row in self.rows if row.comparison.name == name), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The model as JSON has it."""
+        """The model as a dict for JSON."""
         return {
             "checkpoint": self.checkpoint,
             "model": self.model,
@@ -162,12 +162,12 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that an evaluation found out.
+    """All results of an evaluation.
 
     Attributes:
         settings: The evaluation's configuration.
-        models: One for each checkpoint, in the order in which they were named.
-        pairs: Each two of them compared with each other.
+        models: The results of each checkpoint, in the order of the configuration.
+        pairs: The comparisons of each pair of models.
     """
 
     settings: dict[str, Any]
@@ -185,7 +185,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """The bootstrap's settings: number of resamples, and their seed."""
+    """Settings of the bootstrap: number of resamples, and their seed."""
 
     resamples: int
     seed: int
@@ -202,11 +202,11 @@ def rows_of(
     position_edges: Sequence[int],
     resampling: Resampling,
 ) -> list[Row]:
-    """Figures of each comparison, in all and by position; corrected for their number.
+    """Metrics of each comparison, overall and by position; corrected for multiple comparisons.
 
     Args:
-        comparisons: In the order of the rows.
-        sums: What `PairedEvaluation.run` returns.
+        comparisons: The comparisons, in the order of the rows.
+        sums: The result of `PairedEvaluation.run`.
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
         resampling: The bootstrap.
@@ -249,7 +249,7 @@ def slice_rows_of(
     sums: Mapping[str, ComparisonSums],
     resampling: Resampling,
 ) -> list[SliceRows]:
-    """Figures of each comparison over the documents of each slice."""
+    """Metrics of each comparison over the documents of each slice."""
     made = []
     for one in slices:
         stacked = np.stack([sums[each.name].totals for each in comparisons])

@@ -1,4 +1,4 @@
-"""From an evaluation's configuration to its report: the steps in their order."""
+"""Runs an evaluation, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from bsmeta.evaluation.trained_on import check_not_trained_on
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
-    """Where the models are that the configuration names.
+    """Locate the models that the configuration names.
 
     Raises:
-        UserError: One of them is not there, or the value is not a name or a list of names.
+        UserError: A model does not exist, or the value is not a name or a list of names.
     """
     names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
     if not names or not all(isinstance(name, str) for name in names):
@@ -67,7 +67,7 @@ def evaluate(
     """Score the held-out documents with each model; every rank gets the same report.
 
     Raises:
-        UserError: The configuration, a model or the data is not what it should be.
+        UserError: The configuration, a model or the data is invalid.
     """
     refuse_out_of_bounds(config)
     check_edges(config.position_edges)
@@ -94,7 +94,7 @@ def _evaluate_one(
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config
-    # what is wrong with the configuration and the data is said before a model is loaded
+    # errors in the configuration and the data are reported before a model is loaded
     comparisons = configured_comparisons(config, data.metadata_config.metadata_list)
     check_not_trained_on(data, location, run_config(location, config.training_config, {}))
     documents = HeldOutDocuments(
@@ -132,10 +132,10 @@ def _evaluate_one(
 
 
 def report_folder(config: EvaluateConfig, location: Location) -> Path:
-    """Where the report goes: `out_dir`; else into the run folder, or beside the model.
+    """The folder of the report: `out_dir`; by default in the run folder, or next to the model.
 
-    A checkpoint within a run has a folder of its own there, `evaluation-checkpoint-{step}step`, and
-    so has another held-out file than the run's: `evaluation-{file}`.
+    The default for a checkpoint within a run is `evaluation-checkpoint-{step}step`, and for a
+    held-out file other than the run's it is `evaluation-{file}`.
     """
     if config.out_dir is not None:
         return Path(config.out_dir)
@@ -155,7 +155,7 @@ def report_folder(config: EvaluateConfig, location: Location) -> Path:
 def _check_types(
     config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
 ) -> None:
-    """Refuses types that no document has, and comparisons that are 0 whatever the model is."""
+    """Reject types that no document has, and comparisons that are 0 for every model."""
     for name in config.metadata_list or ():
         if not documents.carried[name]:
             raise ConfigurationError(

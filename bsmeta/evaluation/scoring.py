@@ -1,8 +1,8 @@
-"""Windows of tokens to log-probabilities: batched, on any causal model, bounded in memory.
+"""Computes log-probabilities of token windows: batched, for any causal model, in bounded memory.
 
 A batch is padded on the right and needs no attention mask: under causal attention a token never
-sees the padding behind it. Vocabulary logits are computed only where a token is scored (a hook on
-the output embedding picks those rows) and, where the model allows it, a few rows at a time.
+sees the padding after it. Vocabulary logits are computed only where a token is scored (a hook on
+the output embedding selects those rows) and, if the model permits it, a few rows at a time.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from torch.nn.functional import cross_entropy
 from bsmeta.config.errors import ConfigurationError
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Logits that are computed, or held in float32, at one time (on a CPU few enough for a cache)."""
+"""Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""
 
 ROWS_PER_CHUNK = 64
-"""Rows of them at least: with fewer a matrix product is no longer efficient."""
+"""Minimum rows per chunk: with fewer, the matrix product is inefficient."""
 
 LOGITS_PER_BATCH = 1 << 29
-"""Logits (in the model's own type) that one call of the model may return."""
+"""Maximum number of logits (in the model's dtype) that one model call may return."""
 
 
 @dataclass(slots=True)
 class Window:
-    """What the model sees at once: (prefix, context,) text of one document.
+    """One input sequence of the model: text of one document, after an optional prefix and context.
 
     Attributes:
         ids: int32 [n], token ids.
         starts: int32 [n], first character of each token in the original text.
-        ends: int32 [n], character after the last; equal to `starts` where a token holds no text.
+        ends: int32 [n], character after its last; equal to `starts` if a token contains no text.
         scored: bool [n], tokens whose probability counts (never the first of the window).
-        own: Index of the first token that belongs to this window; those before it (prefix,
-            context) are only seen.
+        own: Index of the first token that belongs to this window; the tokens before it (prefix,
+            context) only provide context.
     """
 
     ids: np.ndarray
@@ -51,17 +51,17 @@ class Window:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model itself, whatever a launcher wrapped around it."""
+    """The model without any wrappers (DDP, DeepSpeed)."""
     while isinstance(module := getattr(model, "module", None), nn.Module):
         model = module  # DDP and the DeepSpeed engine keep the model there
     return model
 
 
 def output_embedding_of(model: nn.Module) -> nn.Module:
-    """The layer that makes logits.
+    """The layer that computes logits.
 
     Raises:
-        ConfigurationError: The model has none: it is not a language model.
+        ConfigurationError: The model has none, so it is not a language model.
     """
     inner = unwrapped(model)
     find = getattr(inner, "get_output_embeddings", None)
@@ -75,17 +75,17 @@ def output_embedding_of(model: nn.Module) -> nn.Module:
 
 
 def max_batch_tokens(vocabulary: int, rows: int, max_seq_len: int) -> int:
-    """Tokens of the largest batch: `rows` full sequences, less where the vocabulary is large."""
+    """Maximum tokens in a batch: `rows` full sequences, fewer if the vocabulary is large."""
     return max(min(rows * max_seq_len, LOGITS_PER_BATCH // max(vocabulary, 1)), max_seq_len)
 
 
 @contextmanager
 def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
-    """A scorer for a model, which is in evaluation mode meanwhile and as before afterwards.
+    """Yield a scorer for a model, which is in evaluation mode within the context.
 
     Args:
         model: A causal language model, wrapped by a launcher or not.
-        device: Where its inputs go.
+        device: The device of its inputs.
     """
     was_training = model.training
     model.eval()
@@ -98,21 +98,21 @@ def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
 
 
 class Scorer:
-    """Scores batches of windows with one model, which `scoring` has put into evaluation mode."""
+    """Scores batches of windows with a model that `scoring` has put into evaluation mode."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
         self._device = device
         self._head = output_embedding_of(model)
-        self._picked = threading.local()  # .rows: which hidden states the head is to see
-        # a wrapped model may be spread over ranks: then every call of it must be like the others'
+        self._picked = threading.local()  # .rows: the hidden states to pass to the head
+        # a wrapped model may be sharded over ranks: then all ranks must make the same calls
         self._is_bare = unwrapped(model) is model
         self._hook = self._head.register_forward_pre_hook(self._pick)
         self._by_rows = False
         self._by_rows = self._is_bare and self._head_makes_the_logits()
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Remove the hook from the model."""
         self._hook.remove()
 
     def score(self, batches: Sequence[Sequence[Window]]) -> list[list[np.ndarray]]:
@@ -125,7 +125,7 @@ class Scorer:
         threads = torch.get_num_threads()
         if self._device.type != "cpu" or not self._is_bare or threads == 1 or len(batches) < 2:
             return [self._score_batch(batch) for batch in batches]
-        # a thread a batch: threads that share each small operation wait for each other
+        # one thread per batch: sharing each small operation among threads is slower
         try:
             torch.set_num_threads(1)
             with ThreadPoolExecutor(
@@ -136,9 +136,9 @@ class Scorer:
             torch.set_num_threads(threads)
 
     def dummy(self) -> None:
-        """A call of the model whose result nobody needs: keeps ranks with less work in step.
+        """Call the model and discard the result, so that all ranks make the same number of calls.
 
-        Under ZeRO-3 (and under DDP, where buffers are synchronised) a forward pass is collective.
+        Under ZeRO-3 (and under DDP if buffers are synchronized) a forward pass is collective.
         """
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
         self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
@@ -162,7 +162,7 @@ class Scorer:
     def _score_rows(
         self, ids: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Log-probabilities float32 [n] of targets [n], at flat positions [n] of ids [b, l]."""
+        """Log-probabilities float32 [n] of targets [n] at flat positions [n] in ids [b, l]."""
         logits, hidden = self._call(ids, rows)
         source = hidden if self._by_rows else logits
         chunk_size = LOGITS_PER_CHUNK.get(self._device.type, LOGITS_PER_CHUNK["cuda"])
@@ -181,9 +181,9 @@ class Scorer:
 
     @torch.no_grad()
     def _call(self, ids: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The model's logits, and the hidden states below them, at flat positions of ids.
+        """The model's logits, and the hidden states that the head gets, at flat positions of ids.
 
-        Where the head is applied by rows, the model itself computes no logits.
+        If the head is applied by rows, the model call itself computes no logits.
         """
         self._picked.rows = rows
         try:
@@ -193,9 +193,9 @@ class Scorer:
         return logits, self._picked.hidden
 
     def _pick(self, _: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """The hook of the head: of all hidden states it is to see those that are wanted."""
+        """Pre-forward hook of the head: pass only the selected hidden states."""
         rows = getattr(self._picked, "rows", None)
-        if rows is None:  # called by ourselves
+        if rows is None:  # a direct call of the head
             return inputs
         self._picked.hidden = inputs[0].flatten(0, -2)[rows]
         shown = self._picked.hidden[:0] if self._by_rows else self._picked.hidden
@@ -203,7 +203,7 @@ class Scorer:
 
     @torch.no_grad()
     def _head_makes_the_logits(self) -> bool:
-        """Whether logits are the head's output as it is (some models scale or cap them)."""
+        """Whether the logits are the head's unchanged output (some models scale or cap it)."""
         ids = torch.zeros((1, 2), dtype=torch.int64, device=self._device)
         logits, hidden = self._call(ids, torch.zeros(1, dtype=torch.int64, device=self._device))
         own = self._head(hidden)

@@ -1,9 +1,9 @@
-"""Two scored readings of one text to sums over identical bytes.
+"""Sums two scored readings of a text over identical bytes.
 
-The same text is tokenized differently with and without metadata (a tag splits a word, a space
-moves), and each reading leaves some tokens unscored (the first of a window, those that share
-characters with metadata). The character positions at which *both* readings have a token boundary
-cut the text into segments; a segment counts when both readings score every token in it.
+A text is tokenized differently with and without metadata (a tag splits a word, a space moves to
+another token), and each reading leaves some tokens unscored (the first of a window, those that
+share characters with metadata). The character positions at which *both* readings have a token
+boundary split the text into segments; a segment counts if both readings score all of its tokens.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ BYTES, TOKENS, NATS_WITHOUT, NATS_WITH, TOKENS_WITH = range(5)
 COLUMNS = 5
 
 DOCUMENT, CONTEXT = range(2)
-"""Where a segment begins: bytes into its document, or bytes of text seen before it (both count the
-same segments, so a sum over the bins of either is the whole)."""
+"""The two ways to bin segments: by byte offset in the document, or by bytes of preceding text in
+the window (both count the same segments, so the bins of either add up to the total)."""
 
 
 @dataclass(slots=True)
 class Reading:
-    """The tokens of one text under one arm, in any order; every character at most once.
+    """The tokens of one text in one arm, in any order; every character is in at most one.
 
     Attributes:
         starts: int32 [n], first character of each token in the original text.
         ends: int32 [n], character after its last (greater than `starts`).
-        nats: float64 [n], -ln p of each token; NaN where it is not scored.
-        shown_from: int32 [n], first character of the text that its window shows.
+        nats: float64 [n], -ln p of each token; NaN if it is not scored.
+        shown_from: int32 [n], first character of the text in the token's window.
     """
 
     starts: np.ndarray
@@ -40,7 +40,7 @@ class Reading:
 
 
 def utf8_lengths(text: str) -> np.ndarray:
-    """Bytes of each character in UTF-8: int64 [len(text)]."""
+    """UTF-8 length of each character in bytes: int64 [len(text)]."""
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     wide = (points > 0x7F).astype(np.int64)
     return 1 + wide + (points > 0x7FF) + (points > 0xFFFF)
@@ -49,7 +49,7 @@ def utf8_lengths(text: str) -> np.ndarray:
 def paired_sums(
     without: Reading, with_metadata: Reading, text: str, edges: np.ndarray
 ) -> np.ndarray:
-    """Sum both readings over the segments that count, by position in the document and context.
+    """Sum both readings over the segments that count, by position in the document and by context.
 
     Args:
         without: The reading without metadata.
@@ -58,8 +58,8 @@ def paired_sums(
         edges: int [bins], byte positions at which the position bins begin; the first is 0.
 
     Returns:
-        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (that of
-        the reading without metadata); a segment belongs to the bin in which it begins.
+        float64 [2, bins, COLUMNS]: the columns of each bin, by DOCUMENT and by CONTEXT (in the
+        reading without metadata); a segment belongs to the bin in which it begins.
     """
     sums = np.zeros((2, len(edges), COLUMNS))
     if not text:
@@ -91,9 +91,9 @@ def paired_sums(
 
 
 def _segment_of_characters(first: Reading, second: Reading, size: int) -> np.ndarray:
-    """Number of the segment that each character belongs to: int64 [size], from 0."""
+    """Index of the segment that each character belongs to: int64 [size]."""
     crossing = np.zeros(size + 2, dtype=np.int64)
-    for reading in (first, second):  # tokens that reach across each position
+    for reading in (first, second):  # tokens that extend across each position
         crossing += np.bincount(reading.starts + 1, minlength=size + 2)
         crossing -= np.bincount(reading.ends, minlength=size + 2)
     is_boundary = np.cumsum(crossing)[:size] == 0
@@ -101,7 +101,7 @@ def _segment_of_characters(first: Reading, second: Reading, size: int) -> np.nda
 
 
 def _unscored(reading: Reading, size: int) -> np.ndarray:
-    """1.0 for each character that is in no token or in a token without a score: [size]."""
+    """1.0 for each character that is in no token or in an unscored token: float64 [size]."""
     covered = _coverage(reading.starts, reading.ends, size)
     missing = np.isnan(reading.nats)
     unscored = _coverage(reading.starts[missing], reading.ends[missing], size)
@@ -109,7 +109,7 @@ def _unscored(reading: Reading, size: int) -> np.ndarray:
 
 
 def _coverage(starts: np.ndarray, ends: np.ndarray, size: int) -> np.ndarray:
-    """How many of the spans hold each character: int64 [size]."""
+    """Number of spans that contain each character: int64 [size]."""
     steps = np.bincount(starts, minlength=size + 1) - np.bincount(ends, minlength=size + 1)
     return np.cumsum(steps)[:size]
 

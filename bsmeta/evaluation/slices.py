@@ -1,4 +1,4 @@
-"""Slices: kinds of documents (of one site, of one length, of one time) to report by themselves."""
+"""Slices: groups of documents (by site, length or time) that are reported separately."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bsmeta.metadata.records import BadDocument, Document
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Some of the documents.
+    """A subset of the documents.
 
     Attributes:
-        by: What decides: `site`, `length` or `time`.
-        name: Which of them, such as `docs.python.org` or `1,000 to 3,999 bytes`.
+        by: The grouping: `site`, `length` or `time`.
+        name: The group, such as `docs.python.org` or `1,000 to 3,999 bytes`.
         members: bool [documents].
     """
 
@@ -38,10 +38,10 @@ class Slice:
 def make_slices(
     configs: Sequence[SliceConfig], documents: HeldOutDocuments, metadata: MetadataConfig
 ) -> list[Slice]:
-    """The slices that the configuration declares; those without a document are left out.
+    """The slices that the configuration declares; empty slices are left out.
 
     Raises:
-        ConfigurationError: Lists all declarations that cannot be meant.
+        ConfigurationError: A declaration is invalid; the message lists all of them.
     """
     problems = [problem for one in configs for problem in _problems(one)]
     if problems:
@@ -67,7 +67,7 @@ def _problems(one: SliceConfig) -> list[str]:
 
 
 def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
-    """Host, bytes and year of each document (None where it has no address or no time)."""
+    """Host, length in bytes and year of each document (None if it has no address or no time)."""
     grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
     decoder = DocumentDecoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
@@ -82,14 +82,14 @@ def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, l
 
 
 def _group(document: Document, key: str) -> str | None:
-    """The group of a document by a type, as a model of whole values is given it."""
+    """The group of a document by the value of a type, under the default metadata settings."""
     kind = type_of(key)
     values = [str(record.value) for record in document.records(key)]
     if kind.is_address and document.url:
         values.insert(0, document.url)
     try:
         return kind.group(values[0], MetadataConfig()) if values and values[0] else None
-    except BadDocument:  # not what the type says it is: in no slice by it
+    except BadDocument:  # not a valid value of the type: in none of its slices
         return None
 
 
@@ -108,7 +108,7 @@ def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
 
 
 def _by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
-    """Below the first edge, between neighbouring edges, from the last edge on."""
+    """Slices below the first edge, between adjacent edges, and from the last edge up."""
     unit = " bytes" if config.by == "length" else ""
     number = "{:,}" if config.by == "length" else "{}"
     numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -1,12 +1,12 @@
-"""Sums per document to figures: bits per byte, their difference, how sure it is.
+"""Computes metrics from per-document sums: bits per byte, their difference, and its uncertainty.
 
 The interval is the percentile bootstrap over documents (Efron and Tibshirani 1993, chapter 13):
-documents are drawn with replacement, so that what varies is which pages were held out. All
+documents are drawn with replacement, so it reflects the choice of held-out documents. All
 comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
 
-Where many comparisons are shown, some differ by chance. The simultaneous interval covers all of a
-family together: as many standard errors to each side as hold the largest deviation of any of them
-in 95% of the resamples (max-T; Romano and Wolf 2005). P-values are corrected by Holm (1979).
+Among many comparisons, some differ by chance. The simultaneous intervals cover a whole family
+jointly: their half-width in standard errors is the 95th percentile, over resamples, of the largest
+deviation of any comparison (max-T; Romano and Wolf 2005). P-values are corrected by Holm (1979).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scipy.stats import binomtest
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
 DRAWS_AT_ONCE = 1 << 21
-"""Document indices that are drawn at one time."""
+"""Number of document indices that are drawn at one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Two ends of a central 95% bootstrap interval."""
+    """The ends of a central 95% bootstrap interval."""
 
     low: float
     high: float
@@ -35,26 +35,27 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One comparison. Differences are with minus without, in bits per byte: below 0, it helps.
+    """The metrics of one comparison.
+
+    Differences are bits per byte with metadata minus without: below 0, metadata helps.
 
     Attributes:
         documents: Documents with at least one byte that both readings score.
-        bytes: Those bytes (UTF-8, of the original text).
-        tokens: Their tokens in the reading without metadata.
-        bits_per_byte_without, bits_per_byte_with: Over exactly those bytes.
-        perplexity_without, perplexity_with: Per token of the reading without metadata (one count
-            for both, so that they can be compared).
-        difference: Bits per byte with, minus those without.
-        difference_low, difference_high: 95% bootstrap interval over documents; None where only
-            one document takes part.
-        simultaneous_low, simultaneous_high: The same for the whole family of comparisons together;
-            None outside the family.
-        mean_document_difference: The mean of the documents' own differences (each document
-            weighs the same, whatever its length), with its interval.
-        documents_better, documents_worse: Documents that metadata makes cheaper or dearer.
-        sign_test_p: Two-sided probability of so uneven a split if either were equally likely;
-            documents that do not differ are left out.
-        sign_test_p_holm: Corrected for the family; None outside it.
+        bytes: Number of those bytes (UTF-8, of the original text).
+        tokens: Number of their tokens in the reading without metadata.
+        bits_per_byte_without, bits_per_byte_with: Bits per byte over exactly those bytes.
+        perplexity_without, perplexity_with: Per token of the reading without metadata (the same
+            token count for both, so that they can be compared).
+        difference: Bits per byte with metadata, minus those without.
+        difference_low, difference_high: 95% bootstrap interval over documents; None if only one
+            document takes part.
+        simultaneous_low, simultaneous_high: Simultaneous 95% interval over the whole family of
+            comparisons; None outside the family.
+        mean_document_difference: Mean of the per-document differences (each document has the same
+            weight, whatever its length), with its interval.
+        documents_better, documents_worse: Documents that need fewer or more bits with metadata.
+        sign_test_p: Two-sided p-value of the sign test; documents that do not differ are left out.
+        sign_test_p_holm: The p-value after Holm's correction for the family; None outside it.
     """
 
     documents: int
@@ -79,28 +80,28 @@ class Figures:
 
     @property
     def relative(self) -> float:
-        """The difference as a share of the bits without."""
+        """The difference as a share of the bits per byte without metadata."""
         return self.difference / self.bits_per_byte_without if self.bits_per_byte_without else 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """A flat dict of plain numbers, for JSON and trackers."""
+        """A flat dict of plain numbers, for JSON and experiment trackers."""
         return asdict(self)
 
 
 def figures_of(
     sums: np.ndarray, *, resamples: int, seed: int, family: Sequence[int] = ()
 ) -> list[Figures | None]:
-    """Figures of several comparisons over one set of documents.
+    """Metrics of several comparisons over one set of documents.
 
     Args:
         sums: float64 [comparisons, documents, COLUMNS]; a document without bytes does not take
             part in a comparison.
-        resamples: How often the documents are drawn; the same draws serve all comparisons.
-        seed: Same seed, same intervals.
-        family: Indices of the comparisons that are corrected for each other.
+        resamples: Number of bootstrap resamples; all comparisons use the same draws.
+        seed: Seed of the draws; the same seed gives the same intervals.
+        family: Indices of the comparisons that are corrected jointly.
 
     Returns:
-        One for each comparison; None where no document has a byte to compare.
+        The metrics of each comparison; None if no document has a byte to compare.
     """
     takes_part = sums[:, :, BYTES] > 0
     bits = (sums[:, :, NATS_WITH] - sums[:, :, NATS_WITHOUT]) / math.log(2)
@@ -118,7 +119,7 @@ def figures_of(
 
 
 def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
-    """Figures of the documents that take part: sums [documents, COLUMNS]."""
+    """Metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
     better, worse = int((bits < 0).sum()), int((bits > 0).sum())
@@ -147,7 +148,7 @@ def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
 
 
 def _correct(found: list[Figures | None], ratios: np.ndarray, family: Sequence[int]) -> None:
-    """Adds to each of the family what holds for all of it together."""
+    """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
     members = [(i, one) for i in family if (one := found[i]) is not None]
     if not members:
         return
@@ -165,10 +166,10 @@ def _correct(found: list[Figures | None], ratios: np.ndarray, family: Sequence[i
 
 
 def simultaneous_half_widths(ratios: np.ndarray, estimates: np.ndarray) -> np.ndarray:
-    """Half the width of each interval, so that 95% of the resamples lie in all of them.
+    """Half-width of each interval, such that 95% of the resamples lie in all intervals.
 
     Args:
-        ratios: float64 [resamples, comparisons]; NaN where a resample has no document of one.
+        ratios: float64 [resamples, comparisons]; NaN if a resample has no document of a comparison.
         estimates: float64 [comparisons].
     """
     deviations = np.abs(ratios - estimates)
@@ -179,7 +180,7 @@ def simultaneous_half_widths(ratios: np.ndarray, estimates: np.ndarray) -> np.nd
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected for their number by Holm's step-down procedure."""
+    """P-values corrected by Holm's step-down procedure."""
     order = np.argsort(p_values, kind="stable")
     factors = len(p_values) - np.arange(len(p_values))
     steps = np.minimum(np.maximum.accumulate(np.asarray(p_values)[order] * factors), 1.0)
@@ -191,10 +192,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def bootstrap(
     values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int
 ) -> list[Interval]:
-    """95% intervals of sum(values) / sum(weights), documents drawn with replacement.
+    """95% bootstrap interval of sum(values) / sum(weights) for each comparison.
 
-    Arguments as for `resampled`. One interval for each comparison (of zeros where no document
-    takes part).
+    The arguments are those of `resampled`; an interval is zero if no document takes part.
     """
     return [
         central(column) for column in resampled(values, weights, resamples=resamples, seed=seed).T
@@ -202,16 +202,16 @@ def bootstrap(
 
 
 def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: int) -> np.ndarray:
-    """sum(values) / sum(weights) of each resample.
+    """sum(values) / sum(weights) of each resample of the documents.
 
     Args:
         values: float64 [comparisons, documents].
-        weights: float64 [comparisons, documents], 0 where a document does not take part.
-        resamples: How often all n documents are drawn from the n.
+        weights: float64 [comparisons, documents], 0 if a document does not take part.
+        resamples: Number of resamples, each of n draws with replacement from the n documents.
         seed: Seed of the draws.
 
     Returns:
-        float64 [resamples, comparisons]; NaN where no document of a comparison was drawn.
+        float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.
     """
     generator = np.random.default_rng(seed)
     count = values.shape[1]
@@ -228,7 +228,7 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
 
 
 def central(values: np.ndarray) -> Interval:
-    """The central 95% of the values that are numbers; zeros if there are none."""
+    """The central 95% interval of the values that are not NaN; zeros if there are none."""
     values = values[~np.isnan(values)]
     if not len(values):
         return Interval(0.0, 0.0)
@@ -243,5 +243,5 @@ def sign_test(better: int, worse: int) -> float:
 
 
 def _exp(value: float) -> float:
-    """e to the value; what is beyond a float's range is its largest number (JSON has no inf)."""
+    """exp(value), with the value capped at 700 to keep it finite (JSON has no infinity)."""
     return math.exp(min(float(value), 700.0))

@@ -1,4 +1,4 @@
-"""The evaluation during training: a fixed subset, both arms, prepared once and scored often."""
+"""The evaluation during training: a fixed subset in both arms, prepared once, scored repeatedly."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from bsmeta.evaluation.statistics import figures_of
 RESAMPLES = 10_000
 
 FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
-"""What a person looks at comes first: a screen has room for the beginning."""
+"""The most important metrics, which come first so that a narrow screen shows them."""
 
 
 class SubsetEvaluation:
-    """The first `max_documents` held-out documents with all their metadata, and without.
+    """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
 
-    Every rank makes one, and all ranks call `run` together.
+    Every rank creates one, and all ranks call `run` together.
 
     Args:
-        config: Names the held-out file and how it is rendered.
+        config: The held-out file and how it is rendered.
         tokenizer: The model's tokenizer.
-        max_documents: Documents of the subset.
+        max_documents: Number of documents in the subset.
         seed: Seed of the bootstrap.
         ranks: The processes that share the work.
 
@@ -54,10 +54,10 @@ class SubsetEvaluation:
         self._seed = seed
 
     def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """The figures of `Figures`, flat, the same on every rank; those of `FIRST` come first.
+        """Score the subset; returns the metrics of `Figures` as a flat dict, equal on all ranks.
 
-        `text_bits_per_byte` is that of all documents without metadata; where no document has
-        metadata, it is the only figure beside `documents` and `bytes`.
+        Those of `FIRST` come first. `text_bits_per_byte` is over all documents without metadata; if
+        no document has metadata, it is the only metric besides `documents` and `bytes`.
         """
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
@@ -67,6 +67,6 @@ class SubsetEvaluation:
         figures = {"text_bits_per_byte": text.bits_per_byte_without}
         if both is None:
             return {**figures, "documents": text.documents, "bytes": text.bytes}
-        # one document has no interval
+        # there are no intervals for a single document
         figures |= {name: value for name, value in both.as_dict().items() if value is not None}
         return {**{name: figures[name] for name in FIRST}, **figures}

@@ -23,7 +23,7 @@ NONE = "–"
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table: its title, a note below it, the heads of the columns and the rows."""
+    """A table: its title, a note below it, the column headers and the rows."""
 
     title: str
     note: str
@@ -66,7 +66,7 @@ PERPLEXITY_NOTE = " Perplexity is per token of the text without metadata."
 
 
 def family_note(model: ModelReport) -> str:
-    """How many intervals there are, and which of them are corrected for that."""
+    """A note on the number of comparisons and on the columns that are corrected for it."""
     count = sum(row.compares for row in model.rows)
     return (
         f"{count} comparisons were made, controls included: a 95% interval holds for one of them, "
@@ -75,7 +75,7 @@ def family_note(model: ModelReport) -> str:
 
 
 def tables_of(report: Report) -> list[Table]:
-    """All tables of a report, in their order."""
+    """All tables of a report, in order."""
     tables = [checkpoint_table(report)] if len(report.models) > 1 else []
     tables += [pair_table(report)] if report.pairs else []
     for model in report.models:
@@ -90,7 +90,7 @@ def tables_of(report: Report) -> list[Table]:
 
 
 def comparison_table(model: ModelReport, columns: Sequence[str] = COLUMNS) -> Table:
-    """One row a comparison, without the controls."""
+    """One row per comparison, without the controls."""
     note = NOTE + (PERPLEXITY_NOTE if columns is COLUMNS else "") + " " + family_note(model)
     table = Table("Bits per byte with and without metadata", note, ["comparison", *columns])
     for row in model.rows:
@@ -114,7 +114,7 @@ def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
 
 
 def control_table(model: ModelReport) -> Table:
-    """What the content does: each comparison beside its controls."""
+    """The effect of the content: each comparison next to its controls."""
     heads = ["comparison", "control", "own", "control's", "its interval"]
     heads += ["own - control", INTERVAL, TOGETHER, HOLM]
     note = (
@@ -143,7 +143,7 @@ def control_table(model: ModelReport) -> Table:
 
 
 def checkpoint_table(report: Report) -> Table:
-    """One row a model: the text alone, and the main comparison."""
+    """One row per model: the text alone, and the main comparison."""
     columns = [WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
     table = Table("The checkpoints", NOTE, ["checkpoint", "text alone", *columns])
     for model in report.models:
@@ -155,7 +155,7 @@ def checkpoint_table(report: Report) -> Table:
 
 
 def pair_table(report: Report) -> Table:
-    """Each two models compared with each other."""
+    """One row per pair of models and arm."""
     heads = ["first", "second", "shown", DOCUMENTS, "first's", "second's", DIFFERENCE, INTERVAL]
     note = (
         "Bits per byte, each model over the bytes that it scored, of the documents that both "
@@ -183,14 +183,14 @@ def pair_table(report: Report) -> Table:
 
 
 def position_table(model: ModelReport) -> Table:
-    """The difference by position in the document: one row a comparison, one column a bin."""
+    """The difference by position in the document: a row per comparison, a column per bin."""
     note = "Difference in bits per byte, for text that begins so many bytes into its document."
     bins = {row.comparison.name: row.positions for row in model.rows}
     return _bin_table(model, "By position in the document", note, bins)
 
 
 def context_table(model: ModelReport) -> Table:
-    """The difference by how much of the text the model has seen in the same window."""
+    """The difference by the amount of preceding text in the same window."""
     note = "Difference in bits per byte, for text after so many bytes of text in its window."
     bins = {row.comparison.name: row.contexts for row in model.rows}
     return _bin_table(model, "By text seen before", note, bins)
@@ -229,12 +229,12 @@ def slice_table(model: ModelReport) -> Table:
 
 
 def main_row(model: ModelReport) -> Row | None:
-    """The comparison that speaks for the model: all together if it was made, else the first."""
+    """The comparison that represents the model: `all` if it was made, otherwise the first."""
     return model.row("all") or next((row for row in model.rows if row.compares), None)
 
 
 def summary(model: ModelReport) -> str:
-    """The main comparison in a sentence."""
+    """The result of the main comparison in a sentence."""
     row = main_row(model)
     if row is None or row.figures is None:
         return "No document has metadata to compare with."
@@ -257,7 +257,7 @@ def summary(model: ModelReport) -> str:
 
 
 def label(row: Row) -> str:
-    """What the row compares, in words."""
+    """Describes what the row compares."""
     group, name = row.comparison.group, row.comparison.name
     if group == TEXT:
         return "text alone"
@@ -283,7 +283,7 @@ def markdown(tables: Sequence[Table]) -> str:
 
 
 def _cells(row: Row) -> dict[str, str]:
-    """The cells of a row by the heads of COLUMNS."""
+    """The cells of a row by the names in COLUMNS."""
     figures = row.figures
     cells = dict.fromkeys(COLUMNS, NONE)
     if figures is None:
@@ -314,7 +314,7 @@ def _cells(row: Row) -> dict[str, str]:
 
 
 def interval(low: float | None, high: float | None) -> str:
-    """Both ends, or a dash where one document has no interval."""
+    """Both ends as text, or a dash if there is no interval."""
     return NONE if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 

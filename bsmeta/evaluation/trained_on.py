@@ -1,4 +1,4 @@
-"""Held-out or not: a file that the run was trained on says nothing about other text."""
+"""Checks that a held-out file was not part of the training data."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from bsmeta.evaluation.checkpoints import Location
 
 
 def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMConfig) -> None:
-    """Refuses a held-out file that was among the training shards of this very run.
+    """Reject a held-out file that is one of the run's training shards.
 
-    The shards are those that a checkpoint of the run lists, and those that its configuration names
-    and that are still on this machine; they are known by their content, on the Hub by name and
-    size.
+    The shards are those that a checkpoint of the run lists, and those in its configuration that
+    still exist on this machine. Local shards are identified by their content, shards on the Hub by
+    name and size.
 
     Args:
-        data: What is evaluated.
+        data: The data configuration of the evaluation.
         location: The model.
-        train: The configuration of its run, without what the evaluation changes.
+        train: The configuration of its run, without the changes that the evaluation makes.
 
     Raises:
-        DataError: Naming the shard.
+        DataError: The file is a training shard; the message names it.
     """
     path = validation_path(data)
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
-        return  # named when it is read
+        return  # reported when it is read
     own = Shard(os.path.basename(str(path)), path, size_of(path))
     content = _content(own)
     same = [
@@ -55,12 +55,12 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
 
 def _content(shard: Shard) -> Any:
-    """What the fingerprint of a run says of a shard: its size, of a local one a hash, too."""
+    """A shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
     return shards_fingerprint([shard])[shard.name]
 
 
 def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
-    """Training shards and their content, as a checkpoint of the run lists them; {} without one."""
+    """Training shards and their fingerprints as listed by a checkpoint of the run; {} if none."""
     folders = [Path(location.model).parent, Path(location.name)]
     if location.run_folder is not None:
         folders += sorted(location.run_folder.glob("checkpoint-*step"))
@@ -74,11 +74,11 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
 
 
 def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
-    """The training shards that the configuration names, where all of them are local files."""
+    """The training shards of the configuration, if all of them are local files."""
     data = train.data_config
     if not data.train_file or any(entry.startswith(SCHEME) for entry in entries_of(data)):
         return []
     try:
         return list_shards(data)
-    except UserError:  # they lie elsewhere, or are gone
+    except UserError:  # they were moved or deleted
         return []

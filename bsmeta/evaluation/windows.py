@@ -1,10 +1,9 @@
-"""An encoded document to the windows in which the model sees it.
+"""Splits an encoded document into the windows that the model scores.
 
-`first_piece` and `all_pieces` are the pieces that training uses. `sliding` gives every token at
-least half a sequence of its own text as context, where there is so much: each window shows the
-last half of the one before it again and scores only what is new. A prefix takes its place from the
-text that is seen beside it, so under `all_pieces` metadata also costs context; under `sliding` it
-hardly does.
+`first_piece` and `all_pieces` use the chunks of training. `sliding` gives every token at least half
+a sequence of preceding text as context, if there is that much: each window repeats the last half of
+the previous window and scores only the new tokens. A prefix takes up room in its window, so under
+`all_pieces` metadata reduces the text context; under `sliding` it hardly does.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 
 
 def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """The document's beginning, one sequence long."""
+    """The first chunk of the document, at most one sequence long."""
     return [_from_piece(piece) for piece in cut(document, config)[:1]]
 
 
 def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """The whole document in pieces, as it is trained on."""
+    """The whole document in chunks, as in training."""
     return [_from_piece(piece) for piece in cut(document, config)]
 
 
 def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
-    """The whole document in overlapping windows, with the prefix where training has it."""
+    """The whole document in overlapping windows, with the prefix in the same places as training."""
     metadata, size = config.metadata_config, len(document.ids)
     is_text = (document.kinds == 0) & (document.text_ends > document.text_starts)
     first_text = int(np.argmax(is_text)) if is_text.any() else 0
@@ -49,7 +48,7 @@ def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
         stop = min(start + room, size)
         scored = is_text[start:stop].copy()
         scored[: new - start] = False
-        if start == 0 and len(scored):  # nothing predicts it without metadata
+        if start == 0 and len(scored):  # without metadata, it has no context
             scored[first_text : first_text + 1] = False
         windows.append(
             Window(
@@ -74,8 +73,8 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
     """The text tokens of a document with their nats.
 
     Args:
-        windows: All windows of the document under one arm.
-        scores: For each window the log-probabilities of its scored tokens, float64.
+        windows: All windows of the document in one arm.
+        scores: For each window, the log-probabilities of its scored tokens, float64.
     """
     starts, ends, nats, shown_from = [], [], [], []
     for window, log_probabilities in zip(windows, scores, strict=True):
@@ -95,7 +94,8 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
 
 
 def _from_piece(piece: Piece) -> Window:
-    # Without metadata nothing predicts it: it counts in no arm, whatever was trained on.
+    # Without metadata the first text token has no context, so no arm scores it, even if training
+    # has a loss on it.
     piece = replace(piece, first_text_is_target=False)
     starts, ends = piece.text_starts, piece.text_ends
     scored = piece.loss_mask & (piece.kinds == 0) & (ends > starts)
