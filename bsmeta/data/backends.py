@@ -1,8 +1,8 @@
-"""Tokenizers that give token ids fast: `tokenizers` itself, and others with the same ids.
+"""Fast tokenizer backends: `tokenizers` itself, and others that return the same ids.
 
-The Hugging Face tokenizer is the oracle. tiktoken (built from its merges, pattern and special
-tokens) and gigatoken are several times as fast; either is used only where its ids equal the
-oracle's on a sample of the very data that is encoded.
+The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from its merges, pattern
+and special tokens) and gigatoken are several times as fast; either is used only where its ids equal
+the oracle's on a sample of the very data that is encoded.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 WITHOUT_GOING_BACK = {
     GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 }
-"""Patterns with which tiktoken finds the same parts sooner (this one is its own for GPT-2)."""
+"""Equivalent patterns that are faster in tiktoken (this is its own pattern for GPT-2)."""
 
 
 class Unavailable(Exception):
-    """A backend cannot stand in for this tokenizer; the message says why."""
+    """A backend cannot replace this tokenizer; the message gives the reason."""
 
 
 def hf_backend(tokenizer: Tokenizer) -> Backend:
-    """The oracle, in batches and without keeping track of characters."""
+    """The oracle, in batches and without character offsets."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -45,10 +45,10 @@ def hf_backend(tokenizer: Tokenizer) -> Backend:
 def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     """tiktoken with the tokenizer's vocabulary.
 
-    tiktoken numbers entries by the rank of their merge: `ids` leads from ranks to ids.
+    tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
 
     Raises:
-        Unavailable: If the tokenizer is no byte-level BPE with one splitting pattern.
+        Unavailable: If the tokenizer is not a byte-level BPE with a single splitting pattern.
     """
     try:
         from tiktoken import Encoding
@@ -80,12 +80,12 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def depends_on_neighbours(added: Sequence[dict[str, Any]]) -> bool:
-    """Whether the special tokens of a tokenizer's JSON depend on what stands around them."""
+    """Whether special tokens in a tokenizer's JSON match depending on the surrounding text."""
     return any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
 
 
 def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
-    """Ids of a byte-level vocabulary's entries, in the order of their ranks: bytes, then merges.
+    """Ids of a byte-level vocabulary's entries in rank order: bytes, then merges.
 
     Raises:
         Unavailable: If the vocabulary lacks a byte, or has merges of another kind.
@@ -103,9 +103,9 @@ def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The character with which a byte-level vocabulary writes each byte.
+    """The character that represents each byte in a byte-level vocabulary.
 
-    Printable characters of Latin-1 stand for themselves; the other bytes take, in order, the
+    Printable Latin-1 characters represent themselves; the other bytes are assigned, in order, the
     characters from 256 on.
     """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -115,10 +115,10 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def split_pattern(parts: dict[str, Any]) -> str:
-    """The regular expression by which a tokenizer splits a text before it merges.
+    """The regular expression by which a tokenizer splits a text before merging.
 
     Raises:
-        Unavailable: If it normalizes the text, or splits it in another way or more than once.
+        Unavailable: If it normalizes the text, or splits it in a different way or more than once.
     """
     before = parts["pre_tokenizer"] or {}
     if parts["normalizer"] is not None:
@@ -138,7 +138,7 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     """gigatoken with the tokenizer's vocabulary.
 
     Raises:
-        Unavailable: If it is not installed, or does not know this kind of tokenizer.
+        Unavailable: If it is not installed, or does not support this kind of tokenizer.
     """
     try:
         from gigatoken import Tokenizer as Gigatoken
@@ -150,7 +150,7 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
         raise Unavailable(str(error)) from error
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
-        # One thread: its pool would cost more than it saves, and does not outlive a fork.
+        # One thread: its pool would cost more than it saves, and does not survive a fork.
         rows = fast.encode_batch(list(texts), parallel=False).layout
         ids = np.asarray(rows.content.data).astype(np.int32)
         offsets = itertools.pairwise(np.asarray(rows.offsets.data).tolist())
@@ -160,7 +160,7 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
 
 
 def remembering_backend(tokenizer: Tokenizer) -> Backend:
-    """The oracle, with a memory of words where the tokenizer allows for one."""
+    """The oracle, with a cache of words if the tokenizer permits one."""
     backend = hf_backend(tokenizer)
     parts = json.loads(tokenizer.to_str())
     added = parts["added_tokens"]
@@ -182,19 +182,19 @@ BACKENDS = {
 
 
 def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
-    """The backend of that name, or for `auto` the fastest, if it agrees with the oracle.
+    """Select the backend of that name, or for `auto` the fastest that agrees with the oracle.
 
     Args:
         name: A key of `BACKENDS`, or `auto`.
         tokenizer: The oracle.
-        sample: Texts on which the ids must be the oracle's.
+        sample: Texts on which the ids must match the oracle's.
 
     Returns:
-        The backend; the oracle itself where none agrees, which is logged.
+        The backend; if none agrees, the oracle itself, which is logged.
 
     Raises:
-        ConfigurationError: If there is no backend of that name, or the one that was asked for
-            cannot be built for this tokenizer.
+        ConfigurationError: If there is no backend of that name, or the requested backend cannot be
+            built for this tokenizer.
     """
     if name not in (*BACKENDS, "auto"):
         raise ConfigurationError(

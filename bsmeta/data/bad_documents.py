@@ -1,7 +1,7 @@
-"""What is wrong with a document that cannot be used, in words to count by.
+"""Reasons why a document cannot be used, and the policy for such documents.
 
-The metadata package says why an object cannot be used; here are the reasons that lie in the file
-and the line, and the policy: stop at the first (strict), or skip and count.
+The metadata package has the reasons found in the JSON object; this module has those found in the
+file and the line, and the policy: stop at the first bad document (strict), or skip and count.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Rejecter:
         self.counts: Counter[str] = Counter()
 
     def reject(self, line: int, error: BadDocument) -> None:
-        """Skips the document of a line (counted from 0).
+        """Skips the document on a line (counted from 0).
 
         Raises:
             DataError: In strict mode, naming file, line and reason.
@@ -67,7 +67,7 @@ class Rejecter:
 
 
 def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
-    """A better reason, where the line itself shows why it is no JSON."""
+    """A more specific reason, if the line itself shows why it is not JSON."""
     if error.reason != "not_json":
         return error
     line = bytes(line)
@@ -85,7 +85,7 @@ def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
 
 
 def check_length(rendered: Rendered, config: DataConfig) -> None:
-    """Refuses a document that would take too much memory to encode.
+    """Rejects a document that would take too much memory to encode.
 
     Raises:
         BadDocument: `document_too_long`.

@@ -1,6 +1,6 @@
 """What a stream yields: the micro-batches of one step of one rank, and the data state after it.
 
-The contract between all streams and the training loop; both know nothing else of each other.
+The contract between all streams and the training loop, which share nothing else.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import torch
 
 @dataclass(slots=True)
 class MicroBatch:
-    """What one rank feeds to the model at once.
+    """The input of one forward pass on one rank.
 
     Attributes:
-        tensors: What `Task.loss` gets, on the host; the trainer moves them to the device.
-        weight: Number of targets: the loss of a step is its sum of losses over its sum of weights.
+        tensors: Inputs of `Task.loss`, on the host; the trainer moves them to the device.
+        weight: Number of targets: the loss of a step is its summed loss over its summed weight.
             A micro-batch of weight 0 contributes neither loss nor gradient.
         tokens: Number of tokens that are not padding.
         padding: Number of tokens that are padding.
-        documents: Names of the documents (or source rows) with a part in it.
-        counts: Further sums for the log; the same names in every micro-batch of a run.
+        documents: Names of the documents (or source rows) that contribute to it.
+        counts: Additional sums for the log; the same names in every micro-batch of a run.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -39,10 +39,10 @@ class StepData:
     """One step of one rank.
 
     Attributes:
-        micro_batches: As many in every step and on every rank (`gradient_accumulation_steps`); the
-            number of rows in them may vary.
-        state: JSON-able: where this rank's part of the stream stands after the step.
-        phase: Number of the phase of the data, from 0, that the step belongs to; sums of
+        micro_batches: The same number in every step and on every rank
+            (`gradient_accumulation_steps`); the number of rows in them may vary.
+        state: The position of this rank's part of the stream after the step; JSON-serializable.
+        phase: Number of the data phase that the step belongs to, from 0; sums of
             `MicroBatch.counts` are reported per phase.
     """
 
@@ -52,7 +52,7 @@ class StepData:
 
 
 class Stream(Protocol):
-    """A resumable source of this rank's steps that never ends."""
+    """A resumable, endless source of this rank's steps."""
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Stream(Protocol):
         """This rank's state before its first step."""
 
     def __iter__(self) -> Iterator[StepData]:
-        """The steps from the state on."""
+        """The steps that follow the state."""
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The state of the run, usable by any world size, from those of all ranks after a step."""
+        """Merge the states of all ranks after a step into a run state usable by any world size."""

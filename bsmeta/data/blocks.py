@@ -1,7 +1,8 @@
-"""Blocks of remote files on the local disk: bounded, and shared by all processes of a machine.
+"""Disk cache for blocks of remote files: bounded, and shared by all processes of a machine.
 
-Each block is a file of its own: its content, then a checksum. It is there whole or not at all; one
-process downloads it while the others that need it wait. The least recently read are removed first.
+Each block is a separate file: its content, then a checksum. Blocks are written atomically; one
+process downloads a block while the others that need it wait. The least recently read blocks are
+evicted first.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ log = logging.getLogger(__name__)
 
 LOCKS = 256
 CHECKSUM = 8  # bytes
-KEPT = 0.9  # part of the limit that is left when blocks are removed
-SHARE = 0.005  # of the limit may be written for a file before the sum is looked at again
+KEPT = 0.9  # fraction of the limit that is left after eviction
+SHARE = 0.005  # of the limit may be written for a file before the total size is checked again
 
 
 class BlockCache:
@@ -36,20 +37,20 @@ class BlockCache:
     def __init__(self, folder: str, limit: int) -> None:
         self._folder = Path(folder)
         self._limit = limit
-        self._unseen = limit  # bytes written since the sum was last looked at; unknown at first
+        self._unseen = limit  # bytes written since the last size check; unknown at first
 
     def get(
         self, key: str, size: int, make: Callable[[], bytes], cancelled: threading.Event
     ) -> bytes:
-        """A block, from the disk or made by `make`.
+        """A block, read from the disk or produced by `make`.
 
-        A folder that cannot be written, and a block that is damaged, only cost time.
+        An unwritable folder or a damaged block is not an error; it only costs time.
 
         Args:
             key: What identifies its content.
-            size: Its bytes.
-            make: Makes it; its errors are passed on.
-            cancelled: Ends the waiting for another process; the block is then made here.
+            size: Its size in bytes.
+            make: Produces the block; its errors propagate.
+            cancelled: Stops waiting for another process; the block is then produced here.
         """
         if not self._limit:
             return make()
@@ -72,7 +73,7 @@ class BlockCache:
         return block
 
     def drop(self, key: str) -> None:
-        """Removes a block, if it is there."""
+        """Removes a block, if it exists."""
         with contextlib.suppress(OSError):
             self._path(key).unlink(missing_ok=True)
 
@@ -103,12 +104,12 @@ class BlockCache:
 
 
 def kept(path: Path, size: int) -> bytes | None:
-    """A block that is on the disk; None if it is not, or is damaged."""
+    """A block from the disk; None if it is missing or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
         return None
-    with contextlib.suppress(OSError):  # it may be another user's
+    with contextlib.suppress(OSError):  # it may belong to another user
         os.utime(path)  # the most recently read is removed last
     block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
     if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
@@ -118,9 +119,9 @@ def kept(path: Path, size: int) -> bytes | None:
 
 
 def evict(folder: Path, limit: int) -> None:
-    """Removes the least recently read blocks, if there is more than `limit` bytes.
+    """Removes the least recently read blocks if the folder has more than `limit` bytes.
 
-    Other processes may do the same at once: what is gone already is skipped.
+    Other processes may evict concurrently: files that are already gone are skipped.
     """
     files, total = [], 0
     for entry in folder.glob("*/*"):
@@ -135,6 +136,6 @@ def evict(folder: Path, limit: int) -> None:
     for _, size, entry in sorted(files):
         if total <= limit * KEPT:
             return
-        with contextlib.suppress(OSError):  # another process removed it, or it is another user's
+        with contextlib.suppress(OSError):  # another process removed it, or another user owns it
             entry.unlink()
         total -= size

@@ -1,8 +1,8 @@
-"""Where facts about a file are kept that take a pass over it to find.
+"""A cache for facts about a file that take a full pass over it to compute.
 
-They are arrays, in a file of their own that is named by the size, the time and the first bytes of
-the file that they are about (on the Hub: by its size and hash), and so is never of another content.
-One process at a time makes it, all of it or nothing.
+The facts are arrays in a separate file. Its name derives from the size, the modification time and
+the first bytes of the file described (on the Hub: from its size and hash), so it never describes
+other content. One process at a time writes it, atomically.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 HEAD = 1 << 16
 VERSION = 2
-LONGEST_NAME = 128  # bytes of a file's name that are part of that of its facts
+LONGEST_NAME = 128  # bytes of a file's name that go into the name of its cache file
 
 Arrays = dict[str, np.ndarray]
 
@@ -43,7 +43,7 @@ class Cache:
         self.folder = Path(folder) if folder else Path(caches) / "bsmeta"
 
     def load(self, path: str | FileRef, kind: str) -> Arrays | None:
-        """The facts of a kind about a file as it is now; None if they are not there."""
+        """The facts of a kind about the current content of a file; None if not cached."""
         kept = self._file(path, kind)
         try:
             with np.load(kept) as saved:
@@ -55,7 +55,7 @@ class Cache:
             return None
 
     def make(self, path: str | FileRef, kind: str, facts: Callable[[], Arrays]) -> None:
-        """Keeps the facts that `facts` finds, unless they are there and can be read.
+        """Caches the result of `facts`, unless a readable result is already cached.
 
         Raises:
             OSError: If the folder cannot be written, or `facts` cannot read the file.
@@ -67,22 +67,22 @@ class Cache:
                 write_arrays(kept, facts())
 
     def _file(self, path: str | FileRef, kind: str) -> Path:
-        if isinstance(path, FileRef):  # its hash is known without reading it
+        if isinstance(path, FileRef):  # its hash is in the listing
             key = xxhash.xxh3_64(f"{VERSION} {path.size} {path.etag}".encode())
         else:
             status = os.stat(path)
             with open(path, "rb") as file:
                 key = xxhash.xxh3_64(file.read(HEAD))
             key.update(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
-        # A name is for people, and may be as long as the file system allows: not all of it fits.
+        # The name is only for readability; it may be too long to fit completely.
         name = os.fsencode(os.path.basename(str(path)))[:LONGEST_NAME].decode(errors="ignore")
         return self.folder / f"{name}-{key.hexdigest()}.{kind}.npz"
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes arrays to a file: all of them or nothing, whatever happens to the machine.
+    """Writes arrays to a file atomically, even if the machine crashes.
 
-    The file is as readable as the user's umask lets files be: others may share the folder.
+    The file's permissions follow the user's umask: others may share the folder.
 
     Raises:
         OSError: If it cannot be written.

@@ -1,6 +1,6 @@
 """Sums that travel with the sequences to the log: documents by type, documents skipped by reason.
 
-They are kept as an array, in the order of `count_names`, from the window to the micro-batch.
+They are an array, in the order of `count_names`, from the window to the micro-batch.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ TEST_OVERLAP = "test_overlap"
 """Training documents dropped because they are held out."""
 
 EMPTY_TEXT = "empty_text"
-"""Documents without text: pages may be empty, which is no fault of the data."""
+"""Documents without text: pages may be empty, which is not an error in the data."""
 
 HALF_USED = "half_used_at_phase_switch"
-"""Documents of which the rest was dropped where the metadata's schedule switched."""
+"""Documents whose unused rest was dropped when the metadata schedule switched phases."""
 
 NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
-"""Why good documents, or parts of them, are left out."""
+"""Reasons why good documents, or parts of them, are left out."""
 
 WITH_METADATA = "documents_with_metadata"
-"""Documents that were given any type."""
+"""Documents that got at least one metadata type."""
 
 
 def count_names(keys: Sequence[str]) -> list[str]:
@@ -40,10 +40,10 @@ def count_names(keys: Sequence[str]) -> list[str]:
 
 
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
-    """What pieces add to the counts: a document counts where its first piece is.
+    """What each chunk adds to the counts: a document is counted with its first chunk.
 
     Args:
-        types: int32[pieces], types of each piece's document (bit i: keys[i]).
+        types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
         opens: bool[pieces], whether the piece is its document's first.
         keys: `metadata_list`.
 

@@ -1,12 +1,12 @@
-"""Which documents each logical stream owns: the same amount for any number of streams and shards.
+"""Divide the documents evenly among logical streams, for any number of streams and shards.
 
-Shards of about the same size cannot be divided among any number of streams as they are, and nobody
-knows how many documents a shard has before it was read. So the bytes of all shards, one after the
-other, are cut into parts of one length, one a stream; where a cut falls into a shard, its documents
-are dealt to the streams on both sides in the proportion of their bytes, a run of documents at a
-time. This is arithmetic on the sizes of the shards: no file is opened, and the lines of any window
-follow from a stream's share at once. Each stream reads past the documents of the others, by access
-points where a shard has them: that is the cost, once for each shard that is cut.
+Whole shards cannot be divided evenly among any number of streams, and the number of documents in a
+shard is unknown until it has been read. So the bytes of all shards, laid end to end, are cut into
+parts of equal length, one per stream; where a cut falls inside a shard, its documents are dealt to
+the streams on both sides in proportion to their bytes, one run of documents at a time. This is
+arithmetic on the sizes of the shards: no file is opened, and the lines of any window follow
+directly from a stream's share. The cost, for each shard that is cut, is that each stream skips the
+documents of the others, using access points where a shard has them.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.shards import Shard
 
 SLOTS = 64
-"""Slots of a stream, at least, in a shard that is dealt: a share is right to one in so many."""
+"""Minimum slots of a stream in a divided shard: a share is accurate to one part in this many."""
 
 RUNS = 64
-"""Runs of documents, about, of each stream in a shard that is dealt. Longer runs leave longer gaps,
-which access points skip; shorter ones are dealt more evenly."""
+"""Approximate runs of documents per stream in a divided shard. Longer runs leave longer gaps, which
+access points skip; shorter runs are divided more evenly."""
 
 DOCUMENT = 8192
-"""Bytes of a compressed document, about; those of c4-en-html-with-metadata have 13,000."""
+"""Approximate bytes of a compressed document; those of c4-en-html-with-metadata have 13,000."""
 
 COMPRESSION = 5
-"""How many times as large shards are that are not compressed."""
+"""Assumed compression ratio: how many times as large uncompressed shards are."""
 
 TOLERANCE = 32
-"""A stream may own one part in so many more or less than its due if that leaves a shard whole."""
+"""A stream may own one part in this many more or less than its due if that keeps a shard whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """The documents of a shard that one stream owns; all of them by default.
 
-    Documents come in runs, and run r falls into slot r * step mod cycle (`step_of`). The fractions
-    r * step / cycle are spread evenly over 0 to 1 from the first one on, so any first part of a
-    shard is divided in about the same proportion, and no period in the documents is met.
+    Documents are grouped in runs, and run r falls into slot r * step mod cycle (`step_of`). The
+    fractions r * step / cycle are spread evenly over 0 to 1 from the first run on, so any prefix of
+    a shard is divided in about the same proportion, and no periodicity in the documents is aliased.
 
     Attributes:
         shard: The shard.
@@ -67,7 +67,7 @@ class Share:
         return self.high - self.low == self.cycle
 
     def documents(self, window: int, count: int) -> Sequence[int]:
-        """The numbers in the shard of the documents of a window, rising.
+        """The shard-level numbers of the documents of a window, increasing.
 
         Args:
             window: Number of the window in the share.
@@ -82,7 +82,7 @@ class Share:
         return ((turns * self.cycle + own[places]) * self.run + inside).tolist()
 
     def window_from(self, document: int, count: int) -> int:
-        """The window in which the stream's first document from a number on is.
+        """The window that contains the stream's first document at or after a number.
 
         Args:
             document: Number of a document of the shard.
@@ -101,13 +101,13 @@ class Share:
 
 @lru_cache(maxsize=1024)
 def own_runs(low: int, high: int, cycle: int) -> np.ndarray:
-    """Which of `cycle` runs belong to the slots from `low` to before `high`, rising (int64)."""
+    """Which of `cycle` runs fall into the slots `low` to before `high`, increasing (int64)."""
     slots = np.arange(cycle) * step_of(cycle) % cycle
     return np.flatnonzero((low <= slots) & (slots < high))
 
 
 def step_of(cycle: int) -> int:
-    """How many slots a run is after the one before it: near the golden section, and odd."""
+    """The slot step between consecutive runs: near the golden section, and odd."""
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
@@ -115,7 +115,7 @@ def deal(shards: Sequence[Shard], num_streams: int) -> list[list[Share]]:
     """What each stream owns.
 
     Args:
-        shards: The shards, in the order in which they are laid side by side.
+        shards: The shards, in the order in which they are laid end to end.
         num_streams: Number of streams.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
@@ -138,16 +138,16 @@ def deal(shards: Sequence[Shard], num_streams: int) -> list[list[Share]]:
 
 
 def weight(shard: Shard) -> int:
-    """What a shard counts when documents are dealt: its bytes, as if it were compressed."""
+    """The weight of a shard when documents are divided: its bytes, as if it were compressed."""
     compressed = shard.name.endswith((".gz", ".zst"))
     return max(shard.size if compressed else shard.size // COMPRESSION, 1)
 
 
 def cuts_of(ends: Sequence[int], num_streams: int) -> list[int]:
-    """Where all streams but the last end: as evenly as possible, in a shard only where it must be.
+    """Where all streams but the last end: evenly, and inside a shard only if necessary.
 
     Args:
-        ends: Where each shard ends when they are laid side by side.
+        ends: Where each shard ends when they are laid end to end.
         num_streams: Number of streams.
     """
     cuts: list[int] = []
@@ -165,6 +165,6 @@ def cuts_of(ends: Sequence[int], num_streams: int) -> list[int]:
 
 
 def order_of(shares: Sequence[Share], seed: int, epoch: int, stream: int) -> list[Share]:
-    """The order in which a stream walks its shares in one epoch."""
+    """The order in which a stream reads its shares in one epoch."""
     order = permutation(len(shares), derive(seed, "shares", epoch, stream))
     return [shares[index] for index in order]

@@ -1,9 +1,10 @@
-"""Rendered documents into token ids, with what each token is: text or metadata, and where.
+"""Encode rendered documents into token ids, with the type and the text position of each token.
 
-Middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are encoded apart from
-the body, so that the prefix can be repeated on each piece and the body reads the same behind any.
-Evaluation and `explain` use the same encoder, which is why it also says which characters of the
-original text a token stands for.
+Middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are encoded separately
+from the body, so that the prefix can be repeated on each chunk and the body has the same tokens
+after any prefix.
+Evaluation and `explain` use the same encoder, which is why it also maps tokens to characters of
+the original text.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from bsmeta.metadata.rendering import Rendered
 
 @dataclass
 class EncodedDocument:
-    """A document of p prefix tokens and n further ones: body, suffix, EOS.
+    """A document of p prefix tokens and n other tokens: body, suffix, EOS.
 
     Attributes:
-        prefix_ids: int32[p], BOS (where `bos_token` asks for it) and the prefix, which is no longer
-            than allowed; p = 0 without both.
+        prefix_ids: int32[p], BOS (if enabled by `bos_token`) and the prefix, truncated to the
+            allowed length; p = 0 without both.
         prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`; 0 for BOS.
         prefix_targets: bool[p], whether the token's type is trained on.
-        ids: int32[n]: the body (with what joins it to the prefix), the suffix, EOS.
+        ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
         kinds: uint8[n], 0 for text and EOS, otherwise as in `prefix_kinds`.
         targets: bool[n], as in `prefix_targets`; text and EOS always are.
-        run: int32[n], the same number for tokens between which no piece may end (they share an
-            inserted string), -1 for text.
-        lead: How many of the n tokens, first of all, only join the prefix to the body (the space
-            between them, where it is a token of its own); they are no targets.
-        locate: Finds `text_starts` and `text_ends`, which training does not need.
-        prefix_cut: Whether the prefix was longer than allowed, and was cut.
+        run: int32[n], equal for tokens between which no chunk may end (they share an inserted
+            string); -1 for text.
+        lead: How many of the first of the n tokens only join the prefix to the body (the space
+            between them, if it is a separate token); they are not targets.
+        locate: Computes `text_starts` and `text_ends`, which training does not need.
+        prefix_cut: Whether the prefix was truncated because it was longer than allowed.
     """
 
     prefix_ids: np.ndarray
@@ -59,14 +60,14 @@ class EncodedDocument:
 
     @property
     def text_starts(self) -> np.ndarray:
-        """int32[n], first character of the original text that each token stands for."""
+        """int32[n], first character of the original text that each token covers."""
         return self._text_spans[0]
 
     @property
     def text_ends(self) -> np.ndarray:
-        """int32[n], end of those characters; equal to the start where there are none.
+        """int32[n], end of those characters; equal to the start if there are none.
 
-        There are none for metadata, EOS, and what joins prefix and body.
+        There are none for metadata, EOS and the lead.
         """
         return self._text_spans[1]
 
@@ -77,12 +78,12 @@ class DocumentEncoder:
     Args:
         tokenizer: A fast tokenizer with an EOS token.
         config: `metadata_config` is used.
-        backend: What runs the tokenizer; see `choose_backend`.
+        backend: The tokenizer backend; see `choose_backend`.
         sample: Documents on which the backend must agree with the tokenizer.
 
     Raises:
-        ConfigurationError: If the tokenizer has no EOS token, or a piece would have no room for
-            text beside its prefix.
+        ConfigurationError: If the tokenizer has no EOS token, or a chunk would have no room for
+            text after its prefix.
     """
 
     def __init__(
@@ -127,7 +128,7 @@ class DocumentEncoder:
         texts += [one.suffix for one in with_suffix]
 
         def own(number: int) -> np.ndarray:
-            """The parts of a text that come from the configuration; asked for few texts only."""
+            """The parts of a text that come from the configuration; called for few texts only."""
             if number < len(rendered):
                 return own_parts(rendered[number])
             number -= len(rendered)
@@ -145,12 +146,12 @@ class DocumentEncoder:
         ]
 
     def _prefix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Ids and kinds of the prefix, and whether it is cut.
+        """Ids and token types of the prefix, and whether it is truncated.
 
-        One that is too long keeps the separator that closes it.
+        A truncated prefix keeps its closing separator.
         """
-        # A separator belongs to the record before it: a token that begins in one (" | ") and ends
-        # in the next record is of that next record.
+        # A separator belongs to the record before it: a token that begins in a separator (" | ")
+        # and ends in the next record gets the type of that next record.
         _, ends = tokens.characters()
         places = np.maximum(ends - 1, 0)
         kinds = covered_kinds(places, rendered.prefix_spans, rendered.prefix_kinds)
@@ -176,7 +177,7 @@ class DocumentEncoder:
     ) -> EncodedDocument:
         prefix_ids, prefix_kinds, prefix_cut = prefix or (*NOTHING, False)
         prefix_targets = self._outside_targets[prefix_kinds]
-        if len(self._bos):  # nothing predicts it, and it is no metadata
+        if len(self._bos):  # nothing predicts it, and it is not metadata
             prefix_ids = np.concatenate((self._bos, prefix_ids))
             prefix_kinds = np.insert(prefix_kinds, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
@@ -191,7 +192,7 @@ class DocumentEncoder:
             appended = slice(len(body.ids), -1)
             kinds[appended] = suffix_kinds
             targets[appended] = self._outside_targets[suffix_kinds]
-            run[appended] = len(ids)  # a run of its own
+            run[appended] = len(ids)  # a separate run
         lead = body.within(rendered.lead) if rendered.lead else 0
         if lead:
             targets = targets.copy()
@@ -217,7 +218,7 @@ def own_parts(rendered: Rendered) -> np.ndarray:
 
 
 def all_text(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Kinds, targets and runs of tokens of which none is metadata; parts of shared arrays."""
+    """Types, targets and runs of tokens without metadata; slices of shared arrays."""
     size = max(1 << (length - 1).bit_length(), 1 << 12)
     kinds, targets, run = _all_text(size)
     return kinds[:length], targets[:length], run[:length]
@@ -236,21 +237,21 @@ NOTHING = (NO_IDS, np.zeros(0, np.uint8))
 
 
 def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the body that its tokens cover; the lead is before its first one."""
+    """Characters of the body that its tokens cover; tokens of the lead cover none."""
     lead = len(rendered.lead)
     starts, ends = tokens.characters()
     return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
 
 
 def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the original text that tokens stand for, the last `behind` of them for none."""
+    """Characters of the original text that tokens cover; none for the last `behind` tokens."""
     nowhere = np.full(behind, len(rendered.text), np.int32)
     starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, body))
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
 def covered_kinds(places: np.ndarray, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
-    """The kind (uint8) of each of some characters of a text that the spans cover wholly."""
+    """The token type (uint8) at each of the given characters; the spans cover the whole text."""
     return kinds[np.searchsorted(spans[:, 1], places, side="right")]
 
 
@@ -264,13 +265,13 @@ def mark_spans(
 ) -> None:
     """Marks the tokens that hold characters of inserted strings.
 
-    A token that holds characters of several is of the kind of the first; and since no cut may
-    divide any of them, they are one run.
+    A token with characters of several strings gets the type of the first; since no cut may divide
+    any of them, they form one run.
 
     Args:
-        kinds: uint8, 0 for text; the kinds of tokens are written into it.
-        run: int32, -1 for text; the numbers of runs are written into it.
-        starts: int32[n], first character of each of the first n tokens; never falling.
+        kinds: uint8, 0 for text; the token types are written into it.
+        run: int32, -1 for text; the run numbers are written into it.
+        starts: int32[n], first character of each of the first n tokens; non-decreasing.
         ends: int32[n], the end of its last character.
         spans: int32[m, 2], the inserted strings, sorted and disjoint.
         span_kinds: uint8[m].

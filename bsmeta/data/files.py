@@ -1,9 +1,8 @@
-"""Files of documents, on the local disk (`str`) or on the Hub (`FileRef`), opened the same way.
+"""Open files of documents, on the local disk (`str`) or on the Hub (`FileRef`), the same way.
 
-A `HubFile` fetches blocks of several megabytes through the cache of `blocks`, the next one in a
-thread while the reader works on this one. What the Hub sends once in error must not stay in the
-cache: a file that is read as a whole is compared with its hash, and so is one that turns out to be
-damaged.
+A `HubFile` fetches blocks of several megabytes through the cache of `blocks` and prefetches the
+next block in a thread. A faulty download must not stay in the cache: a file is compared with its
+hash when it has been read completely, and when it turns out to be damaged.
 """
 
 from __future__ import annotations
@@ -27,24 +26,24 @@ from bsmeta.data.blocks import BlockCache
 from bsmeta.data.hub import CancelledError, FileRef, read_range
 from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
 
-BLOCK = 4 << 20  # bytes of a file that are requested at once
+BLOCK = 4 << 20  # bytes of a file per request
 
 
 class BadCopyError(DataError):
-    """A file of the Hub was read from a copy that does not have its hash."""
+    """A file of the Hub was read from a cached copy that does not match its hash."""
 
 
 def open_file(path: str | FileRef) -> BinaryIO:
     """Opens a file for reading.
 
     Raises:
-        OSError: If it is a local one that cannot be read.
+        OSError: If it is a local file that cannot be read.
     """
     return cast(BinaryIO, HubFile(path)) if isinstance(path, FileRef) else open(path, "rb")
 
 
 def size_of(path: str | FileRef) -> int:
-    """Bytes of a file."""
+    """Size of a file in bytes."""
     return path.size if isinstance(path, FileRef) else os.path.getsize(path)
 
 
@@ -53,12 +52,13 @@ def shard_content(
 ) -> Generator[bytes, None, None]:
     """The content of a shard in blocks; see `inflate.content`.
 
-    Where a file of the Hub is damaged, its copy is checked and, if it is a bad one, downloaded
-    again; it is then read again up to the same byte, and from there on.
+    If a file of the Hub is damaged, its cached copy is checked and, if it is bad, downloaded again;
+    reading then resumes at the same byte.
 
     Raises:
-        DamagedFileError: After everything before the damage, if the file on the Hub is damaged.
-        DataError: If what was read before the damage is not what the Hub has.
+        DamagedFileError: If the file on the Hub is damaged; everything before the damage is yielded
+            first.
+        DataError: If the content read before the damage differs from the content on the Hub.
     """
     if not isinstance(path, FileRef):
         yield from content(path, file, point)
@@ -71,7 +71,7 @@ def shard_content(
             yield block
         return
     except BadCopyError:
-        pass  # the cache has the right one by now
+        pass  # the cache now has the right one
     except DamagedFileError:
         check_copy(path)
     with open_file(path) as again:
@@ -81,7 +81,7 @@ def shard_content(
 
 
 def skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) -> bytes:
-    """Skips `count` bytes that must be those of `digest`; returns the rest of their last block."""
+    """Skips `count` bytes that must match `digest`; returns the rest of their last block."""
     skipped, rest = xxhash.xxh3_64(), b""
     with contextlib.suppress(DamagedFileError):
         while count and (block := next(blocks, b"")):
@@ -94,13 +94,13 @@ def skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) 
 
 
 def check_copy(ref: FileRef) -> bool:
-    """Compares a file with its hash, and downloads it again if the cache has another content.
+    """Compares a file with its hash, and downloads it again if the cached content differs.
 
     Returns:
-        Whether it was right at once.
+        Whether the cached copy was already right.
 
     Raises:
-        DataError: If the Hub sends another content than it lists, or cannot be reached.
+        DataError: If the Hub sends other content than it lists, or cannot be reached.
     """
     blocks = Blocks(ref)
     if blocks.are_right():
@@ -116,10 +116,10 @@ def check_copy(ref: FileRef) -> bool:
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
-    """Called where a document is refused: its fault may be that of a bad copy.
+    """Raises if a rejected document may come from a bad cached copy.
 
     Raises:
-        DataError: If the cache had another content than the Hub; it has the right one now.
+        DataError: If the cached content differed from the Hub's; it is now right.
     """
     if not isinstance(path, FileRef):
         return
@@ -128,13 +128,13 @@ def refuse_bad_copy(path: str | FileRef) -> None:
     except DataError:
         if not constants.is_offline_mode():
             raise
-        return  # a part is not in the cache: the document's own fault is all that is known
+        return  # partly not in the cache: the copy cannot be blamed
     if not was_right:
         raise bad_copy(path)
 
 
 def bad_copy(ref: FileRef) -> BadCopyError:
-    """The error for a copy of a file that was read before it turned out to be a bad one."""
+    """The error for a cached copy that was read before it turned out to be bad."""
     return BadCopyError(
         f"{ref}: the downloaded copy (in {ref.settings.folder}) did not have the listed hash "
         f"{ref.etag}; it was removed and downloaded again, but documents of the bad copy were read:"
@@ -143,7 +143,7 @@ def bad_copy(ref: FileRef) -> BadCopyError:
 
 
 class Blocks:
-    """The blocks of a file of the Hub, from the cache or downloaded.
+    """The blocks of a file of the Hub, cached or downloaded.
 
     Args:
         ref: The file.
@@ -160,7 +160,7 @@ class Blocks:
         return self._cache.get(key, stop - start, make, cancelled)
 
     def are_right(self) -> bool:
-        """Whether the content of the file has the hash that is listed."""
+        """Whether the content of the file matches the listed hash."""
         found, never = ContentHash(self._ref), threading.Event()
         for start in range(0, self._ref.size, BLOCK):
             found.add(start, self.fetch(start, never))
@@ -172,19 +172,19 @@ class Blocks:
             self._cache.drop(self._key(start)[0])
 
     def _key(self, start: int) -> tuple[str, int]:
-        """What identifies the content of a block, and its end."""
+        """The cache key of a block's content, and the end of the block."""
         stop = min(start + BLOCK, self._ref.size)
         return f"{self._ref.etag} {self._ref.size} {start} {stop}", stop
 
 
 class ContentHash:
-    """The hash of a file whose blocks come in their order, as the Hub lists it.
+    """The hash of a file, as the Hub lists it, computed from blocks added in order.
 
     Args:
         ref: The file.
 
     Attributes:
-        is_right: Whether the file has its hash; None until its last block is added.
+        is_right: Whether the file matches its hash; None until its last block is added.
     """
 
     def __init__(self, ref: FileRef) -> None:
@@ -198,7 +198,7 @@ class ContentHash:
         self.is_right: bool | None = None
 
     def add(self, start: int, block: bytes) -> None:
-        """Adds the block at byte `start`, unless blocks before it were left out."""
+        """Adds the block at byte `start`, unless blocks before it were skipped."""
         if start == self._place:
             self._hash.update(block)
             self._place += len(block)
@@ -209,8 +209,8 @@ class ContentHash:
 class HubFile(AbstractBufferedFile):
     """A file on the Hub, for reading.
 
-    Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: what
-    cannot be reached must not be taken for the end of a shard.
+    Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: an
+    unreachable file must not be mistaken for the end of a shard.
 
     Args:
         ref: The file.
@@ -220,24 +220,24 @@ class HubFile(AbstractBufferedFile):
         self._ref = ref
         self._blocks = Blocks(ref)
         self._hash = ContentHash(ref)
-        self._reads = 0  # in a row, without a seek to another place
+        self._reads = 0  # consecutive, without a seek
         self._ahead: Ahead | None = None
         memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": 1}}
         super().__init__(None, str(ref), block_size=BLOCK, size=ref.size, **memory)
 
     def seek(self, loc: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to another place; nothing is fetched yet."""
+        """Moves to another position without fetching anything."""
         place = self.loc
         if super().seek(loc, whence) != place:
             self._reads = 0
         return int(self.loc)
 
     def read(self, length: int = -1) -> bytes:
-        """Up to `length` bytes, all if it is negative.
+        """Up to `length` bytes, or all remaining bytes if it is negative.
 
         Raises:
             DataError: If the file cannot be read or has changed.
-            BadCopyError: If it was read as a whole and does not have its hash.
+            BadCopyError: If it was read completely and does not match its hash.
         """
         data: bytes = super().read(length)
         self._reads += 1
@@ -246,7 +246,7 @@ class HubFile(AbstractBufferedFile):
         return data
 
     def close(self) -> None:
-        """Ends what is still being fetched: a thread must not survive into a forked process."""
+        """Stops prefetching: a thread must not be running when the process forks."""
         self._drop_ahead()
         super().close()
 
@@ -279,11 +279,11 @@ class HubFile(AbstractBufferedFile):
 
 
 class Ahead:
-    """A block that a thread is fetching.
+    """A block that a thread is prefetching.
 
     Args:
         start: The first byte of the block.
-        fetch: Fetches it, until the event is set.
+        fetch: Fetches it, unless the event is set.
     """
 
     def __init__(self, start: int, fetch: Callable[[threading.Event], bytes]) -> None:
@@ -295,13 +295,13 @@ class Ahead:
         self._thread.start()
 
     def block(self) -> bytes:
-        """The block, or the error instead of it."""
+        """The block; raises the error of the fetch, if any."""
         return self._future.result()
 
     def cancel(self) -> None:
-        """Ends the fetching, and waits until it has ended."""
+        """Stops the fetch, and waits until it has ended."""
         self._cancelled.set()
-        if not sys.is_finalizing():  # then the thread is not running any more
+        if not sys.is_finalizing():  # otherwise the thread no longer runs
             self._thread.join()
 
     def _run(self) -> None:
@@ -310,4 +310,4 @@ class Ahead:
         except CancelledError:
             self._future.cancel()
         except BaseException as error:
-            self._future.set_exception(error)  # raised where the block is needed
+            self._future.set_exception(error)  # raised when the block is used

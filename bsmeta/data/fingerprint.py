@@ -1,6 +1,6 @@
-"""What decides the sequences of a run, and the words for how two runs differ in it.
+"""Fingerprint of everything that determines a run's sequences, and the comparison of two of them.
 
-Saved with checkpoints and with prepared data, neither of which is used for other data.
+It is saved with checkpoints and prepared data, which are rejected for other data.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def fingerprint(
     phases: Phases,
     shards: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """What decides the sequences of a run; JSON-able.
+    """Everything that determines the sequences of a run; JSON-serializable.
 
     Args:
         config: Where documents come from, and how they become sequences.
         tokenizer: The tokenizer.
         seed: Seed of the run.
-        phases: When the metadata's schedule goes on to its next phase.
+        phases: When the metadata schedule switches phases.
         shards: See `shards_fingerprint`.
 
     Raises:
-        DataError: If the held-out file is on the Hub and cannot be asked for.
+        DataError: If the held-out file is on the Hub, which cannot be reached.
     """
     return {
         "seed": seed,
@@ -68,7 +68,7 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def held_out_fingerprint(config: DataConfig) -> str:
-    """What was kept out of the data: a hash of the validation file, or why there is none."""
+    """Identifies the data held out: a hash of the validation file, or why there is none."""
     path = validation_path(config)
     if path is None:
         return "nothing"
@@ -89,12 +89,12 @@ def file_hash(path: str | Path) -> str:
 
 
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
-    """Compares what decides the sequences in the checkpoint and now.
+    """Compares the saved fingerprint with the current one.
 
     Args:
         saved: The fingerprint in the checkpoint.
-        current: That of this run.
-        on_changed: `error` refuses differences, `warn` logs them.
+        current: The fingerprint of this run.
+        on_changed: `error` raises on differences, `warn` logs them.
 
     Raises:
         ConfigurationError: Naming each difference.

@@ -1,8 +1,8 @@
-"""Keeps the held-out documents out of training by their content, whatever the file is called.
+"""Keeps held-out documents out of training by their content, whatever the file is called.
 
-`shards` leaves the validation file out by its name. Here the texts and URLs of its documents are
-known as 64-bit hashes (xxh3), kept in the cache folder, and every training document is looked up.
-URLs are compared as `normalized_url` writes them.
+`shards` excludes the validation file by its name. Here the texts and URLs of its documents are
+stored as 64-bit fingerprints (xxh3) in the cache folder, and every training document is looked up.
+URLs are compared in the form of `normalized_url`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class HeldOutDocuments:
     """The texts and URLs that must not be trained on.
 
     Args:
-        fingerprints: Hashes of texts and URLs.
+        fingerprints: Fingerprints of texts and URLs.
     """
 
     def __init__(self, fingerprints: np.ndarray) -> None:
@@ -44,7 +44,7 @@ class HeldOutDocuments:
 
     @classmethod
     def of(cls, path: str | FileRef, cache: Cache) -> HeldOutDocuments:
-        """Those of a file.
+        """Builds them from a file.
 
         Raises:
             OSError: If the file cannot be read.
@@ -55,7 +55,7 @@ class HeldOutDocuments:
             found: Arrays = {"fingerprints": fingerprints(path)}
             try:
                 cache.make(path, KIND, lambda: found)
-            except OSError as error:  # a home folder may be read-only: it only takes longer then
+            except OSError as error:  # a read-only home folder only costs time
                 log.warning("the hashes of held-out documents are not kept: %s", error)
             kept = found
         return cls(kept["fingerprints"])
@@ -71,12 +71,12 @@ class HeldOutDocuments:
 
 
 def text_fingerprint(text: str) -> int:
-    """The hash by which a text is known."""
+    """The fingerprint of a text."""
     return xxhash.xxh3_64_intdigest(text.encode())
 
 
 def url_fingerprint(url: str) -> int | None:
-    """The hash by which a URL is known, another than that of the same text; None if it is blank."""
+    """The fingerprint of a URL, distinct from that of the same text; None if it is blank."""
     normalized = normalized_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
 
@@ -86,10 +86,11 @@ _PORT = re.compile(r":(?:80|443)?$")
 
 
 def normalized_url(url: str) -> str:
-    """A URL without what seldom tells pages apart.
+    """A URL without the parts that rarely distinguish pages.
 
-    That is: http or https, the port of either, upper case in the host, slashes that end the path,
-    an empty query, the fragment, %-escapes, and spaces around it all.
+    Removed or normalized are the scheme (http or https), the default port of either, upper case in
+    the host, trailing slashes of the path, an empty query, the fragment, %-escapes, and surrounding
+    spaces.
     """
     host, path, query = _URL.match(url).groups("")  # type: ignore[union-attr]  # matches any string
     host = host.lower()
@@ -104,9 +105,9 @@ class _Text(msgspec.Struct):
 
 
 def fingerprints(path: str | FileRef) -> np.ndarray:
-    """Hashes of the texts and URLs of a file (uint64).
+    """Fingerprints of the texts and URLs of a file (uint64).
 
-    Of a line that is no good document, the text alone is known, if it can be read.
+    For a line that is not a valid document, only the text is included, if it can be read.
 
     Raises:
         OSError: If the file cannot be read.

@@ -1,12 +1,13 @@
-"""Requests to the Hugging Face Hub: checked, retried, and explained where they fail for good.
+"""Requests to the Hugging Face Hub: validated, retried, with clear errors on permanent failure.
 
-`hub_listing` asks for JSON, `files` for bytes of a `FileRef`; both use the session, the endpoint
-and the token of huggingface_hub. Its `HfFileSystem` is not used for them: it retries each request
-five times whatever `hub_retries` is, starts a cut range again, accepts answers of another length,
-content or encoding, needs the Hub to open a file that is cached, and sends the token to any host
-that a `Link` header names.
+`hub_listing` requests JSON, `files` requests bytes of a `FileRef`; both use the session, endpoint
+and token of huggingface_hub. Its `HfFileSystem` is not used because it retries each request five
+times regardless of `hub_retries`, restarts an interrupted range from its beginning, accepts
+responses of the wrong length, content or encoding, needs the Hub to open a cached file, and sends
+the token to any host named in a `Link` header.
 
-Messages never contain the token, nor the address of a redirect, which is as good as a password.
+Messages contain neither the token nor the address of a redirect, which grants access like a
+password.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ from bsmeta.config.errors import DataError
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY = 1.0  # most seconds before the first retry; doubled before each further one
+FIRST_DELAY = 1.0  # maximum seconds before the first retry; doubled before each further retry
 LONGEST_DELAY = 60.0
-LONGEST_WAIT = 900.0  # seconds that a server may ask us to wait
-SLOWEST = 1024  # bytes per second; a connection that is slower for `SLOW_TIMEOUTS` is dropped
+LONGEST_WAIT = 900.0  # maximum seconds that a server may ask us to wait
+SLOWEST = 1024  # bytes per second; a connection slower than this for `SLOW_TIMEOUTS` is dropped
 SLOW_TIMEOUTS = 6  # times HF_HUB_DOWNLOAD_TIMEOUT
 TRANSIENT_STATUS = (408, 425, 429)  # and all from 500 on
 TRANSIENT_ERRORS = (
@@ -60,8 +61,8 @@ class HubSettings:
 
     Attributes:
         folder: Where listings and blocks of files are kept.
-        cache_bytes: Most bytes of blocks to keep.
-        retries: Failures in a row after which reading is given up.
+        cache_bytes: Maximum bytes of blocks to keep.
+        retries: Number of consecutive failures after which reading is abandoned.
     """
 
     folder: str
@@ -77,8 +78,8 @@ class FileRef:
         repo: `owner/name` of the data set.
         commit: Hash of the commit.
         file: Path in the data set.
-        size: Bytes.
-        etag: Hash of the content: SHA-256 of a large file, that of Git (SHA-1) of another.
+        size: Size in bytes.
+        etag: Hash of the content: SHA-256 for a large file, the Git hash (SHA-1) for others.
         settings: How it is read.
     """
 
@@ -99,11 +100,11 @@ class FileRef:
 
 
 class TransientError(Exception):
-    """A failure that may be gone at the next attempt.
+    """A failure that a retry may resolve.
 
     Args:
         cause: What happened.
-        wait: Seconds to wait, where the server asks for it.
+        wait: Seconds to wait, if the server requests it.
     """
 
     def __init__(self, cause: str, wait: float | None = None) -> None:
@@ -112,19 +113,19 @@ class TransientError(Exception):
 
 
 class SlowError(TransientError):
-    """A connection that brings next to nothing; what it brings is no progress."""
+    """A connection that is too slow; the bytes it delivers do not count as progress."""
 
 
 class CancelledError(Exception):
-    """The answer is not needed any more."""
+    """The response is no longer needed."""
 
 
 class Retries:
-    """Waits after each failure, longer every time, and ends after too many in a row.
+    """Waits after each failure, longer every time, and raises after too many consecutive failures.
 
     Args:
-        retries: Failures in a row that are retried.
-        cancelled: Ends the waiting when set.
+        retries: Number of consecutive failures that are retried.
+        cancelled: Stops the wait when set.
     """
 
     def __init__(self, retries: int, cancelled: threading.Event | None = None) -> None:
@@ -133,19 +134,19 @@ class Retries:
         self._failures = 0
 
     def reset(self) -> None:
-        """There was progress: failures are counted from zero again."""
+        """Resets the count of failures after progress."""
         self._failures = 0
 
     def wait(self, what: str, error: TransientError) -> None:
-        """Waits after a failure, with jitter, so that many processes do not return all at once.
+        """Waits after a failure, with jitter, so that processes do not all retry at once.
 
         Args:
             what: What failed, for the message.
             error: The failure.
 
         Raises:
-            DataError: If it was one too many.
-            CancelledError: If the waiting was cancelled.
+            DataError: If the retries are exhausted.
+            CancelledError: If the wait was cancelled.
         """
         self._failures += 1
         if self._failures > self._retries:
@@ -164,7 +165,7 @@ class Retries:
 
 
 def get_json(url: str, what: str, retries: int, form: type[Form]) -> Iterator[Form]:
-    """The pages of an answer in JSON of a given form.
+    """The pages of a JSON response, decoded as a given type.
 
     Raises:
         DataError: If the Hub refuses or cannot be reached, or the next page is on another host.
@@ -197,10 +198,10 @@ def get_json(url: str, what: str, retries: int, form: type[Form]) -> Iterator[Fo
 def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> bytes:
     """Bytes `start` to `stop` (exclusive) of a file.
 
-    Where a connection is cut, the next one continues at the first byte that is missing.
+    If a connection is interrupted, the next one resumes at the first missing byte.
 
     Raises:
-        DataError: If the Hub refuses, has another file by now, or cannot be reached.
+        DataError: If the Hub refuses, now has a different file, or cannot be reached.
         CancelledError: If it was cancelled.
     """
     url = hf_hub_url(
@@ -231,10 +232,10 @@ def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) 
 
 @contextlib.contextmanager
 def get(url: str, what: str, headers: dict[str, str] | None = None) -> Iterator[httpx2.Response]:
-    """An answer of the Hub that is no error, to be read inside the context.
+    """A successful response of the Hub, to be read inside the context.
 
     Raises:
-        TransientError: If the request, or reading the answer, may succeed next time.
+        TransientError: If the request, or reading the response, may succeed on a retry.
         DataError: If it will not.
     """
     if constants.is_offline_mode():
@@ -251,17 +252,17 @@ def get(url: str, what: str, headers: dict[str, str] | None = None) -> Iterator[
         where = f"{shown_endpoint()} (HF_ENDPOINT)"
         raise DataError(f"{what}: cannot be read from {where}: {error_message(error)}") from None
     except RuntimeError as error:
-        # huggingface_hub closes its session when a connection of another thread failed.
+        # huggingface_hub closes its session when a connection in another thread fails.
         if "closed" not in str(error):
             raise
         raise TransientError("the session was closed") from None
 
 
 def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The parts of an answer.
+    """The parts of a response.
 
     Raises:
-        SlowError: If they come slower than `SLOWEST`, one byte before each timeout, for example.
+        SlowError: If they arrive slower than `SLOWEST`, for example one byte before each timeout.
     """
     period = SLOW_TIMEOUTS * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
     since, count = time.monotonic(), 0
@@ -276,7 +277,7 @@ def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def check_status(response: httpx2.Response, what: str) -> None:
-    """Raises what a bad status means: an error to retry, or one that names the fix."""
+    """Raises the error for a bad status: either a transient one, or one that names the fix."""
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
         raise TransientError(f"HTTP {status}", asked_wait(response.headers))
@@ -310,13 +311,13 @@ def check_status(response: httpx2.Response, what: str) -> None:
 
 
 def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
-    """Checks that an answer brings a file from byte `start` on, and the file that was listed.
+    """Checks that a response contains the listed file from byte `start` on.
 
-    The Hub's own answer has its commit and hash; what it redirects to knows only its size.
+    The Hub's own response has the commit and the hash; a redirect target only reports the size.
 
     Raises:
-        TransientError: If it brings something else.
-        DataError: If it is of another file, or the server does not support byte ranges.
+        TransientError: If it contains something else.
+        DataError: If it is a different file, or the server does not support byte ranges.
     """
     for answer in (*response.history, response):
         commit = answer.headers.get("X-Repo-Commit")
@@ -336,7 +337,7 @@ def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
             raise TransientError(f"{found} ({kind}) instead of a part of the file")
         if start > 0:
             raise DataError(f"{ref}: the server does not give ranges of bytes, which are needed")
-        return  # the whole file, from which the beginning is taken
+        return  # the whole file, of which the beginning is used
     found = response.headers.get("Content-Range", "")
     if (match := CONTENT_RANGE.fullmatch(found)) is None or int(match[1]) != start:
         raise TransientError(f"another part of the file than requested ({found})")
@@ -347,7 +348,7 @@ def check_range(response: httpx2.Response, ref: FileRef, start: int) -> None:
 
 
 def changed(ref: FileRef, found: str, expected: str) -> DataError:
-    """The error for a file that is not the one that was listed."""
+    """The error for a file that differs from the listed one."""
     return DataError(
         f"{ref}: the file has changed since it was listed: found {found}, expected {expected}; "
         "start a new run, at a fixed revision (data_config.dataset_revision=COMMIT)"

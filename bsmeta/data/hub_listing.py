@@ -35,13 +35,13 @@ COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class Lfs(msgspec.Struct):
-    """Facts about a large file; `oid` is its SHA-256."""
+    """Metadata of a large file; `oid` is its SHA-256."""
 
     oid: str
 
 
 class Entry(msgspec.Struct):
-    """An entry of a folder in an answer of the Hub; `oid` is its Git hash."""
+    """An entry of a folder in a response of the Hub; `oid` is its Git hash."""
 
     type: str
     path: str
@@ -51,7 +51,7 @@ class Entry(msgspec.Struct):
 
 
 class Revision(msgspec.Struct):
-    """A revision in an answer of the Hub; `sha` is its commit."""
+    """A revision in a response of the Hub; `sha` is its commit."""
 
     sha: Annotated[str, msgspec.Meta(pattern=f"^{COMMIT.pattern}$")]
 
@@ -83,11 +83,11 @@ class HubPattern:
 
         Args:
             url: What the user wrote.
-            revision: The revision where the URL names none; None is the main branch.
+            revision: The revision if the URL has none; None is the main branch.
             key: The key that contains it, for the message.
 
         Raises:
-            ConfigurationError: If it has another form.
+            ConfigurationError: If the URL does not have this form.
         """
         try:
             uri = parse_hf_uri(url)
@@ -112,7 +112,7 @@ class HubPattern:
 
     @property
     def is_deep(self) -> bool:
-        """Whether it reaches into folders below `folder`."""
+        """Whether it matches files in folders below `folder`."""
         below = self.pattern.removeprefix(self.folder).strip("/")
         return "/" in below or "**" in below
 
@@ -128,7 +128,7 @@ def hub_files(
 
     Args:
         pattern: The pattern.
-        suffixes: Ends of names of the files that are taken from a folder.
+        suffixes: File name suffixes of the files to take from a folder.
         settings: How the files will be read.
 
     Raises:
@@ -185,7 +185,7 @@ def list_files(pattern: HubPattern, settings: HubSettings) -> list[FileRef]:
 
 @cache
 def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
-    """The commit of a revision; asked once, so that a run reads only one.
+    """The commit of a revision; resolved once, so that a run reads only one commit.
 
     Raises:
         DataError: If the Hub refuses or cannot be reached.
@@ -218,13 +218,13 @@ def fetch_tree(pattern: HubPattern, commit: str, retries: int) -> list[tuple[str
 
 
 def listing_name(pattern: HubPattern, revision: str) -> str:
-    """The file that a listing is kept in."""
+    """The name of the file in which a listing is cached."""
     facts = json.dumps([pattern.repo, revision, pattern.folder, pattern.is_deep])
     return f"{pattern.repo.replace('/', '--')}-{xxhash.xxh3_64_hexdigest(facts.encode())}.json"
 
 
 def load(path: Path) -> Listing | None:
-    """A listing that was kept; None if there is none that can be read."""
+    """A cached listing; None if there is none, or it cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=Listing)
     except (OSError, msgspec.DecodeError):
@@ -232,7 +232,7 @@ def load(path: Path) -> Listing | None:
 
 
 def save(path: Path, listing: Listing) -> None:
-    """Keeps a listing, all of it or nothing."""
+    """Writes a listing to the cache, atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:

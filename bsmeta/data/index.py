@@ -1,9 +1,9 @@
-"""Access points of shards, so that a line in the middle costs no more than one at the beginning.
+"""Access points of shards, so that reading from the middle is as fast as from the beginning.
 
     python -m bsmeta.data.index 'shards/*.jsonl.gz' [--cache FOLDER]
 
-builds them ahead. Otherwise a loader process builds those of the shards that it reads, in a thread
-beside its work, for the resumed run that will need them.
+builds them in advance. Otherwise a loader process builds those of the shards that it reads, in a
+background thread, for the resumed run that will need them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bsmeta.data.shards import check_are_files, expand
 log = logging.getLogger(__name__)
 
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
-SMALLEST = 1 << 20  # bytes of a file that is worth an index
+SMALLEST = 1 << 20  # bytes of the smallest file worth an index
 KIND = "index"
 
 
@@ -53,7 +53,7 @@ class ShardIndex:
     def before(self, line: int) -> AccessPoint | None:
         """The last point from which line `line` can be reached; None if there is none.
 
-        A point may lie inside a line, so the line that it lies in is not reached from it.
+        A point may lie inside a line, and that line cannot be reached from it.
         """
         place = int(np.searchsorted(self._numbers[:, 1], line, side="left")) - 1
         if place < 0:
@@ -62,7 +62,7 @@ class ShardIndex:
         return AccessPoint(raw, number, offset, bits, zlib.decompress(self._windows[place]))
 
     def arrays(self) -> Arrays:
-        """The index as it is kept."""
+        """The index as arrays for the cache."""
         return {
             "numbers": self._numbers,
             "ends": np.cumsum([len(window) for window in self._windows], dtype=np.int64),
@@ -71,7 +71,7 @@ class ShardIndex:
 
     @classmethod
     def from_arrays(cls, kept: Arrays) -> ShardIndex:
-        """The index that was kept."""
+        """The index from cached arrays."""
         windows, ends = kept["windows"].tobytes(), kept["ends"].tolist()
         spans = zip([0, *ends], ends, strict=False)
         return cls(kept["numbers"], [windows[start:end] for start, end in spans])
@@ -87,15 +87,17 @@ class IndexCache:
     def __init__(self, cache: Cache) -> None:
         self._cache = cache
         self._wanted: queue.SimpleQueue[str | FileRef] = queue.SimpleQueue()
-        self._builder = 0  # the process whose thread builds indexes: threads do not survive a fork
+        self._builder = (
+            0  # PID of the process with the builder thread: threads do not survive a fork
+        )
 
     def load(self, path: str | FileRef) -> ShardIndex | None:
-        """The index of a shard as it is now; None if there is none yet."""
+        """The index of a shard's current content; None if there is none yet."""
         kept = self._cache.load(path, KIND)
         return ShardIndex.from_arrays(kept) if kept else None
 
     def build(self, path: str | FileRef) -> None:
-        """Makes the index of a shard unless it is there.
+        """Builds the index of a shard, unless it exists.
 
         Raises:
             OSError: If the shard is damaged, or the index cannot be written.
@@ -104,7 +106,7 @@ class IndexCache:
         self._cache.make(path, KIND, lambda: build_index(path).arrays())
 
     def request(self, path: str | FileRef) -> None:
-        """Has the index of a shard built beside other work, if it is worth one."""
+        """Requests a background build of the index of a shard, if it is worth one."""
         if size_of(path) < SMALLEST:
             return
         self._wanted.put(path)
@@ -129,7 +131,7 @@ def build_index(path: str | FileRef) -> ShardIndex:
     """
     if str(path).endswith(".gz"):
         return gzip_index(path)
-    if str(path).endswith(".zst"):  # has no places to enter: it is read from its beginning
+    if str(path).endswith(".zst"):  # has no access points: it is read from its beginning
         return ShardIndex(np.zeros((0, 4), np.int64), [])
     with open_file(path) as file:
         ends = line_ends(file)
@@ -141,13 +143,13 @@ def build_index(path: str | FileRef) -> ShardIndex:
 def gzip_index(path: str | FileRef) -> ShardIndex:
     """The access points of a gzip file, found by indexed_gzip while it is read.
 
-    It exports them as a header, then 18 bytes a point, then the windows of those points that have
-    one (the first of each member has none).
+    Its export format is a header, then 18 bytes per point, then the windows of the points that have
+    one (the first point of each member has none).
     """
     from indexed_gzip import IndexedGzipFile
 
     exported = io.BytesIO()
-    # A local file is read without Python in between.
+    # A local file is read directly, not through Python.
     opened = open_file(path) if isinstance(path, FileRef) else contextlib.nullcontext(path)
     with opened as source, IndexedGzipFile(source, spacing=SPACING) as file:
         ends = line_ends(file)
@@ -157,7 +159,7 @@ def gzip_index(path: str | FileRef) -> ShardIndex:
     *_, raw_size, _, window_size, count = header.unpack_from(data)
     rows = np.frombuffer(data, POINT, count=count, offset=header.size)
     place, windows = header.size + rows.nbytes, []
-    rows = rows[rows["raw"] < raw_size]  # the last one may be the end
+    rows = rows[rows["raw"] < raw_size]  # the last point may be the end of the file
     for has_window in rows["has_window"]:
         size = window_size if has_window else 0
         windows.append(zlib.compress(data[place : place + size], 1))
@@ -171,7 +173,7 @@ POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_windo
 
 
 def line_ends(file: BinaryIO) -> np.ndarray:
-    """Places of all line ends (int64)."""
+    """Offsets of all line ends (int64)."""
     ends, place = [np.zeros(0, np.int64)], 0
     while block := file.read(BLOCK):
         ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)

@@ -1,9 +1,9 @@
 """Decompression of a shard, from its beginning or from an access point in the middle.
 
-A gzip file can be entered only where a deflate block begins, which may be inside a byte, and only
-with the 32 KB that come before it in the decompressed data. An `AccessPoint` keeps both (made by
-`index`). isal has no call to begin inside a byte, so empty deflate blocks are put before the data
-that end in just the right bit.
+Decompression of a gzip file can only start where a deflate block begins, which may be inside a
+byte, and it needs the preceding 32 KB of decompressed data. An `AccessPoint`, built by `index`,
+stores both. isal cannot start inside a byte, so empty deflate blocks that end at the required bit
+are put before the data.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 1 << 20
 COMPRESSED_BLOCK = 1 << 18
-ZST_BLOCK = 1 << 14  # given to the decompressor at once: four bytes may become 128 KB
+ZST_BLOCK = 1 << 14  # bytes per decompressor call: four bytes may become 128 KB
 GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
 BARE_DEFLATE = -15  # ... and: a deflate stream alone
-TRAILER = 8  # bytes of checksum and size behind the deflate stream of a gzip member
+TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
 CUT = "the file ends in the middle of its data"
 EMPTY = "the file is empty, and not even compressed: it was not written to its end"
 
 
 def fastest(name: str, standard: ModuleType) -> Any:
-    """isal's twin of a module; the standard library's own where isal is not built."""
+    """isal's equivalent of a module; the standard library's own if isal is not available."""
     try:
         return importlib.import_module(f"isal.{name}")
     except ImportError:
@@ -36,18 +36,18 @@ ZLIB = fastest("isal_zlib", zlib)
 
 
 class DamagedFileError(Exception):
-    """A compressed file is cut, damaged, or of another format."""
+    """A compressed file is truncated, damaged, or of a different format."""
 
 
 class AccessPoint(NamedTuple):
-    """A place where a shard can be entered.
+    """A place where reading a shard can start.
 
     Attributes:
         raw: Bytes of content before it.
-        line: Ends of lines before it.
-        offset: The first whole byte of the file behind it.
-        bits: Bits of the byte before that one which belong to it, too (0 to 7).
-        window: The content before it that is referred to (up to 32 KB).
+        line: Number of line ends before it.
+        offset: Offset in the file of the first whole byte after it.
+        bits: Number of bits of the previous byte that also belong to the block (0 to 7).
+        window: The content before it that the block refers to (up to 32 KB).
     """
 
     raw: int
@@ -61,12 +61,12 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
     """The content of a shard in blocks of about `BLOCK` bytes.
 
     Args:
-        path: Its name tells the format: `.gz`, `.zst`, or plain.
+        path: Its suffix determines the format: `.gz`, `.zst`, or plain.
         file: The open file.
-        point: Where to begin; None begins at the beginning.
+        point: Where to start; None starts at the beginning.
 
     Raises:
-        DamagedFileError: When everything before the damage was yielded.
+        DamagedFileError: If the file is damaged, after everything before the damage is yielded.
     """
     if path.endswith(".gz"):
         return inflate(file) if point is None else inflate_from(file, point)
@@ -77,10 +77,10 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
 
 
 def first_block(file: BinaryIO) -> bytes:
-    """The beginning of a compressed file; compressed data of no bytes has a header, too.
+    """The beginning of a compressed file, which has a header even if its content is empty.
 
     Raises:
-        DamagedFileError: If the file has no byte.
+        DamagedFileError: If the file is empty.
     """
     data = file.read(COMPRESSED_BLOCK)
     if not data:
@@ -94,11 +94,11 @@ def inflate(file: BinaryIO) -> Iterator[bytes]:
 
 
 def inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:
-    """The content of the members that follow in a gzip file; `data` was read from it before."""
+    """The content of the remaining members of a gzip file; `data` is what was already read."""
     data = data or file.read(COMPRESSED_BLOCK)
     while data:
         data = yield from inflate_member(file, data, ZLIB.decompressobj(wbits=GZIP_MEMBER))
-        # Behind a member: another one, or zeros that fill up the last block of a tape.
+        # After a member: another member, or zero padding to a full tape block.
         data = data.lstrip(b"\0")
         while not data and (more := file.read(COMPRESSED_BLOCK)):
             data = more.lstrip(b"\0")
@@ -117,7 +117,7 @@ def inflate_from(file: BinaryIO, point: AccessPoint) -> Iterator[bytes]:
 
 
 def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes, None, bytes]:
-    """The content of one deflate stream; returns what was read beyond its end."""
+    """Yields the content of one deflate stream; returns the data read beyond its end."""
     while not member.eof:
         try:
             block = member.decompress(data, BLOCK)
@@ -126,7 +126,7 @@ def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes,
         if block:
             yield block
         data = member.unconsumed_tail
-        if not data and not member.eof and len(block) < BLOCK:  # otherwise it may hold back more
+        if not data and not member.eof and len(block) < BLOCK:  # otherwise it may hold more
             data = file.read(COMPRESSED_BLOCK)
             if not data:
                 raise DamagedFileError(CUT)
@@ -159,7 +159,7 @@ def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
 # block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
 FIXED_BLOCK = "0100000000"
 
-# An empty block with codes of its own can be of odd length. This one is 95 bits long. RFC 1951,
+# An empty block with dynamic codes can have an odd length. This one is 95 bits long. RFC 1951,
 # section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
 OWN_BLOCK = (
     "0" "01"  # not the last block, type 2
@@ -175,7 +175,7 @@ OWN_BLOCK = (
 
 
 def aligned(data: bytes, bits: int) -> bytes:
-    """A deflate stream that begins in the highest `bits` bits of `data[0]`, made to begin in bit 0.
+    """Realign a deflate stream from the highest `bits` bits of `data[0]` to begin at bit 0.
 
     Empty blocks fill the bits before it.
     """

@@ -1,8 +1,8 @@
-"""Lines of a shard, from any line on.
+"""Read the lines of a shard, from any line on.
 
-A `LineReader` stands at one place of one shard; reading on from there costs no search, and a place
-further on is entered at an access point, where there are any. It knows nothing of JSON: what a line
-means is decided in `windows`.
+A `LineReader` has a position in one shard; continuing from there needs no seek, and a later
+position is reached through an access point, if there is one. It does not parse JSON: `windows`
+interprets the lines.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from bsmeta.data.index import IndexCache, ShardIndex
 from bsmeta.data.inflate import AccessPoint, DamagedFileError
 
 Line = bytes | memoryview
-"""A line, or a view of it in the block that it was read in: copying costs as much as unpacking."""
+"""A line, or a view into the block it was read in: copying costs as much as decompression."""
 
 LONGEST_LINE = 1 << 28
-"""Bytes. A shard that unpacks to an endless line would otherwise fill the memory."""
+"""In bytes. A shard that decompresses to an endless line would otherwise exhaust the memory."""
 
 OVERLONG: Line = b"\n"
-"""Stands for a line of more bytes than that, whose content is not kept; no line holds its end."""
+"""Placeholder for a longer line, whose content is discarded; no real line contains a newline."""
 
 
 class LineReader:
@@ -33,9 +33,9 @@ class LineReader:
 
     Attributes:
         path: The shard.
-        line: Number of the line that comes next.
-        ended: Whether the last `read` came to the end of what can be read.
-        damage: Why no line can be read beyond it, in a file that is cut or damaged; else empty.
+        line: Number of the next line.
+        ended: Whether the last `read` reached the end of what can be read.
+        damage: Why no further line can be read, in a truncated or damaged file; else empty.
     """
 
     def __init__(self, path: str | FileRef, indexes: IndexCache | None = None) -> None:
@@ -50,20 +50,20 @@ class LineReader:
         self.damage = ""
         self._file = open_file(self.path)  # closed by `close`
         self._blocks = shard_content(self.path, self._file, point)
-        self._lines: list[Line] = []  # complete lines that were read, the next one last
-        self._rest: list[bytes] = []  # the parts of a line whose end was not read yet
-        self._rest_bytes = 0  # of that line; its parts are not kept if these are too many
+        self._lines: list[Line] = []  # complete lines that were read, the next line last
+        self._rest: list[bytes] = []  # the parts of a line whose end has not been read yet
+        self._rest_bytes = 0  # of that line; its parts are discarded if it is too long
 
     def read(self, first: int, count: int) -> list[Line]:
-        """Up to `count` lines from line `first` on: fewer where the shard ends or is damaged."""
+        """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
         return self.take(range(first, first + count))
 
     def take(self, numbers: Sequence[int]) -> list[Line]:
-        """The lines of these numbers, which rise: fewer where the shard ends or is damaged."""
+        """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
         lines: list[Line] = []
-        # A view among lines that are not wanted would keep their whole block in memory.
+        # A view would keep its whole block in memory, unwanted lines included.
         copies = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
-        may_look = True  # for an index: once, because that means to read from the disk
+        may_look = True  # for an index: once, because that reads from the disk
         for number in numbers:
             if number != self.line:
                 self._go_to(number, may_look=may_look)
@@ -99,7 +99,7 @@ class LineReader:
         return self._lines.pop()
 
     def _fill(self) -> bool:
-        """Reads a block; false at the end."""
+        """Reads a block; returns false at the end."""
         try:
             block = next(self._blocks, None)
         except (DamagedFileError, OSError) as error:
@@ -133,7 +133,7 @@ class LineReader:
             self._rest.append(part)
 
     def _join_rest(self) -> Line:
-        """The line whose parts were kept; none are any more."""
+        """Joins the parts of a line, and clears them."""
         line = OVERLONG if self._rest_bytes > LONGEST_LINE else b"".join(self._rest)
         self._rest, self._rest_bytes = [], 0
         return line

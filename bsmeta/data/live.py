@@ -1,7 +1,7 @@
-"""The logical streams made from the shards while training, and what identifies them.
+"""The logical streams, produced from the shards during training, and their fingerprint.
 
-Between `stream`, which deals sequences out to ranks, and `streams`, which makes those of one
-logical stream. `prepared` stands in the same place with sequences that were made before.
+Sits between `stream`, which divides sequences among ranks, and `streams`, which produces those of
+one logical stream. `prepared` has the same role for sequences prepared in advance.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class LiveStreams:
         config: Where documents come from, and how they become sequences.
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
         seed: Seed of the run.
-        phases: When the metadata's schedule goes on to its next phase.
+        phases: When the metadata schedule switches phases.
 
     Attributes:
         shards: The shards.
-        fingerprint: What decides the sequences.
+        fingerprint: Everything that determines the sequences.
 
     Raises:
-        ConfigurationError: If a key has no possible value, or streams are too many.
+        ConfigurationError: If a key has an invalid value, or there are too many streams.
         DataError: If shards are missing.
     """
 
@@ -87,7 +87,7 @@ class LiveStreams:
         return logical.sequences(position, epochs)
 
     def warn_of_slow_resumes(self) -> None:
-        """Says so if shards can be entered at their beginning only."""
+        """Logs a warning if shards can only be read from their beginning."""
         slow = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
         if slow:
             log.warning(
@@ -101,10 +101,10 @@ class LiveStreams:
 def check_streams_have_documents(
     source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
-    """A stream that owns the beginning of no shard must have a document nevertheless.
+    """Checks that streams that do not own the beginning of a shard have at least one document.
 
     Raises:
-        ConfigurationError: If one has none.
+        ConfigurationError: If a stream has none.
     """
     for stream, shares in enumerate(dealt):
         firsts = [(share, share.documents(0, 1)[0]) for share in shares]
@@ -120,7 +120,7 @@ def check_streams_have_documents(
 
 
 def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
-    """What must not be trained on; None without a validation file.
+    """The documents that must not be trained on; None without a validation file.
 
     Raises:
         DataError: If the validation file cannot be read.
@@ -155,12 +155,12 @@ def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
 
 
 def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) -> Phases:
-    """When the metadata's schedule goes on to its next phase.
+    """When the metadata schedule switches phases.
 
     Args:
         config: The data.
-        max_train_steps: Steps of the run, which the shares of the schedule divide.
-        global_batch_size: Sequences in a step of all processes.
+        max_train_steps: Steps of the run, which the schedule's shares divide.
+        global_batch_size: Sequences per step over all processes.
     """
     starts = phase_starts(config.metadata_config, max_train_steps)
     return Phases(tuple(start * global_batch_size for start in starts), config.num_streams)

@@ -1,9 +1,9 @@
-"""The sequences of a rank in the order of the run, as micro-batches, through loader processes.
+"""Micro-batches of a rank's sequences, in the order of the run, through loader processes.
 
-Each loader process reads some of the rank's streams and hands over blocks of sequences; the i-th
-sequence of the rank comes from process i mod N. A block is one message, whatever it holds, which is
-why it is not a single sequence. A torch DataLoader asks its processes in turn and so keeps the
-order by itself; the state of what was consumed travels with the sequences.
+Each loader process reads some of the rank's streams and yields blocks of sequences; the i-th
+sequence of the rank comes from process i mod N. Each block is one message between processes; a
+block of several sequences saves messages. A torch DataLoader polls its processes in turn and thus
+keeps the order; the state after each sequence travels with it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from bsmeta.data.packed import PackedSequence
 from bsmeta.data.plan import Position
 
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
-"""What the model wants otherwise than it is stored."""
+"""Inputs that the model needs in another dtype than the stored one."""
 
-_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent ends
+_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 NO_TYPES = np.zeros(1, np.int32)
 
 
 class Notes(NamedTuple):
-    """What is kept of a sequence beside its tokens."""
+    """What is kept for a sequence besides its tokens."""
 
     tokens: int
     documents: tuple[str, ...]
@@ -48,9 +48,9 @@ class Block:
     """Sequences of one loader process.
 
     Attributes:
-        tensors: What the model gets, each [sequences, L].
+        tensors: Inputs of the model, each [sequences, L].
         counts: float64[sequences, counts].
-        notes: One a sequence.
+        notes: One per sequence.
     """
 
     tensors: dict[str, torch.Tensor]
@@ -62,12 +62,12 @@ class SequenceBlocks(IterableDataset):
     """Blocks of sequences of one loader process; endless.
 
     Args:
-        sequences: Makes the sequences of loader process w.
+        sequences: Yields the sequences of loader process w.
         size: Sequences in a block.
-        length: Tokens of a sequence that is filled up.
-        pad: Token to fill it up with.
-        joined: Whether positions run through a sequence (`cross_document_attention`), or restart
-            with each piece.
+        length: Tokens of a padded sequence.
+        pad: Padding token.
+        joined: Whether positions run through a sequence (`cross_document_attention`) instead of
+            restarting with each chunk.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SequenceBlocks(IterableDataset):
 
     def __iter__(self) -> Iterator[Block | UserError]:
         if not gc.get_freeze_count():
-            # What is there by now (of libraries, mostly) stays: looking through all of it at every
+            # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
             # full collection would take a tenth of the time.
             gc.collect()
             gc.freeze()
@@ -97,7 +97,7 @@ class SequenceBlocks(IterableDataset):
             try:
                 block = list(itertools.islice(sequences, self._size))
             except UserError as error:
-                yield error  # raised in the trainer's process, where no stack trace buries it
+                yield error  # raised in the trainer's process, without a worker's stack trace
                 return
             yield stacked(block, self._length, self._pad, joined=self._joined)
 
@@ -105,10 +105,10 @@ class SequenceBlocks(IterableDataset):
 def stacked(
     sequences: list[PackedSequence], length: int, pad: int, *, joined: bool = False
 ) -> Block:
-    """A block of sequences, filled up to one length; the padding is a piece of its own.
+    """A block of sequences, padded to one length; the padding is a separate chunk.
 
     Attention follows the positions: it restarts where they do (`models.attention`). They restart
-    with each piece, or if `joined` only with each sequence.
+    with each chunk, or only with each sequence if `joined`.
     """
     shape = (len(sequences), length)
     ids, kinds = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
@@ -143,14 +143,14 @@ def stacked(
 def steps(
     blocks: SequenceBlocks, size: int, accumulation: int, num_workers: int, names: list[str]
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
-    """The micro-batches of each step, and the position of every stream in it after the step.
+    """The micro-batches of each step, and the position of each of their streams after the step.
 
     Args:
-        blocks: The blocks of each loader process; together, a sequence of each in turn, they are
-            the rank's sequences in order.
+        blocks: The blocks of each loader process; taking a sequence of each in turn yields the
+            rank's sequences in order.
         size: Sequences in a micro-batch and in a block.
         accumulation: Micro-batches of a step.
-        num_workers: Loader processes; 0 makes everything in this one.
+        num_workers: Number of loader processes; 0 does all work in this process.
         names: Names of the counts.
 
     Raises:
@@ -161,8 +161,8 @@ def steps(
         batch_size=None,
         num_workers=num_workers,
         worker_init_fn=set_up_worker,
-        # It draws a seed for its processes, even for none of them: not from the generator of the
-        # dropout, which a resumed run has just set to where it was.
+        # It draws a seed for its processes, even if there are none: not from the dropout generator,
+        # whose state a resumed run has just restored.
         generator=torch.Generator(),
     )
     iterator = iter(loader)
@@ -172,9 +172,9 @@ def steps(
             positions = {stream: position for _, part in step for stream, position in part}
             yield [batch for batch, _ in step], positions
     finally:
-        # At once: the iterator would wait 5 s for each process that is itself waiting for data.
-        # And kept alive by the error's traceback, it would be collected as part of a cycle, its
-        # queues first, and then wait 10 s in vain for each of them.
+        # Shut down now: the iterator would wait 5 s for each process that is itself waiting for
+        # data. Kept alive by the error's traceback, it would be collected as part of a cycle,
+        # its queues first, and then wait 10 s in vain for each process.
         for process in getattr(iterator, "_workers", ()):
             process.terminate()
         del iterator
@@ -223,11 +223,11 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positio
 
 
 def set_up_worker(_: int) -> None:
-    """A loader process leaves stopping to the trainer, which must first save what it has.
+    """Sets up signals in a loader process: stopping is left to the trainer, which must save first.
 
-    Schedulers signal every process of a job, so signals of others are passed over (and the handlers
-    inherited from the trainer do not run); a SIGTERM of the trainer itself ends the process. So
-    does the trainer's end, which a process that waits for data would not notice for minutes.
+    Schedulers signal every process of a job, so signals from other processes are ignored (and the
+    handlers inherited from the trainer do not run); a SIGTERM from the trainer ends the process. So
+    does the trainer's exit, which a process waiting for data would not notice for minutes.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
