@@ -1,4 +1,4 @@
-"""The batch of a step: how many rows each process takes at a time, and how many that makes in all.
+"""The batch of a step: rows of a micro-batch of each process, and rows in total.
 
 The only place that computes the global batch.
 """
@@ -19,7 +19,7 @@ class BatchPlan:
         micro_batch: Rows in a micro-batch of one process; 1 where they vary from step to step.
         accumulation: Micro-batches of one process in a step.
         processes: Number of processes.
-        key: The key with the rows of a micro-batch; None: they vary.
+        key: The key that sets the rows of a micro-batch; None if they vary.
     """
 
     micro_batch: int

@@ -1,6 +1,6 @@
-"""The command line before Hydra sees it: options of its own first, and what cannot be one.
+"""Parses the command line before Hydra sees it, and finds the options that Hydra does not know.
 
-Hydra's parser ends with a bare usage line at the first option that it does not know. Here each is a
+Hydra's parser exits with a bare usage line at the first unknown option. Here each one becomes a
 problem with its fix, reported along with all others.
 """
 
@@ -24,23 +24,23 @@ _ACCELERATE = {
     "main_process_port", "deepspeed_config_file", "use_deepspeed", "multi_gpu", "cpu", "gpu_ids",
     "zero_stage", "same_network",
 }  # fmt: skip
-# Hydra's grammar takes ~ only at the beginning of an override (where it deletes a key).
+# Hydra's grammar accepts ~ only at the beginning of an override (where it deletes a key).
 _HOME = re.compile(r"(?<=[=\[,])(~[^\s,\[\]{}'\"]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """A command line whose options Hydra takes.
+    """A command line without the options that Hydra would refuse.
 
     Attributes:
         options: Hydra's options, as they were passed.
-        overrides: `key=value`, a `~` in front of a path within quotes.
+        overrides: `key=value`, with values that begin with `~` in quotes.
         folder: The folder of the main configuration.
         own_folder: `--config-dir`, resolved.
         config_name: The main configuration.
         is_multirun: Whether overrides hold lists of values for several runs.
-        is_run: Whether the entry point is called, and not only something printed by Hydra.
-        problems: What was taken off the command line because it is wrong.
+        is_run: Whether the entry point is called; False if Hydra only prints information.
+        problems: The options that were removed because Hydra does not know them.
     """
 
     options: list[str]
@@ -57,13 +57,13 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
     """Reads the arguments of an entry point.
 
     Args:
-        arguments: Those after the program's name.
+        arguments: The arguments after the program's name.
         schema: The dataclass of its configuration.
         config_name: The configuration that is used without `--config-name`.
 
     Raises:
-        ConfigurationError: If an option of Hydra's lacks its value, or if no configuration has the
-            name that was asked for.
+        ConfigurationError: If an option of Hydra lacks its value, or if there is no configuration
+            of the requested name.
     """
     rest, problems = _without_unknown_options(arguments, schema)
     parsed = argument_parser().parse_intermixed_args(rest)
@@ -75,8 +75,8 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
     missing = [*_missing(folder or CONFIG_FOLDER, own_folder, name)]
     if missing:
         refuse([*problems, *missing])
-    # Of an option that is there twice, the parser takes the last: Hydra would read a relative
-    # --config-path from the folder of this module.
+    # The last of repeated options wins. Hydra would resolve a relative --config-path against the
+    # folder of this module.
     options += ["--config-path", str(folder)] if folder else []
     options += ["--config-dir", str(own_folder)] if own_folder else []
     return CommandLine(
@@ -92,7 +92,7 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
 
 
 def quote_home(override: str) -> str:
-    """The override with every value that begins with ~ in quotes, as Hydra's grammar wants it."""
+    """Quotes every value of an override that begins with ~, as Hydra's grammar requires."""
     return _HOME.sub(r"'\1'", override)
 
 
@@ -101,7 +101,7 @@ def _resolved(folder: str | None) -> Path | None:
 
 
 def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Problem]:
-    """A folder or a main configuration that is not there, with what there is."""
+    """Yields a missing folder or main configuration, along with the existing ones."""
     for option, path in (("--config-path", folder), ("--config-dir", own_folder)):
         if path is not None and not path.is_dir():
             found = f"{path}, which is {'a file' if path.exists() else 'not there'}"
@@ -130,7 +130,7 @@ def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Probl
 def _without_unknown_options(
     arguments: Sequence[str], schema: type
 ) -> tuple[list[str], list[Problem]]:
-    """The arguments that Hydra takes, and a problem for each option that it does not know."""
+    """The arguments that Hydra accepts, and a problem for each option that it does not know."""
     _, unknown = argument_parser().parse_known_intermixed_args(list(arguments))
     unknown = [argument for argument in unknown if argument.startswith("-")]
     rest, problems = list(arguments), []

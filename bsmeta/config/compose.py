@@ -1,8 +1,8 @@
-"""From the command line to a plain configuration object: the only place that runs Hydra.
+"""Composes the command line into a plain configuration object; the only place that runs Hydra.
 
 `run_entry_point` composes `hydra_configs/NAME.yaml` and the overrides onto the schema, converts the
 result once, calls the entry point, and turns every outcome into the documented exit code: 0 done,
-75 stopped by a signal with a checkpoint saved, 2 an error that the user can mend, 1 anything else.
+75 stopped by a signal with a checkpoint saved, 2 an error that the user can fix, 1 anything else.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ def run_entry_point(
     """Composes the configuration, calls `main` with it, and exits the process.
 
     Args:
-        main: The entry point, called with the configuration; what it returns is the exit code
-            (None: 0).
-        schema: The dataclass that the configuration must fit. YAML files name it in their defaults
-            list by its name in snake case (`CausalLMConfig`: `causal_lm_config`).
+        main: The entry point, called with the configuration; returns the exit code (None: 0).
+        schemas: The dataclass that the configuration must fit, or several of which the
+            configuration names one. YAML files name it in their defaults list by its name in snake
+            case (`CausalLMConfig`: `causal_lm_config`).
         config_name: The file of `hydra_configs/` that is used without `--config-name`.
-        takes_mistakes: Where composing finds mistakes, call `main(config, mistakes)` with what can
-            be composed, so that it can tell its own findings along with them; it must refuse.
+        takes_mistakes: If composing finds mistakes, call `main(config, mistakes)` with what can be
+            composed, so that it reports its own problems along with them; it must then raise.
     """
     offered = [schemas] if isinstance(schemas, type) else schemas
     schema = choose(sys.argv[1:], offered, config_name)
@@ -93,7 +93,7 @@ def run_entry_point(
             exit_code(lambda: call(composed, line.problems))
         )  # or Hydra prints its own report first
 
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can say what is wrong
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
     try:
         line = command_line.read(sys.argv[1:], schema, config_name)
         if line.is_multirun or not line.is_run:
@@ -122,9 +122,9 @@ def _explain(
     schema: type,
     call: Callable[..., int],
 ) -> int:
-    """Reports all that Hydra cannot compose, with what `call` finds in the rest."""
+    """Reports all that Hydra cannot compose, along with the problems `call` finds in the rest."""
     compose = mistakes.composer(line.folder, line.config_name)
-    # A list of values is an override of many runs: it does not stand alone.
+    # A multirun override lists the values of several runs and cannot be composed alone.
     alone = [] if line.is_multirun else [one for one in overrides if not one.startswith("hydra")]
     found, rest = mistakes.mistakes(error, alone, compose, schema)
     if rest is None or line.is_multirun:
@@ -134,14 +134,14 @@ def _explain(
 
 
 def _leave(code: int) -> NoReturn:
-    """Ends the process; one of a launch ends without Python's own shutdown.
+    """Exits the process; under a launcher, without Python's own shutdown.
 
-    Gloo's threads may still be letting go of tensors when the interpreter is taken down, and then
-    abort the process (measured with torch 2.13: 3 of 10 runs that had done all their work; see
-    pytorch pull request 179291). Everything is on disk by now.
+    Gloo's threads may still be releasing tensors when the interpreter shuts down, and then abort
+    the process (measured with torch 2.13: 3 of 10 runs that had done all their work; see pytorch
+    pull request 179291). Everything is on disk by now.
     """
     note_exit_code(code)
-    if "WORLD_SIZE" in os.environ:  # started by a launcher, so that there is a process group
+    if "WORLD_SIZE" in os.environ:  # started by a launcher, so there is a process group
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -150,9 +150,10 @@ def _leave(code: int) -> NoReturn:
 
 
 def register(schema: type, own_folder: Path | None = None) -> None:
-    """Makes the schema, the resolvers and the user's config folder known to Hydra (repeatable).
+    """Registers the schema, the resolvers and the user's config folder with Hydra (idempotent).
 
-    A schema that extends another one takes its name, too: YAML files of that one then fit both.
+    A schema that extends another is also registered under the parent's name, so that YAML files of
+    the parent fit both.
     """
     for one in filter(dataclasses.is_dataclass, schema.__mro__):
         ConfigStore.instance().store(name=store_name(one), node=schema)
@@ -162,7 +163,7 @@ def register(schema: type, own_folder: Path | None = None) -> None:
 
 
 def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration that the command line `--config-name config_name overrides…` gives.
+    """Composes the configuration of the command line `--config-name config_name overrides…`.
 
     Raises:
         ConfigurationError: If a key is unknown or a value does not fit its type.
@@ -179,11 +180,10 @@ def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = (
 
 
 def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
-    """The overrides, with `++` before those of a mapping (`weights.url=2`, `weights={url: 2}`),
-    and before those of a whole section, which may hold some (`metadata_config={weights: …}`).
+    """Prefixes overrides of mappings, and of sections that may contain mappings, with `++`.
 
-    The schema is closed, but the entries of a mapping are free; Hydra asks for the `++` that says
-    so, which nobody knows by heart.
+    For example `weights.url=2`, `weights={url: 2}` and `metadata_config={weights: …}`. The schema
+    is closed, but the entries of a mapping are free, which Hydra allows only with `++`.
     """
     known = {one.name: one.type for one in keys(schema)}
     mappings = [re.escape(name) for name, kind in known.items() if kind.startswith("dict")]
@@ -195,12 +195,12 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
 
 
 def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]:
-    """The overrides as Hydra must see them; `${from_file:…}` in them is relative to `folder`."""
+    """The overrides in the form for Hydra; `${from_file:…}` in them is relative to `folder`."""
     return open_mappings(from_file.expand_overrides(overrides, folder), schema)
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
-    """The composed configuration as an instance of the schema, resolved.
+    """Resolves the composed configuration and converts it to an instance of the schema.
 
     Raises:
         ConfigurationError: If a key is unknown, or a value does not fit or cannot be found.
@@ -211,7 +211,7 @@ def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
 
 
 def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
-    """The same, with the schema's defaults in the place of what is wrong."""
+    """Like `to_plain`, but puts the schema's default for each bad value and returns the problems."""
     found = resolve(composed)
     plain = OmegaConf.to_object(composed)
     if not isinstance(plain, schema):
@@ -228,7 +228,7 @@ def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[
 
 
 def _added(section: Any, prefix: str = "") -> Iterator[str]:
-    """Names that `+name=value` has put into a section beside those of its schema."""
+    """Yields the names that `+name=value` has added to a section and its schema does not have."""
     known = {field.name for field in dataclasses.fields(section)}
     for name, value in vars(section).items():
         if name not in known:
@@ -266,7 +266,7 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
 def to_yaml(config: Any) -> str:
     """The resolved configuration as YAML that `load_resolved` reads back; without secrets.
 
-    Its defaults list names the schema, so that Hydra takes the file as a configuration, too:
+    Its defaults list names the schema, so that Hydra accepts the file as a configuration, too:
     `train.py --config-dir FOLDER --config-name config` starts the same run again.
     """
     values = {"defaults": [store_name(type(config)), "_self_"]}
@@ -275,7 +275,7 @@ def to_yaml(config: Any) -> str:
 
 
 def exit_code(action: Callable[[], int | None]) -> int:
-    """What the process exits with when `action` is all that it does."""
+    """Runs `action`, reports its error if it raises one, and returns the exit code."""
     try:
         return action() or 0
     except BaseException as error:
@@ -283,15 +283,15 @@ def exit_code(action: Callable[[], int | None]) -> int:
 
 
 def report(error: BaseException) -> int:
-    """Prints what went wrong, on standard error, and returns the exit code."""
+    """Prints an error on standard error, and returns the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
     if isinstance(error, mistakes.Refusal):
         error = ConfigurationError(mistakes.explain(error))
-    if isinstance(error, yaml.YAMLError):  # also tags that would make Python objects
+    if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
-        if not is_reporter():  # every process of this machine has found the same
+        if not is_reporter():  # every process of this machine has found the same error
             wait_for_reporter()
         message = f"configuration error: {error}"
     elif isinstance(error, UserError):
@@ -312,9 +312,9 @@ def _share(share: float, whole: float) -> int:
 
 
 def _hide_secrets() -> None:
-    """Takes secrets out of the command line, of which trackers and model cards keep a copy.
+    """Redacts secrets in the command line, which trackers and model cards copy.
 
-    And out of the one file that Hydra writes about many runs (`--multirun`) whatever it is told.
+    Also redacts the file that Hydra always writes about a `--multirun`.
     """
     sys.argv[1:] = map(redact, sys.argv[1:])
     about_all = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
@@ -323,7 +323,7 @@ def _hide_secrets() -> None:
 
 
 def _quiet_hydra(arguments: list[str]) -> list[str]:
-    """Overrides that keep Hydra from writing folders and files of its own beside the run's."""
+    """Overrides that keep Hydra from writing its own folders and files next to the run's."""
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not {"-m", "--multirun"} & set(arguments):
         quiet.append("hydra.run.dir=.")

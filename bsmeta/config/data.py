@@ -11,7 +11,7 @@ from bsmeta.config.keys import key
 from bsmeta.config.metadata import MetadataConfig
 
 SCHEME = "hf://"
-"""What the address of a file on the Hugging Face Hub begins with."""
+"""The scheme of the address of a file on the Hugging Face Hub."""
 
 
 @dataclass(kw_only=True)
@@ -137,7 +137,7 @@ class DataConfig:
 def local_dataset(config: DataConfig) -> str | None:
     """The folder that `dataset_name` names; None if it is not set, or names a data set on the Hub.
 
-    A folder that is there is meant before a data set of the same name, as in `datasets`.
+    An existing folder takes precedence over a data set of the same name, as in `datasets`.
     """
     name = config.dataset_name or ""
     folder = os.path.expanduser(name)
@@ -146,7 +146,7 @@ def local_dataset(config: DataConfig) -> str | None:
 
 
 def in_dataset(entry: str, config: DataConfig) -> str:
-    """What a file name means: with `dataset_name`, a relative one lies in that data set."""
+    """Resolves a file name; with `dataset_name`, a relative one is in that data set."""
     if not config.dataset_name or entry.startswith("/") or "://" in entry:
         return entry
     folder = local_dataset(config)

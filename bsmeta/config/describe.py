@@ -1,6 +1,6 @@
-"""The schema as text: every key with its type, default, meaning and its DeepSpeed twin.
+"""The schema as text: every key with its type, default, meaning and DeepSpeed counterpart.
 
-The one source of `--help` and of docs/configuration.md.
+The single source of `--help` and of docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsmeta.config.keys import values_of
 CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
 
 PARTS = "parts"
-"""The folder of `hydra_configs/` that is no group: its files are for `${from_file:…}`."""
+"""The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
 
 # The keys of `--help`: those that most runs set.
 MAIN = (
@@ -55,13 +55,13 @@ class Key:
     default: str
     meaning: str
     deepspeed: str | None
-    values: str  # what it may be, where not every value of the type is
+    values: str  # the accepted values, if not all of the type
     heading: str | None  # above this key and those after it
     entries: Any  # the dataclass of the entries of a list
 
 
 def keys(schema: type, prefix: str = "") -> Iterator[Key]:
-    """The leaves of the schema, in the order of their declaration."""
+    """Yields the leaves of the schema, in declaration order."""
     types = typing.get_type_hints(schema)
     defaults = schema()
     for field in dataclasses.fields(schema):
@@ -98,7 +98,7 @@ def group_options() -> dict[str, list[str]]:
 
 
 def suggestion(name: str, schema: type) -> str | None:
-    """The key, or group, that looks most like a misspelt one."""
+    """The key or group most similar to a misspelled one; None if none is."""
     leaf = name.rsplit(".", 1)[-1]
     full = {one.rsplit(".", 1)[-1]: one for one in reversed(key_names(schema))}
     full |= {group: group for group in group_options()}
@@ -109,9 +109,9 @@ def suggestion(name: str, schema: type) -> str | None:
 
 
 def sections(schema: type) -> list[tuple[str, list[Key]]]:
-    """The keys under headings: the outermost by what they are for, then each section by its name.
+    """The keys under headings: the outermost ones by topic, then each section under its name.
 
-    A kind of entry that a list holds (`schedule`) is a section, too, with keys below the list's.
+    The entries of a list of dataclasses (`schedule`) form a section, too, placed after the list's.
     """
     parts: dict[str, list[Key]] = {}
     heading = "Keys"
@@ -131,7 +131,7 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
         schema: The dataclass of the configuration.
         program: The name of the entry point.
         config_name: The file that is used without `--config-name`.
-        whole: Every key (`--help all`), or only those that most runs set.
+        whole: Whether to show every key (`--help all`) or only those that most runs set.
     """
     lines = [
         f"usage: {program} [--config-name NAME] [key=value ...]",
@@ -166,7 +166,7 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
 
 
 def _listed(heading: str, found: list[Key]) -> list[str]:
-    """Keys below their heading, each with its meaning in a second line."""
+    """Lists keys below their heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
     for one in found:
         twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""

@@ -1,4 +1,4 @@
-"""In what two nested dicts differ, in words: saved and present ones, or those of two ranks."""
+"""Describes how two nested dicts differ: saved and current ones, or those of two ranks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def differences(name: str, other: Any, current: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The leaves in which two nested dicts differ: dotted name, and both values."""
+    """Yields the leaves in which two nested dicts differ: dotted name and both values."""
     if isinstance(other, dict) and isinstance(current, dict):
         for part in sorted({*other, *current}):
             below = f"{name}.{part}" if name else str(part)
@@ -17,14 +17,14 @@ def differences(name: str, other: Any, current: Any) -> Iterator[tuple[str, Any,
 
 
 def differing(name: str, other: Any, current: Any, where: str, here: str = "now") -> Iterator[str]:
-    """Lines that name the leaves in which two nested dicts differ.
+    """Yields a line for each leaf in which two nested dicts differ.
 
     Args:
         name: Dotted name of the dicts; empty at the root.
-        other: One of them.
-        current: The one that this process has.
-        where: Where `other` stands, in words.
-        here: Where `current` stands.
+        other: The dict to compare with.
+        current: The dict of this process.
+        where: Where `other` comes from, in words.
+        here: Where `current` comes from, in words.
     """
     for leaf, there, now in differences(name, other, current):
         yield f"  {leaf}: {there} {where}, {now} {here}"

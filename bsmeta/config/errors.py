@@ -1,7 +1,7 @@
 """The errors that end a run with a message instead of a stack trace.
 
-`ConfigurationError` and `DataError` are the user's to mend (exit code 2); `CheckpointError` and
-`TrainingError` are the run's (exit code 1).
+`ConfigurationError` and `DataError` are for the user to fix (exit code 2); `CheckpointError` and
+`TrainingError` are failures of the run (exit code 1).
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Base of the errors that a user can mend: the message says what, where and how."""
+    """Base of the errors that a user can fix: the message says what, where and how."""
 
 
 class ConfigurationError(UserError):
-    """A key, a file or the launch says something that cannot be right, or two of them disagree.
+    """A key, a file or the launch is invalid, or two of them disagree.
 
     Args:
-        message: All that is wrong.
-        keys: The keys that it is about, as far as they are known.
+        message: All problems.
+        keys: The keys concerned, as far as they are known.
     """
 
     def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
@@ -31,8 +31,8 @@ class DataError(UserError):
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint is damaged, incomplete or of another run."""
+    """A checkpoint is damaged, incomplete or from another run."""
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on (for example: the loss is not finite)."""
+    """Training cannot continue (for example: the loss is not finite)."""

@@ -112,10 +112,10 @@ class EvaluateConfig:
 
 
 def refuse_other_tasks(path: Path) -> None:
-    """Refuses the `config.yaml` of a run of another task than causal_lm by its name.
+    """Refuses the `config.yaml` of a run of any task other than causal_lm.
 
     Raises:
-        ConfigurationError: Naming the task; a file that cannot be read is left to the reader.
+        ConfigurationError: Naming the task. A file that cannot be read is refused when it is used.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -130,7 +130,7 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLM
     """The configuration of the training run, with some keys changed.
 
     Args:
-        path: The run's `config.yaml`; None takes the defaults of the schema.
+        path: The run's `config.yaml`; None: the defaults of the schema.
         overrides: Nested keys and their values.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Schema of `explain.py`: every key of a training run, and what of it to show."""
+"""Schema of `explain.py`: every key of a training run, and the choice of what to show."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Values against the schema, key by key: every one that does not fit, with its whole path.
+"""Checks values against the schema, key by key, and reports each misfit with its full path.
 
-OmegaConf merges all or nothing, stops at the first fault, and often does not say where it is.
+OmegaConf merges all or nothing, stops at the first error, and often does not report its location.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from bsmeta.config.describe import entries_of, type_name
 
 @dataclass(frozen=True, kw_only=True)
 class Misfit:
-    """A value that the schema does not take.
+    """A value that the schema does not accept.
 
     Attributes:
-        key: Its dotted key; entries of lists by their number.
+        key: Its dotted key; entries of lists by their index.
         value: What was found.
         expected: The type as text; None: there is no such key.
-        siblings: Where there is none: the keys of the section.
-        reason: OmegaConf's, or "".
-        outermost: The key that must be left out for the rest to fit.
+        siblings: If there is no such key: the keys of the section.
+        reason: OmegaConf's message, or "".
+        outermost: The key that must be removed for the rest to fit.
     """
 
     key: str
@@ -40,12 +40,12 @@ class Misfit:
 
 
 def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterator[Misfit]:
-    """Yields what does not fit the dataclass of a section.
+    """Yields the values that do not fit the dataclass of a section.
 
     Args:
-        values: As YAML gives them; interpolations fit everywhere.
+        values: The values as parsed from YAML; interpolations fit everywhere.
         schema: The dataclass.
-        prefix: The dotted key of the section with a dot, or "".
+        prefix: The dotted key of the section with a trailing dot, or "".
     """
     types = typing.get_type_hints(schema)
     for name, value in values.items():

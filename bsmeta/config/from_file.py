@@ -4,11 +4,11 @@
       metadata_config:
         html_parser_config: ${from_file:parts/html_v2.yaml}
 
-PATH is relative to the config folder that the file stands in (`hydra_configs/`, or the one of
-`--config-dir`), else to `hydra_configs/`; it may hold `${oc.env:NAME,default}`. YAML and JSON files
-give their values, any other file its text without the last line's end. The content takes the
-place of `${from_file:…}` before anything is composed: it may hold `${…}` itself, also
-`${from_file:…}`, and each of its keys can be overridden as if it had been written there.
+PATH is relative to the config folder that contains the file (`hydra_configs/`, or the one of
+`--config-dir`), else to `hydra_configs/`; it may contain `${oc.env:NAME,default}`. YAML and JSON
+files are parsed; any other file yields its text without the final newline. The content replaces
+`${from_file:…}` before anything is composed: it may itself contain `${…}`, also `${from_file:…}`,
+and each of its keys can be overridden as if it had been written there.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def expand(
     files: list[Path] | None = None,
     chain: tuple[Path, ...] = (),
 ) -> Any:
-    """Nested dicts and lists with every `${from_file:…}` replaced by the content of its file.
+    """Replaces every `${from_file:…}` in nested dicts and lists by the content of its file.
 
     Args:
-        values: As YAML gives them.
+        values: The values as parsed from YAML.
         folder: The config folder that paths are relative to.
-        where: What an error names as the place of `values`.
+        where: The location of `values`, for error messages.
         files: Every file that is read is appended to this list.
         chain: The files that are being read, outermost first.
 
     Raises:
-        ConfigurationError: If a file is missing, names itself, or cannot stand where it is named.
+        ConfigurationError: If a file is missing, includes itself, or does not fit its place.
     """
     if isinstance(values, dict):
         return {k: expand(v, folder, f"{where}: {k}", files, chain) for k, v in values.items()}
@@ -73,7 +73,7 @@ def expand(
 
 
 def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
-    """The same for `key=value` of a command line, with the content written as Hydra reads it."""
+    """Like `expand`, for `key=value` of a command line; writes the content in Hydra's grammar."""
 
     def expanded(text: str) -> str:
         if _OPENS not in text:
@@ -87,7 +87,7 @@ def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
 
 
 def _parts(text: str, where: str) -> Iterator[tuple[bool, str]]:
-    """Cuts a text into (False, what stays) and (True, the path of a `${from_file:path}`)."""
+    """Splits a text into (False, literal text) and (True, the path of a `${from_file:path}`)."""
     at = 0
     while (start := text.find(_OPENS, at)) >= 0:
         if start > at:

@@ -1,4 +1,4 @@
-"""Schema of `generate.py`: which model, under which metadata, how to draw, what to attribute."""
+"""Schema of `generate.py`: which model, under which metadata, how to sample, what to attribute."""
 
 from __future__ import annotations
 

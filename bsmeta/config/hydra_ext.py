@@ -1,7 +1,7 @@
-"""Where this project reaches into Hydra: its reader of files, its search path, its parser.
+"""Extensions that use Hydra's internals: its config file reader, search path and parser.
 
-Hydra offers no public way to do what these do, so a new version of it may break them:
-`tests/config/test_hydra_ext.py` holds the version that they were written for.
+Hydra offers no public API for them, so a new version of it may break them:
+`tests/config/test_hydra_ext.py` checks for the version that they were written for.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ VERSION = "1.3"
 
 @dataclass
 class Reading:
-    """How Hydra reads its files in this process, and which it has read since `start`."""
+    """How Hydra reads its files in this process, and which it has read since `clear`."""
 
-    # The outermost keys of the schema. A folder of such a name is no group: `metadata=…` is a key
-    # of generate.py, and a group of train.py.
+    # The outermost keys of the schema. A folder of such a name is not a group: `metadata=…` is a
+    # key of generate.py, and a group of train.py.
     no_groups: frozenset[str] = frozenset()
     own_folder: Path | None = None  # searched before all others
-    left_out: set[str] = field(default_factory=set)  # dotted keys that files may not set
+    left_out: set[str] = field(default_factory=set)  # dotted keys that are dropped from files
     left_out_defaults: set[str] = field(default_factory=set)  # GROUP/OPTION
     files: list[Path] = field(default_factory=list)
-    # Of each config file the package, such as `data_config` or "", and its keys and values.
+    # For each config file: its package, such as `data_config` or "", and its keys and values.
     contents: dict[Path, tuple[str, dict[Any, Any]]] = field(default_factory=dict)
 
     def clear(self) -> None:
-        """Forgets what was read."""
+        """Clears the record of files read."""
         self.files.clear()
         self.contents.clear()
 
@@ -55,11 +55,11 @@ reading = Reading()
 
 
 def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
-    """Makes Hydra read its files through this module (repeatable).
+    """Makes Hydra read its files through this module (idempotent).
 
     Args:
         keys: The outermost keys of the schema.
-        own_folder: The config folder of the user, whose files win over those of the same name.
+        own_folder: The config folder of the user; its files override others of the same name.
     """
     plugins = Plugins.instance()  # registers Hydra's own sources, which would replace ours later
     reading.no_groups = frozenset({*keys, PARTS})
@@ -72,12 +72,12 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
 
 
 def composed_files() -> list[str]:
-    """The files that the configuration was composed of, in the order in which they were read."""
+    """The files that the configuration was composed from, in the order in which they were read."""
     return [shown_path(file) for file in reading.files]
 
 
 def overridden_keys() -> list[str]:
-    """The keys that the command line of a run sets; [] where Hydra has refused it."""
+    """The keys that the command line of a run sets; [] if Hydra has refused it."""
     if not HydraConfig.initialized():
         return []
     parsed = OverridesParser.create().parse_overrides([*HydraConfig.get().overrides.task])
@@ -85,7 +85,7 @@ def overridden_keys() -> list[str]:
 
 
 def shown_path(file: Path) -> str:
-    """A path below the working folder as seen from there, any other whole."""
+    """The path relative to the working folder if it is inside, else unchanged."""
     here = Path.cwd()
     return str(file.relative_to(here) if file.is_relative_to(here) else file)
 
@@ -99,7 +99,7 @@ class OwnFolderFirst(SearchPathPlugin):
 
 
 class ExpandingSource(FileConfigSource):
-    """Hydra's reader of config files, with every `${from_file:…}` replaced by what it names."""
+    """Hydra's config file reader, with every `${from_file:…}` replaced by the file's content."""
 
     def is_group(self, config_path: str) -> bool:
         return config_path not in reading.no_groups and super().is_group(config_path)
@@ -108,7 +108,7 @@ class ExpandingSource(FileConfigSource):
         file = Path(self.path) / self._normalize_file_name(config_path)
         try:
             result = super().load_config(config_path)
-        except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file of one number
+        except (OSError, UnicodeDecodeError) as error:  # OSError: also for a file that is a number
             raise ConfigurationError(f"{file}: cannot be read: {error}") from error
         values = OmegaConf.to_container(result.config, resolve=False)
         if not isinstance(values, dict):
@@ -132,14 +132,14 @@ class ExpandingSource(FileConfigSource):
 
 
 def _package(header: str | None, config_path: str) -> str:
-    """The dotted key below which a file's keys stand, or ""."""
+    """The dotted key under which a file's keys are placed, or ""."""
     if header is None:
         return config_path.rpartition("/")[0].replace("/", ".")
     return "" if header == "_global_" else header
 
 
 def nested(package: str, content: dict[Any, Any]) -> dict[Any, Any]:
-    """The content of a file from the outermost key on."""
+    """Nests the content of a file under the keys of its package."""
     for name in reversed(package.split(".") if package else []):
         content = {name: content}
     return content
@@ -175,7 +175,7 @@ def _default_name(entry: Any) -> str:
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """A parser whose errors are raised."""
+    """A parser that raises its errors instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigurationError(f"the command line: {message}; see --help")

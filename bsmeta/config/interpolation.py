@@ -1,7 +1,7 @@
-"""`${…}` in a composed configuration: resolved, typed by the field, and all faults told at once.
+"""Resolves `${…}` in a composed configuration by field type, and reports all errors at once.
 
-OmegaConf gives the value of an interpolation the type of its field only where that is a number, a
-text or true/false. Here lists, mappings and sections get theirs, too: a variable may hold YAML,
+OmegaConf converts the value of an interpolation to the type of its field only for numbers, strings
+and booleans. Here lists, mappings and sections are converted, too: a variable may hold YAML,
 `TYPES='[url, title]'`.
 """
 
@@ -25,10 +25,10 @@ _VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
 
 
 def resolve(composed: DictConfig) -> list[Problem]:
-    """Gives every interpolation of a section its value in its type, in place.
+    """Replaces every interpolation of a section by its value in the field's type, in place.
 
     Returns:
-        What is wrong; the default of the schema then stands in its place.
+        The problems; a value that cannot be resolved is replaced by the schema's default.
     """
     problems = []
     for section, name, key in reversed(list(_interpolations(composed, ""))):
@@ -40,7 +40,7 @@ def resolve(composed: DictConfig) -> list[Problem]:
             schema = OmegaConf.get_type(section)
             if dataclasses.is_dataclass(schema):
                 section[name] = getattr(schema(), name)
-            else:  # an entry of a list or mapping; those before it keep their places
+            else:  # an entry of a list or mapping; those before it keep their index
                 del section[name]
     return problems[::-1]
 
@@ -48,7 +48,7 @@ def resolve(composed: DictConfig) -> list[Problem]:
 def _interpolations(
     section: DictConfig | ListConfig, prefix: str
 ) -> Iterator[tuple[DictConfig | ListConfig, Any, str]]:
-    """The container, the name in it and the dotted key of every interpolation."""
+    """Yields the container, the name in it and the dotted key of every interpolation."""
     names = list(section) if isinstance(section, DictConfig) else range(len(section))
     for name in names:
         key = f"{prefix}{name}"

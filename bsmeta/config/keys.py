@@ -1,4 +1,4 @@
-"""`key(...)`: a schema field with all that is known of it: meaning, values, DeepSpeed's twin.
+"""`key(...)`: a schema field with its metadata: meaning, accepted values, DeepSpeed counterpart.
 
 The checks, `--help` and the documentation are derived from it.
 """
@@ -13,14 +13,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Values:
-    """What a key may be; null, where its type allows it, is never refused.
+    """The values that a key accepts; null is never refused if its type allows it.
 
     Attributes:
-        choices: The only values.
-        at_least: The smallest number.
-        at_most: The largest number.
-        above: A number that every value exceeds; infinity is refused.
-        below: A number that every value is smaller than.
+        choices: The only accepted values.
+        at_least: The smallest accepted number.
+        at_most: The largest accepted number.
+        above: Exclusive lower bound; infinity is refused.
+        below: Exclusive upper bound.
         finite: Infinity is refused; 0 switches the key off.
     """
 
@@ -32,7 +32,7 @@ class Values:
     finite: bool = False
 
     def __str__(self) -> str:
-        """As the documentation shows it; empty where any value will do."""
+        """The values as the documentation shows them; empty if any value is accepted."""
         if self.choices:
             return " | ".join(self.choices)
         named = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
@@ -60,8 +60,8 @@ def key(
         meaning: One line for `--help` and the reference documentation.
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
         is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
-        heading: What `--help` and the documentation write above this key and those after it.
-        choices, at_least, at_most, above, below, finite: What it may be (see `Values`).
+        heading: The heading that `--help` and the documentation show above this key and the next.
+        choices, at_least, at_most, above, below, finite: The accepted values (see `Values`).
     """
     values = Values(choices, at_least, at_most, above, below, finite)
     metadata = {
@@ -79,7 +79,7 @@ def key(
 
 
 def values_of(described: Field[Any]) -> Values:
-    """What a field of a schema may be."""
+    """The values that a field of a schema accepts."""
     found: Values = described.metadata["values"]
     return found
 
@@ -88,7 +88,7 @@ def expand_home(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Expands a `~` at the beginning of every path of a configuration, in place.
 
     Yields:
-        The dotted key and the value of those that name a user who is not known here.
+        The dotted key and the value of each path that names an unknown user.
     """
     for one in fields(section):
         name, value = prefix + one.name, getattr(section, one.name)
