@@ -211,7 +211,7 @@ def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
 
 
 def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
-    """Like `to_plain`, but puts the schema's default for each bad value and returns the problems."""
+    """Like `to_plain`, but replaces bad values by the schema's defaults and returns problems."""
     found = resolve(composed)
     plain = OmegaConf.to_object(composed)
     if not isinstance(plain, schema):

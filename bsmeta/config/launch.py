@@ -1,8 +1,8 @@
-"""How this process was started, as far as it must agree with the configuration.
+"""Reads how this process was started, as far as that must agree with the configuration.
 
-`accelerate launch` tells its workers by environment variables; `check_only` may ask for a launch
-file instead, to check it before anything is started. Nothing is judged here but what cannot be read
-at all: `bsmeta.config.checks` compares the result with the configuration.
+`accelerate launch` passes its settings to the workers in environment variables; with `check_only`,
+a launch file can be read instead, to check it before anything is started. This module refuses only
+what cannot be read at all: `bsmeta.config.checks` compares the result with the configuration.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LAUNCH_FIELDS = {"deepspeed_config_file", "zero3_init_flag", "deepspeed_hostfil
     f"deepspeed_{name}" for name in ("multinode_launcher", "exclusion_filter", "inclusion_filter")
 }
 
-# What `accelerate launch` makes of its options for ZeRO (it drops the last two, which may still be
-# exported), and the key of the DeepSpeed JSON, beside which it ignores them.
+# The variables that `accelerate launch` sets from its ZeRO options (not the last two, which may
+# still be exported), and the key of the DeepSpeed JSON. With a JSON, it ignores the variables.
 ZERO_VARIABLES = {
     f"ACCELERATE_DEEPSPEED_{option.upper()}": key
     for option, key in {
@@ -40,15 +40,15 @@ ZERO_VARIABLES = {
     }.items()
 }
 
-# What a launch file may hold, as of Accelerate 1.15 (its ClusterConfig), without what cannot train
-# here (FSDP, Megatron, TPUs, …): accelerate ends with an error of its own on any other key.
+# The keys of a launch file as of Accelerate 1.15 (its ClusterConfig), except those for what is not
+# supported here (FSDP, Megatron, TPUs, …). Accelerate fails with its own error on any other key.
 FILE_KEYS = {
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug",
     "num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip",
     "main_process_port", "rdzv_backend", "same_network", "main_training_function",
     "enable_cpu_affinity", "deepspeed_config", "downcast_bf16", "dynamo_config",
 }  # fmt: skip
-# What `accelerate config` also writes; without effect here as long as nothing is in it.
+# Keys that `accelerate config` also writes; without effect here as long as they are empty.
 EMPTY_FILE_KEYS = {
     "command_file", "commands", "fp8_config", "fsdp_config", "megatron_lm_config", "mpirun_config",
     "parallelism_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
@@ -58,17 +58,17 @@ EMPTY_FILE_KEYS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What the launch says; None stands for "not stated"."""
+    """The settings of a launch; None means "not stated"."""
 
     source: str  # `the environment`, or the launch file that was read
     num_processes: int  # world size
-    expected_processes: int | None = None  # what the launch scripts say that all machines make
+    expected_processes: int | None = None  # of all machines, according to the launch scripts
     local_processes: int | None = None  # of this machine
     gpus: int | None = None  # GPUs that this machine's processes may use
     wants_gpus: bool = False  # a launch file for several processes that does not hide the GPUs
-    distributed_type: str = "NO"  # in accelerate's words
-    use_cpu: bool = False  # accelerate's switch, under which it starts one process only
-    alone: bool = False  # accelerate was asked for several processes, and has started one
+    distributed_type: str = "NO"  # in Accelerate's terms
+    use_cpu: bool = False  # Accelerate's switch, with which it starts one process only
+    alone: bool = False  # Accelerate was asked for several processes, but has started one
     zero_options: Mapping[str, str] = field(default_factory=dict)  # those of ZERO_VARIABLES
     deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
     zero3_init: bool | None = None
@@ -76,18 +76,18 @@ class Launch:
     gradient_accumulation_steps: Any = None
     gradient_clipping: Any = None
     compiler: str | None = None  # accelerate's dynamo backend, unless it is "no"
-    alone_in_step: int | None = None  # tasks of a SLURM step without any launcher among them
+    alone_in_step: int | None = None  # tasks of a SLURM step that was started without a launcher
     unknown: tuple[str, ...] = ()  # keys of a launch file that accelerate would refuse
-    unsupported: tuple[str, ...] = ()  # keys of a launch file for what cannot train here
+    unsupported: tuple[str, ...] = ()  # keys of a launch file for what is not supported here
     rank: int = 0
     unset: tuple[str, ...] = ()  # variables that several processes need to find each other
-    # Of a launch file for several machines:
+    # From a launch file for several machines:
     machines: int = 1
     machine_rank: Any = 0
     main_process_ip: Any = None
     main_process_port: Any = None
-    # Fields of accelerate's `deepspeed_config` that belong into the DeepSpeed JSON: accelerate
-    # refuses them beside a JSON.
+    # Fields of Accelerate's `deepspeed_config` that belong in the DeepSpeed JSON: Accelerate
+    # refuses them together with a JSON.
     misplaced: tuple[str, ...] = ()
 
     @property
@@ -96,7 +96,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None = None) -> Launch:
-    """The launch of this process, or the one that a launch file would make.
+    """Reads the launch of this process, or the one that a launch file describes.
 
     Args:
         environ: The environment variables of this process.
@@ -112,7 +112,7 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
 
 
 def find_file(name: str) -> Path:
-    """A file relative to the working folder, else to the repository, else the former (missing)."""
+    """Resolves a file against the working folder, else the repository; the former if missing."""
     path = Path(name).expanduser()
     in_repository = REPOSITORY / path
     return in_repository if not path.exists() and in_repository.exists() else path
@@ -139,7 +139,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         kind = "MULTI_GPU" if processes > 1 else "NO"
     precision = environ.get("ACCELERATE_MIXED_PRECISION")
     if precision == "no" and "mixed_precision" not in fields:
-        precision = None  # what accelerate exports where nothing is stated
+        precision = None  # what Accelerate exports if nothing is stated
     zero3 = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
     json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     return Launch(
@@ -189,7 +189,7 @@ def _from_file(path: Path) -> Launch:
     if kind == "DEEPSPEED" and precision is not None:
         fields.append("mixed_precision")  # as accelerate launch does
     elif precision == "no":
-        precision = None  # what `accelerate config` writes where nothing is chosen
+        precision = None  # what `accelerate config` writes if nothing is chosen
     known = FILE_KEYS | EMPTY_FILE_KEYS
     return Launch(
         source=str(path),
@@ -230,7 +230,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _check_types(content: Mapping[str, Any], path: Path) -> None:
-    """Refuses values of a type with which the launcher ends in an error of Python's."""
+    """Refuses values of a type that makes the launcher fail with a traceback."""
     gpus, port = content.get("gpu_ids"), content.get("main_process_port")
     environment = content.get("compute_environment", "LOCAL_MACHINE")
     problems = [
@@ -252,12 +252,12 @@ def _check_types(content: Mapping[str, Any], path: Path) -> None:
 
 
 def _compiler(backend: Any) -> str | None:
-    """Accelerate's name of a compiler; None for its "no"."""
+    """Accelerate's name for a compiler; None for its "no"."""
     return None if backend is None or str(backend).lower() in ("no", "false") else str(backend)
 
 
 def _count(content: Mapping[str, Any], name: str, path: Path) -> int:
-    """A number of processes or machines of a launch file, 1 where it is not there."""
+    """The number of processes or machines in a launch file; 1 if missing."""
     value = content.get(name, 1)
     if type(value) is not int or value < 1:
         what = name.removeprefix("num_")
@@ -268,7 +268,7 @@ def _count(content: Mapping[str, Any], name: str, path: Path) -> int:
 
 
 def _section(content: Mapping[str, Any], name: str, path: Path) -> Mapping[str, Any]:
-    """A block of a launch file, empty where it is not there."""
+    """A block of a launch file; empty if missing."""
     block = content.get(name) or {}
     if not isinstance(block, Mapping):
         raise ConfigurationError(
@@ -292,7 +292,7 @@ def _integer(
 
 
 def _number(environ: Mapping[str, str], name: str) -> Any:
-    """An exported number as a number, to be compared with the configuration's; other text as is."""
+    """An environment variable as a number, to compare with the configuration; other text as is."""
     text = environ.get(name)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Schema of `data_config.metadata_config`: which metadata a document is given, and how it reads."""
+"""Schema of `data_config.metadata_config`: which metadata a document gets, and its rendering."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, fields, replace
 from bsmeta.config.keys import key
 
 MOST_TYPES = 255
-"""Types of a run at most: a kind of token is a byte, and 0 is text."""
+"""Largest number of metadata types in a run: a token type is a byte, and 0 is text."""
 
 
 @dataclass(kw_only=True)
 class HtmlTagRules:
-    """Rules that hold for every html tag (`html_parser_config.all_tags_rules`)."""
+    """Rules that apply to every html tag (`html_parser_config.all_tags_rules`)."""
 
     attributes_to_keep: list[str] | None = key(
         ["class", "id"], "html attributes that are rendered; null renders all"
@@ -46,7 +46,7 @@ class HtmlParserConfig:
 
 @dataclass(kw_only=True)
 class Phase:
-    """A part of the run with its own choice of metadata; what is null stays as it is outside."""
+    """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
 
     share: float = key(1.0, "share of max_train_steps that it takes; together they make 1")
     metadata_probability: float | None = key(None, "share of documents that are given any metadata")
@@ -59,7 +59,7 @@ class Phase:
 
 @dataclass(kw_only=True)
 class MetadataConfig:
-    """Which metadata a document is given, and how it reads."""
+    """Which metadata a document is given, and how it is rendered."""
 
     metadata_list: list[str] = key(
         [
@@ -128,7 +128,7 @@ class MetadataConfig:
     treat_local_metadata_as_regular_text: bool = key(
         True, "local records count as text (trained on); only the prefix is masked"
     )
-    # {} and not null by default: Hydra cannot set a mapping from the command line over null.
+    # {} rather than null by default: Hydra cannot replace null by a mapping on the command line.
     local_metadata_special_tokens: dict[str, str] | None = key(
         {}, "how a local type is announced in the prefix (its own name where not named)"
     )
@@ -189,15 +189,15 @@ class MetadataConfig:
 
 
 def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
-    """What metadata is drawn by, phase by phase; the configuration itself without a schedule.
+    """The sampling configuration of each phase; without a schedule, the configuration itself.
 
-    Only for sampling: the order and the numbers of types stay those of the whole configuration.
+    Only for sampling: the order and the numbers of types are those of the whole configuration.
     """
     return [during(phase, config) for phase in config.schedule] or [config]
 
 
 def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
-    """The configuration with what a phase changes."""
+    """The configuration with the changes of a phase applied."""
     names = {one.name for one in fields(phase)} - {"share", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
     if phase.types is not None:
@@ -206,6 +206,6 @@ def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
 
 
 def phase_starts(config: MetadataConfig, max_train_steps: int) -> list[int]:
-    """The number of updates before each phase; the first is 0."""
+    """The number of steps before each phase; the first is 0."""
     shares = [phase.share for phase in config.schedule]
     return [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]

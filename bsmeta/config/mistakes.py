@@ -1,8 +1,8 @@
-"""What is wrong with a command line or with YAML files, when Hydra refuses to compose them.
+"""Finds every mistake in a command line or YAML files that Hydra refuses to compose.
 
-Hydra stops at the first mistake. `mistakes` leaves out what a file cannot say, one key after the
-other, then tries each override alone, so that one message can name all of them; and it returns what
-is left without them.
+Hydra stops at the first mistake. `mistakes` drops the invalid keys of files one by one, then tries
+each override alone, so that one message can name all mistakes. It also returns the configuration
+without them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bsmeta.config.fit import Misfit, misfits
 from bsmeta.config.hydra_ext import nested, reading, shown_path
 
 HELP = "see --help for every key"
-# "+key=value" cannot work: the schema is closed; the rest says nothing to a user.
+# Advice on "+key=value" cannot work, because the schema is closed; the rest is of no use to a user.
 _NOISE = ("To append", "Config search path", "provider=", "See https", "Error merging")
 _CONTEXT = ("object_type", "reference_type", "full_key", "In '", "Check that it's in")
 _PLACE = re.compile(r"In '(.+?)'")
@@ -37,7 +37,7 @@ Composer = Callable[[Sequence[str]], DictConfig]
 
 
 def composer(folder: Path, name: str) -> Composer:
-    """What composes overrides onto the file `name` of a folder, or of the user's own."""
+    """Returns a function that composes overrides onto the file `name` of `folder` or the user's."""
 
     def composed(overrides: Sequence[str]) -> DictConfig:
         GlobalHydra.instance().clear()
@@ -51,16 +51,16 @@ def composer(folder: Path, name: str) -> Composer:
 def mistakes(
     error: Exception, overrides: Sequence[str], compose: Composer, schema: type
 ) -> tuple[list[Problem], DictConfig | None]:
-    """All that cannot be composed, and what the rest gives.
+    """Finds all that cannot be composed, and composes the rest.
 
     Args:
-        error: What Hydra reported about all of it together.
+        error: Hydra's error for all of it together.
         overrides: `key=value` as on the command line.
-        compose: Composes some of them; raises what Hydra raises.
+        compose: Composes some of the overrides; raises Hydra's errors.
         schema: The dataclass that they must fit.
 
     Returns:
-        The mistakes, at least one; and the configuration without them (None: there is none).
+        The mistakes, at least one; and the configuration without them (None if it fails, too).
     """
     found, is_whole = _of_files(compose, schema)
     if not is_whole:
@@ -80,7 +80,7 @@ def mistakes(
 
 
 def _of_files(compose: Composer, schema: type) -> tuple[list[Problem], bool]:
-    """The mistakes of the files, which are left out of what is composed from here on.
+    """Finds the mistakes in files, and drops them from everything composed from here on.
 
     Returns:
         The mistakes, and whether the files can be composed without them.
@@ -102,7 +102,7 @@ def _of_files(compose: Composer, schema: type) -> tuple[list[Problem], bool]:
 
 
 def _of_contents(schema: type) -> Iterator[Problem]:
-    """What does not fit the schema in the files that Hydra has read; left out from here on."""
+    """Yields and drops the values that do not fit the schema in the files that Hydra has read."""
     for file, (package, content) in [*reading.contents.items()]:
         section, known = package.partition(".")[0], key_names(schema)
         if section and section not in known:
@@ -119,7 +119,7 @@ def _of_contents(schema: type) -> Iterator[Problem]:
 
 
 def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:
-    """A value of a file that the schema does not take."""
+    """The problem of a value in a file that the schema does not accept."""
     if misfit.expected is None:
         return unknown_key(misfit.key, schema, file, misfit.siblings)
     expected = f"{misfit.expected} ({misfit.reason})"
@@ -127,7 +127,7 @@ def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:
 
 
 def _of_section(override: str, schema: type) -> list[Problem]:
-    """What does not fit in an override that holds keys and values, or a list of them."""
+    """The misfits in an override that holds a mapping or a list."""
     try:
         parsed = OverridesParser.create().parse_override(override)
     except HydraException:
@@ -175,7 +175,7 @@ def _of_override(override: str, error: Exception, schema: type) -> Problem:
 
 
 def _of_file(error: Exception) -> Problem:
-    """A mistake in how YAML files are put together, or one that overrides make together."""
+    """A mistake in how YAML files are combined, or in a combination of overrides."""
     message, place = explain(error), _PLACE.search(_text(error))
     file = _path_of(place[1]) if place else "the configuration"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
@@ -192,13 +192,13 @@ def _of_file(error: Exception) -> Problem:
 
 
 def _path_of(name: str) -> str:
-    """The file that Hydra calls by a name such as `job` or `model/gpt2`."""
+    """The file that Hydra refers to by a name such as `job` or `model/gpt2`."""
     same = [file for file in reading.files if f"{file.with_suffix('')}".endswith(f"/{name}")]
     return shown_path(same[0]) if same else f"{name}.yaml"
 
 
 def _without_package(group: str, file: str) -> Problem:
-    """A file of a group whose keys would stand below the group's name."""
+    """The problem of a group's file whose keys would be nested under the group's name."""
     expected = "# @package _global_ in its first line: it sets keys of the whole configuration"
     fix = "write that line, and the keys as in a main configuration"
     return Problem(group, file, "no such line", expected, fix)
@@ -207,7 +207,7 @@ def _without_package(group: str, file: str) -> Problem:
 def unknown_key(
     name: str, schema: type, file: str = COMMAND_LINE, siblings: Sequence[str] = ()
 ) -> Problem:
-    """A name that is no key, with the one that looks most like it, first among `siblings`."""
+    """The problem of an unknown key, with the most similar key, preferably from `siblings`."""
     groups = [*group_options()] if file == COMMAND_LINE else []
     expected = f"a key of {schema.__name__}"
     if groups:

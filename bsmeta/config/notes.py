@@ -1,7 +1,7 @@
-"""What a run may do but hardly means: shown below the start-up table.
+"""Notes on settings that are valid but probably unintended: shown below the start-up table.
 
-What cannot be is refused by the checks; this is what may be meant all the same, such as a phase
-that is too short for a step.
+Invalid settings are refused by the checks; these may still be intended, such as a phase that is
+too short for a step.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _METADATA = "data_config.metadata_config"
 
 
 def notes(config: CausalLMConfig) -> list[str]:
-    """One line for each thing of a causal language model's configuration that has no effect."""
+    """One line for each setting of a causal language model's configuration that has no effect."""
     metadata = config.data_config.metadata_config
     return [
         *_model(config),
@@ -32,7 +32,7 @@ def notes(config: CausalLMConfig) -> list[str]:
 
 
 def launch_notes(launch: Launch) -> Iterator[str]:
-    """What `accelerate launch` was asked for and does not do."""
+    """Yields the options of `accelerate launch` that have no effect."""
     if launch.use_cpu:
         yield (
             "accelerate launch --cpu (use_cpu: true) starts one process on the CPU, and no "
@@ -61,7 +61,7 @@ def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
 
 
 def _excluded(config: DataConfig) -> Iterator[str]:
-    """Entries of `exclude` that match none of the training shards on this disk."""
+    """Yields the entries of `exclude` that match none of the training shards on this disk."""
     entries = config.train_file or []
     entries = [entries] if isinstance(entries, (str, os.PathLike)) else entries
     paths = [in_dataset(str(entry), config) for entry in entries]

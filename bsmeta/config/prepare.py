@@ -1,4 +1,4 @@
-"""Schema of `bsmeta.data.prepare`: every key of a training run, and what of its data to prepare."""
+"""Schema of `bsmeta.data.prepare`: every key of a training run, and which data to prepare."""
 
 from __future__ import annotations
 

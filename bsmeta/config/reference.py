@@ -1,6 +1,6 @@
-"""docs/configuration.md: every key of every entry point, from the schemas.
+"""Generates docs/configuration.md: every key of every entry point, from the schemas.
 
-`python -m bsmeta.config.reference` (or `make docs`) writes it; a test holds it equal.
+`python -m bsmeta.config.reference` (or `make docs`) writes it; a test checks that it is current.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ them | they must be equal |
 
 
 def reference() -> str:
-    """The whole page."""
+    """Returns the text of the page."""
     parts = [INTRODUCTION, _groups(), OWNED_ELSEWHERE]
     for program, schema, config_name in PROGRAMS:
         parent = schema.__mro__[1]

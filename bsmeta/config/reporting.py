@@ -1,9 +1,10 @@
-"""Which process of a launch reports an error, and how the other machines learn of it.
+"""Decides which process of a launch reports an error, and passes it on to the other machines.
 
-All processes of a launch run the same checks and find the same errors; a launcher ends the others
-as soon as one of them exits. So the first process of each machine reports, and the others of that
-machine wait until the launcher ends them. A machine that refuses to start leaves its reason in the
-launcher's store, where the other machines, which would wait for it in vain, find it (`meet`).
+All processes of a launch run the same checks and find the same errors; a launcher terminates the
+others as soon as one of them exits. So the first process of each machine reports, and the others of
+that machine wait until the launcher terminates them. A machine that refuses to start writes its
+reason to the launcher's store, where the other machines, which would otherwise wait for it in vain,
+read it (`meet`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import Any
 
 from bsmeta.config.errors import ConfigurationError, TrainingError, UserError
 
-# How long the others wait for the report of a machine's first process: imports on a busy machine
-# take different times, but once the processes are connected, all see an error at the same time.
+# How long the others wait for the report of a machine's first process: import times differ on a
+# busy machine, but once the processes are connected, all see an error at the same time.
 WAIT_S = 60.0
 WAIT_CONNECTED_S = 10.0
 CONNECT_S = 5.0
@@ -32,23 +33,23 @@ _CHECKED, _REFUSED, _READ = (f"bsmeta/start/{name}" for name in ("checked", "ref
 
 
 def rank() -> int:
-    """The number of this process among those that the launcher has started."""
+    """The global rank of this process in the launch."""
     text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0  # what is no number is refused with the launch
+    return int(text) if text.isdecimal() else 0  # other text is refused with the launch
 
 
 def is_reporter() -> bool:
     """Whether this process reports errors that all processes of its machine find.
 
-    Only torchrun and `accelerate launch` end the other processes of a machine; elsewhere every
-    process reports.
+    Only torchrun and `accelerate launch` terminate the other processes of a machine; elsewhere
+    every process reports.
     """
     launched = "TORCHELASTIC_RUN_ID" in os.environ
     return not launched or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def wait_for_reporter() -> None:
-    """Waits to be ended by the launcher; returns only if the reporter has not exited in time."""
+    """Waits until the launcher terminates this process; returns if the reporter exits too late."""
     if threading.current_thread() is threading.main_thread():
         numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
         for number in numbers:  # no longer a request to save and stop
@@ -58,9 +59,9 @@ def wait_for_reporter() -> None:
 
 
 def note_exit_code(code: int) -> None:
-    """Writes the code of a failure for the launch scripts; the launchers turn each into 1.
+    """Writes the exit code of a failure for the launch scripts, because launchers turn each into 1.
 
-    The first failure counts: the launcher ends the other processes because of it.
+    Only the first failure counts: it makes the launcher terminate the other processes.
     """
     file = os.environ.get("BSMETA_EXIT_CODE_FILE")
     if file is not None and code != 0:
@@ -70,7 +71,7 @@ def note_exit_code(code: int) -> None:
 
 
 def announce(error: BaseException) -> None:
-    """Leaves an error from before the start for the other machines, which wait in `meet`."""
+    """Passes an error from before the start to the other machines, which wait in `meet`."""
     if not _has_several_machines() or _is_connected() or isinstance(error, RefusedElsewhere):
         return
     refusal = {"user": isinstance(error, UserError), "message": f"{socket.gethostname()}: {error}"}
@@ -78,7 +79,7 @@ def announce(error: BaseException) -> None:
         store = _connect(CONNECT_S)
         store.add(_READ, 1)
         store.set(_REFUSED, json.dumps(refusal))
-        # The store ends with the launcher of the first machine.
+        # Keep the store alive until all have read: it ends with the first machine's launcher.
         deadline = time.monotonic() + READ_S
         while store.add(_READ, 0) < _count("GROUP_WORLD_SIZE") and time.monotonic() < deadline:
             time.sleep(_POLL_S)
@@ -91,11 +92,11 @@ class RefusedElsewhere(ConfigurationError):
 
 
 def meet(timeout_s: float) -> None:
-    """Returns once the processes of all machines have passed their checks; all call it.
+    """Blocks until the processes of all machines have passed their checks; all must call it.
 
     Raises:
         RefusedElsewhere: If a machine has refused the configuration.
-        TrainingError: If a machine has failed otherwise, or does not come.
+        TrainingError: If a machine has failed otherwise, or does not connect in time.
     """
     if not _has_several_machines():
         return
@@ -137,7 +138,7 @@ def _count(name: str) -> int:
 
 
 def _is_connected() -> bool:
-    """Whether the process group is there, under which the watchdog passes errors on."""
+    """Whether the process group exists, in which the watchdog passes errors on."""
     distributed: Any = sys.modules.get("torch.distributed")
     return distributed is not None and distributed.is_available() and distributed.is_initialized()
 

@@ -1,6 +1,6 @@
 """The schema that all training runs share: what the loop, engines, checkpoints and launch need.
 
-Each task has a schema of its own that is derived from it (`bsmeta.tasks.TASKS`).
+Each task has its own schema, derived from this one (`bsmeta.tasks.TASKS`).
 
 Hydra merges YAML and command line onto these dataclasses (an unknown key or a wrong type is
 refused); `bsmeta.config.compose` turns the result into plain objects.
@@ -14,7 +14,7 @@ from typing import ClassVar
 from bsmeta.config.keys import key
 
 LARGEST_SEED = 2**32 - 1
-"""numpy's."""
+"""The largest seed that numpy accepts."""
 
 
 @dataclass(kw_only=True)
@@ -22,7 +22,7 @@ class RunConfig:
     """A training run of any task."""
 
     micro_batch_key: ClassVar[str | None] = None
-    """The key with the rows of a micro-batch; None: they vary from step to step."""
+    """The key that sets the rows of a micro-batch; None if they vary from step to step."""
 
     task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 

@@ -1,4 +1,4 @@
-"""Which schema a configuration begins with: the one that its defaults list names."""
+"""Chooses the schema of a configuration: the one that its defaults list names."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def store_name(schema: type) -> str:
 def choose(
     arguments: Sequence[str], schemas: Sequence[type[Config]], config_name: str
 ) -> type[Config]:
-    """The schema of a command line; the first where that cannot be seen, and is refused later.
+    """The schema of a command line; the first if it cannot be determined, which is refused later.
 
     Args:
-        arguments: Those after the program's name.
+        arguments: The arguments after the program's name.
         schemas: The schemas that it may name.
         config_name: The configuration that is used without `--config-name`.
     """
@@ -48,7 +48,7 @@ def choose(
 
 
 def _first_of(name: str, folders: Sequence[Path], known: set[str], seen: set[str]) -> str:
-    """The first schema that the defaults list of a file names, or those of the files in it."""
+    """The first schema that the defaults list of a file names, directly or through its files."""
     stem = name.removesuffix(".yaml").lstrip("/")
     if stem in known:
         return stem

@@ -1,8 +1,8 @@
-"""Keeps secrets out of files: everything that a run writes as text passes `redact`.
+"""Keeps secrets out of files: everything that a run writes as text goes through `redact`.
 
 A secret is the value of an environment variable that is named like one (`HF_TOKEN`,
-`WANDB_API_KEY`, …), a string of a form that only keys have, or a value of the configuration under a
-name such as `api_key`.
+`WANDB_API_KEY`, …), a string in a format that only keys have, or a value of the configuration under
+a name such as `api_key`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _WORDS = {"token", "secret", "password", "passwd", "apikey", "credential", "cred
 _PAIRS = ("api_key", "access_key", "secret_key", "private_key", "auth_token")
 _NOT_SECRET = ("path", "file", "dir", "url", "name")
 _SHORTEST = 8
-# Hugging Face, OpenAI and Anthropic, AWS, GitHub; credentials within an address.
+# Hugging Face, OpenAI and Anthropic, AWS, GitHub; credentials in a URL.
 _KNOWN = re.compile(
     r"\bhf_[A-Za-z0-9]{20,}|\bsk-[A-Za-z0-9_-]{20,}|\bAKIA[A-Z0-9]{16}\b"
     r"|\bgh[pousr]_[A-Za-z0-9]{30,}|(?<=://)[^/\s:@]+:[^/\s:@]+(?=@)"
 )
-# Under a telling name: long, of one piece, with letters and digits (no `<special token>`).
+# Under a secret's name: long, without spaces, with letters and digits (no `<special token>`).
 _LIKE_A_KEY = re.compile(r"(?=.*[A-Za-z])(?=.*\d)[A-Za-z0-9_.+/=-]{16,}")
 
 
 def redact(text: str) -> str:
-    """The text without the secrets in it."""
+    """Replaces the secrets in a text by `[redacted]`."""
     for secret in environment_secrets():
         for form in (secret, json.dumps(secret)[1:-1]):
             text = text.replace(form, HIDDEN)
@@ -36,7 +36,7 @@ def redact(text: str) -> str:
 
 
 def redact_values(value: Any, name: str = "") -> Any:
-    """Nested dicts and lists without the secrets in them."""
+    """Replaces the secrets in nested dicts and lists by `[redacted]`."""
     if isinstance(value, dict):
         return {key: redact_values(part, str(key)) for key, part in value.items()}
     if isinstance(value, (list, tuple)):

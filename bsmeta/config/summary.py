@@ -1,4 +1,4 @@
-"""The start-up table: what this run will do, as sums that a person can check."""
+"""The start-up table: what this run will do, with the arithmetic shown."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from bsmeta.config.task_entry import Row, TaskEntry
 def summary(
     config: RunConfig, launch: Launch, entry: TaskEntry, files: Sequence[str] = ()
 ) -> list[Row]:
-    """Rows of name and value; sizes in rows, steps in updates.
+    """Rows of name and value; batch sizes in rows, lengths in steps.
 
     Args:
         config: The run.
         launch: How it is started.
-        entry: Its task, which adds rows, or replaces those of their names.
-        files: What the configuration was composed of.
+        entry: Its task, which adds rows or replaces rows of the same name.
+        files: The files that the configuration was composed from.
     """
     first = {
         "configuration": ", ".join(files) or "–",
@@ -44,7 +44,7 @@ def summary(
 
 
 def print_summary(rows: Sequence[Row], notes: Sequence[str] = ()) -> None:
-    """Prints the table on standard output, and below it what a person should look at."""
+    """Prints the table on standard output, and the notes below it."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""What is known of a task before it is loaded: its schema, its checks, its rows of the summary."""
+"""What is known about a task before it is loaded: its schema, checks and rows of the summary."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ class TaskEntry:
 
     Attributes:
         config: Its schema, derived from `RunConfig`.
-        make: The task of a configuration (`bsmeta.tasks.base.Task`); imports what takes time.
-        value_problems: From the configuration and the keys of the command line, what is wrong
-            whatever the launch says.
-        start_problems: From the configuration, the launch and the DeepSpeed JSON, what does not
-            fit this start.
-        summary: From the configuration and the launch, rows of the start-up table; one with the
-            name of a row of every task takes its place.
-        notes: From the configuration, what has no effect.
-        metrics: What its evaluations measure; None: known only when they are made.
+        make: Builds the task (`bsmeta.tasks.base.Task`) from a configuration; imports slow modules.
+        value_problems: Takes the configuration and the keys of the command line; returns the
+            problems that do not depend on the launch.
+        start_problems: Takes the configuration, the launch and the DeepSpeed JSON; returns the
+            problems that depend on them.
+        summary: Takes the configuration and the launch; returns rows of the start-up table. A row
+            replaces a row of the same name that all tasks have.
+        notes: Takes the configuration; returns a line for each setting that has no effect.
+        metrics: The metrics of its evaluations; None: known only when they run.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.tasks.base.HasEpochs`).
     """
 
@@ -46,7 +46,7 @@ class TaskEntry:
 
 
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:
-    """The entry that a configuration belongs to by its schema, and what is wrong with `task`."""
+    """The entry whose schema a configuration has, and the problems with its `task`."""
     name, entry = next(
         (name, entry) for name, entry in tasks.items() if isinstance(config, entry.config)
     )
