@@ -53,7 +53,7 @@ def content(folder: Path) -> dict[str, bytes]:
     [
         (
             "gradient_accumulation_steps=3",
-            "trained with 4 sequences an update, this launch makes 6",
+            "trained with 4 rows a step, this launch makes 6",
         ),
         ("max_train_steps=7", "checkpoint-8step is of step 8 already; expected at least 8"),
     ],

@@ -124,7 +124,7 @@ def test_row_7_another_global_batch_is_refused(
     complete(tmp_path, "max_train_steps=2", processes=1)
     run = start(tmp_path, RESUME, "gradient_accumulation_steps=3", processes=1)
     assert run.wait() == 2
-    assert "trained with 4 sequences an update, this launch makes 6" in run.errors
+    assert "trained with 4 rows a step, this launch makes 6" in run.errors
 
 
 @ALL_STAGES
