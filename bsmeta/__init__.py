@@ -2,8 +2,8 @@
 
 An entry point run as a script (`python bsmeta/train.py`) has this folder first on `sys.path`, so
 that `bsmeta/evaluate.py` would shadow the `evaluate` library and `bsmeta/config` anything called
-`config`. Every entry point imports this package before anything else, and this is the one place
-that takes the folder off the path again.
+`config`. Every entry point imports this package before anything else; the folder is removed from
+the path only here.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Shows documents as training sees them: prefix, tags, tokens, where loss is taken, packing.
+"""Shows documents as training sees them: prefix, tags, tokens, loss mask, packing.
 
 python bsmeta/explain.py --config-name demo limit=2
 python bsmeta/explain.py --config-name demo document=SHARD:7 types=[url,entity] html=page.html
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 def main(config: ExplainConfig) -> None:
-    """Shows the documents that the configuration asks for, in the form that it asks for."""
+    """Shows the documents that the configuration selects, in the format that it selects."""
     if config.task != "causal_lm":
         raise ConfigurationError(f"task={config.task}: explain.py shows the data of causal_lm only")
     try:
         show(config)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show(config: ExplainConfig) -> None:
-    """Makes the windows with the documents, and writes them to the page or standard output."""
-    # Imported here: transformers takes seconds, and the command line is checked before.
+    """Builds the windows of the documents, and writes them to the page or standard output."""
+    # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.explaining.lines import json_line
     from bsmeta.explaining.page import page
     from bsmeta.explaining.selection import Selection
@@ -63,7 +63,7 @@ def show(config: ExplainConfig) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Writes the page and says where it is, on standard error."""
+    """Writes the page and prints its path to standard error."""
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Writes text under given metadata, or tells metadata from text.
+"""Generates text under given metadata, or predicts metadata from text.
 
 python bsmeta/generate.py checkpoint=runs/demo 'metadata={title: Sets}' 'prompt="A set is"'
 python bsmeta/generate.py 'compare=[{}, {title: Sets}, {title: Files}]' 'prompt="The"' guidance=1.5
@@ -18,8 +18,8 @@ from bsmeta.config.generation import GenerateConfig
 
 
 def main(config: GenerateConfig) -> None:
-    """Does what `mode` says."""
-    # Imported here: transformers takes seconds, and the command line is checked before.
+    """Runs the configured `mode`."""
+    # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.generation.attributing import attribute
     from bsmeta.generation.writing import write
 
@@ -28,7 +28,7 @@ def main(config: GenerateConfig) -> None:
     try:
         modes[config.mode](config)
         sys.stdout.flush()
-    except BrokenPipeError:  # `| head` has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

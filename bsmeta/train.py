@@ -1,4 +1,4 @@
-"""Trains: `accelerate launch --config_file … bsmeta/train.py --config-name v2 key=value …`."""
+"""Trains a model: `accelerate launch … bsmeta/train.py --config-name v2 key=value …`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
 
     Args:
         config: The run.
-        mistakes: What was wrong with the command line; told with all the rest, and refused.
+        mistakes: Problems of the command line; reported together with all others, and refused.
     """
     is_main = rank() == 0
     with _refusal_in_status(config):
@@ -48,7 +48,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     else:
         stop.install(Path(config.out_dir), PARENT)
 
-    # Accelerate takes seconds to import: not for a configuration that is wrong.
+    # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with _refusal_in_status(config):
         task = entry.make(config)
     if config.estimate:
@@ -64,7 +64,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
 
 @contextmanager
 def _refusal_in_status(config: RunConfig) -> Iterator[None]:
-    """Writes an error of the user's into the status of the run, where there is to be one."""
+    """Records a user error in the status of the run, if the run writes one."""
     try:
         yield
     except UserError as error:

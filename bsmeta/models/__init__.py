@@ -1,4 +1,4 @@
-"""How a transformers model is made to run fast and within memory; what it computes stays the same.
+"""Makes a transformers model faster and smaller in memory, without changing what it computes.
 
 Used by the tasks, on the model itself, before any engine wraps it.
 """

@@ -1,9 +1,9 @@
-"""Which attention a model runs, and what it must be told so that packed documents stay apart.
+"""The attention implementation of a model, and the arguments that keep packed documents apart.
 
-Documents packed into one sequence restart their positions. From these transformers makes the mask
-of eager attention and of sdpa; flash attention must be given the documents' borders, because with
-more than one sequence in a batch it does not look at positions (`_is_packed_sequence` in
-transformers 5.23): documents would silently see each other. `check_isolation` looks.
+Documents packed into one sequence restart their positions. From these, transformers builds the mask
+for eager attention and sdpa; flash attention must be given the documents' borders, because with
+more than one sequence in a batch it ignores positions (`_is_packed_sequence` in transformers 5.23):
+documents would silently attend to each other. `check_isolation` tests for that.
 """
 
 from __future__ import annotations
@@ -20,25 +20,26 @@ from bsmeta.config.errors import ConfigurationError
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
 _SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
-"""Where transformers' class of a model says what it can run."""
+"""The attributes of a transformers model class that declare which attention it supports."""
 
 BORDERS = "document_borders"
-"""Name of the tensor with the documents' borders in a micro-batch, where flash attention runs."""
+"""Name of the tensor with the documents' borders in a micro-batch, under flash attention."""
 
 Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def choose(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
-    """The implementation to ask transformers for; None: its own choice (sdpa where there is one).
+    """Chooses the attention implementation; None: transformers' default (sdpa if available).
 
     Args:
         wanted: `attn_implementation`.
         shape: The model's transformers configuration.
-        half: Whether the model computes in bf16 or fp16, which flash attention needs.
-        compiled: Whether its layers are compiled for one shape, which documents' borders have not.
+        half: Whether the model computes in bf16 or fp16, which flash attention requires.
+        compiled: Whether its layers are compiled for a fixed shape, which the documents' borders
+            do not have.
 
     Raises:
-        ConfigurationError: If transformers' class of the model cannot run what is wanted.
+        ConfigurationError: If transformers' class of the model does not support `wanted`.
     """
     kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
     can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
@@ -55,13 +56,13 @@ def choose(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None
 
 
 def borders(position_ids: torch.Tensor) -> torch.Tensor:
-    """Where each document of a batch begins, and last where all end.
+    """Computes where each document of a batch begins, followed by the end of the last.
 
     Args:
         position_ids: int [b, L], restarting at 0 with each document and each row.
 
     Returns:
-        int32 [documents + 1], places in the flattened batch: `cu_seqlens` of flash attention.
+        int32 [documents + 1], indices into the flattened batch: `cu_seqlens` of flash attention.
     """
     flat = position_ids.flatten()
     starts = (flat == 0).nonzero().flatten()
@@ -71,16 +72,16 @@ def borders(position_ids: torch.Tensor) -> torch.Tensor:
 def arguments(
     implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
 ) -> dict[str, Any]:
-    """What the model is to be called with beside ids and positions; nothing is waited for.
+    """Builds the arguments of the model besides ids and positions, without waiting for the device.
 
     Args:
-        implementation: What the model runs.
+        implementation: The attention implementation of the model.
         position_ids: int [b, L], on the device.
-        document_borders: `borders` of them, on the device, for flash attention.
+        document_borders: `borders(position_ids)`, on the device, for flash attention.
     """
     if implementation == FLASH:
         assert document_borders is not None
-        longest = position_ids.shape[1]  # a bound is enough
+        longest = position_ids.shape[1]  # an upper bound is enough
         return {
             "cu_seq_lens_q": document_borders,
             "cu_seq_lens_k": document_borders,
@@ -97,13 +98,13 @@ def arguments(
         device = str(position_ids.device)
         return {"attention_mask": create_block_mask(sees, rows, None, length, length, device)}
     if implementation == SDPA and position_ids.device.type == "cuda":
-        # Transformers would ask the device whether documents are packed at all.
+        # Otherwise transformers would wait for the device to learn whether documents are packed.
         return {"attention_mask": packed_mask(documents)}
     return {}
 
 
 def packed_mask(documents: torch.Tensor) -> torch.Tensor:
-    """bool [b, 1, L, L]: a token sees those of its own document up to itself.
+    """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
 
     Args:
         documents: int [b, L], the number of each token's document in its row.
@@ -115,16 +116,18 @@ def packed_mask(documents: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: str) -> None:
-    """Changes a document, and looks whether that changes the losses of the one packed behind it.
+    """Checks that changing a document does not change the losses of the one packed after it.
 
     Args:
-        losses: Gives the loss of each token but the first, float [b, L - 1], for ids and positions.
-        like: A batch of ids [b, L]; only its shape and device count. All ranks have the same shape.
-        vocabulary: Number of tokens.
+        losses: Returns the loss of each token but the first, float [b, L - 1], for ids and
+            positions.
+        like: A batch of ids [b, L]; only its shape and device matter. All ranks have the same
+            shape.
+        vocabulary: Number of tokens in the vocabulary.
         name: The implementation, for the message.
 
     Raises:
-        ConfigurationError: If packed documents see each other.
+        ConfigurationError: If packed documents attend to each other.
     """
     rows, length = like.shape
     half = length // 2
@@ -147,15 +150,15 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
 
 @torch.no_grad()
 def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
-    """Changes the second half of a sequence, and looks whether that changes losses before it.
+    """Checks that changing the second half of a sequence does not change the losses before it.
 
     Args:
         losses: As for `check_isolation`.
         like: As for `check_isolation`.
-        vocabulary: Number of tokens.
+        vocabulary: Number of tokens in the vocabulary.
 
     Raises:
-        ConfigurationError: If a token sees those after it.
+        ConfigurationError: If a token attends to later tokens.
     """
     rows, length = like.shape
     half = length // 2
@@ -166,8 +169,8 @@ def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None
     changed[:, half:] = (changed[:, half:] + 1) % vocabulary
     positions = torch.arange(length).expand(rows, -1).to(like.device)
     first, second = (losses(each.to(like.device), positions) for each in (ids, changed))
-    # The loss at half - 1 is that of the first changed token. Those before it are equal to the
-    # last digit, and small random weights make small differences.
+    # The loss at half - 1 is that of the first changed token. Those before it are equal to the last
+    # digit; the tolerance is tight because small random weights cause only small differences.
     if not torch.allclose(first[:, : half - 1], second[:, : half - 1], rtol=0, atol=1e-4):
         raise ConfigurationError(
             "model_name (or model_config_file): tokens of this model see those after them, which "

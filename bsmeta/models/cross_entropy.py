@@ -1,14 +1,13 @@
-"""Linear layer and cross-entropy in one, in chunks: the logits of a whole batch never exist.
+"""Fused linear layer and cross-entropy, in chunks: the logits of a whole batch never exist.
 
-With a vocabulary of 50,257 the logits of 8,192 tokens are 1.6 GB in float32, and their gradient as
-much again. Here the gradients of the hidden states and of the output layer are made chunk by chunk
-in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024, section 3.2), so
-that nothing is computed twice; the backward pass only scales them.
+With a vocabulary of 50,257, the logits of 8,192 tokens take 1.6 GB in float32, and their gradient
+as much again. Here the gradients of the hidden states and of the output layer are computed chunk by
+chunk in the forward pass, while the chunk's logits exist (as in Liger, Hsu et al. 2024, section
+3.2), so that nothing is computed twice; the backward pass only scales them.
 
 `ChunkedLoss` makes a model do this inside its own forward pass, in place of its output layer. So it
 works under every engine: hooks on the model and on the output layer (gathering its weight under
-ZeRO-3, averaging its gradient under DDP) run as they always do, and nothing is said of the weight,
-which may be that of the embedding, too.
+ZeRO-3, averaging its gradient under DDP) run as usual, and the weight may be tied to the embedding.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from torch.nn import functional
 from bsmeta.config.errors import ConfigurationError
 
 IGNORED = -100
-"""A target that no loss is taken on."""
+"""A target that is excluded from the loss."""
 
 
 class ChunkedCrossEntropy(torch.autograd.Function):
-    """Cross-entropy of n targets under a linear layer of d inputs and V outputs.
+    """Cross-entropy of n targets under a linear layer with d inputs and V outputs.
 
-    The result is a float32 vector [n + 1]: the loss of each target (0 where it is ignored), and
-    last their sum, which alone carries a gradient.
+    The result is a float32 vector [n + 1]: the loss of each target (0 if ignored), followed by
+    their sum, which alone carries a gradient.
     """
 
     @staticmethod
@@ -70,14 +69,15 @@ class ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, slope: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the sum, times its own."""
+        """Returns the gradients of the sum, times the incoming gradient."""
         gradients, ctx.gradients = ctx.gradients, None
         return (*gradients.scaled(slope[-1]), None, None, None)
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, added up chunk by chunk (the weight's in
-    float32, whatever the products are computed in).
+    """Gradients of hidden states, weight and bias, accumulated chunk by chunk.
+
+    Those of weight and bias are in float32, whatever the dtype of the matmuls.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class _Gradients:
     def add(
         self, part: slice, slope: torch.Tensor, state: torch.Tensor, matrix: torch.Tensor
     ) -> None:
-        """Adds a chunk, given the slope of its loss over its logits (float32 [rows, V])."""
+        """Adds a chunk, given the gradient of its loss over its logits (float32 [rows, V])."""
         if self._bias is not None:
             self._bias += slope.sum(0)
         narrow = slope.to(state.dtype)
@@ -107,14 +107,14 @@ class _Gradients:
                 self._weight += narrow.t() @ state
 
     def scaled(self, factor: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Of hidden states, weight and bias, times a factor; may be called once."""
+        """Returns the gradients times a factor; may be called only once."""
         weight = None if self._weight is None else self._weight.mul_(factor).to(self._dtype)
         bias = None if self._bias is None else self._bias.mul_(factor).to(self._dtype)
         return self._hidden.mul_(factor), weight, bias
 
 
 def _product_dtype(hidden: torch.Tensor) -> torch.dtype:
-    """What autocast would compute a product in."""
+    """The dtype in which autocast would compute a matmul."""
     if torch.is_autocast_enabled(hidden.device.type):
         return torch.get_autocast_dtype(hidden.device.type)
     return hidden.dtype
@@ -127,14 +127,14 @@ def chunked_cross_entropy(
     targets: torch.Tensor,
     rows: int,
 ) -> torch.Tensor:
-    """Losses of targets, and their sum.
+    """Computes the losses of targets, and their sum.
 
     Args:
         hidden: [n, d].
         weight: [V, d].
         bias: [V], or None.
         targets: int64 [n], each a class, or `IGNORED`.
-        rows: How many targets' logits exist at one time.
+        rows: For how many targets logits exist at once.
 
     Returns:
         float32 [n + 1]: the losses (0 for ignored targets), then their sum, through which alone
@@ -145,11 +145,11 @@ def chunked_cross_entropy(
 
 
 class ChunkedLoss:
-    """Makes a causal language model give losses in place of logits where it is asked to.
+    """Makes a causal language model return losses in place of logits when called through it.
 
     Args:
-        model: The model; its output layer is changed in place, its weights and their names stay.
-        logits: How many logits may exist at one time.
+        model: The model; its output layer is changed in place, its weights and their names are not.
+        logits: How many logits may exist at once.
     """
 
     def __init__(self, model: nn.Module, logits: int) -> None:
@@ -169,24 +169,24 @@ class ChunkedLoss:
         return callable(find) and type(find()) is nn.Linear
 
     def pays(self, rows: int) -> bool:
-        """Whether so many targets have more logits than may exist at one time."""
+        """Whether so many targets have more logits than may exist at once."""
         return rows > self._rows
 
     def __call__(
         self, model: nn.Module, targets: torch.Tensor, **inputs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """A forward pass.
+        """Runs a forward pass.
 
         Args:
-            model: The model, or what an engine made of it.
-            targets: int64 [b, L]: of each position the next token, or `IGNORED`.
-            inputs: What the model is called with.
+            model: The model, or an engine's wrapper of it.
+            targets: int64 [b, L]: the next token at each position, or `IGNORED`.
+            inputs: The arguments of the model.
 
         Returns:
             The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.
 
         Raises:
-            ConfigurationError: If the model does not give out what its output layer gives.
+            ConfigurationError: If the model does not return the output of its output layer.
         """
         self._targets = targets
         try:
@@ -194,7 +194,7 @@ class ChunkedLoss:
         finally:
             self._targets = None
         given, self._given = self._given, None
-        if not self._checked:  # once, as it waits for the device
+        if not self._checked:  # only once, because it waits for the device
             self._checked = True
             if given is None or found.shape != given.shape or not torch.equal(found, given):
                 raise ConfigurationError(
@@ -206,7 +206,7 @@ class ChunkedLoss:
         return flat[-1], flat[:-1].detach().view(targets.shape)
 
     def _forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """In place of the output layer's; the weight is there, whoever had to gather it."""
+        """Replaces the forward of the output layer; hooks have already gathered its weight."""
         weight, bias = self._head.weight, self._head.bias
         if self._targets is None:
             return functional.linear(hidden, weight, bias)

@@ -1,4 +1,4 @@
-"""What is done to the layers of a model: recomputed, compiled, or given Liger's kernels."""
+"""Changes to the layers of a model: recomputation, compilation, and Liger's kernels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from bsmeta.config.errors import ConfigurationError
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
-    """The repeated layers of a transformers model, in their order."""
+    """The repeated layers of a transformers model, in order."""
     return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
 
 
 def recompute(model: nn.Module, every: int) -> None:
-    """Keeps no activations inside every n-th layer; the backward pass makes them again.
+    """Keeps no activations inside every n-th layer; the backward pass recomputes them.
 
     Raises:
         ConfigurationError: If the model cannot do it in some layers only.
@@ -37,11 +37,11 @@ def recompute(model: nn.Module, every: int) -> None:
 def compile_layers(model: nn.Module) -> None:
     """Compiles each layer for the shape that it is called with.
 
-    One layer's code serves all of them, so that it takes seconds and not minutes; what stands
-    between the layers (embedding, output layer and loss) gains nothing from it.
+    All layers share the compiled code, so that it takes seconds and not minutes; the rest of the
+    model (embedding, output layer and loss) does not benefit from compilation.
 
     Raises:
-        ConfigurationError: If the model's layers are not known.
+        ConfigurationError: If the model's layers cannot be found.
     """
     layers = layers_of(model)
     if not layers:
@@ -53,15 +53,15 @@ def compile_layers(model: nn.Module) -> None:
 
 
 def as_written(compiled: bool) -> AbstractContextManager[Any]:
-    """In its context compiled layers run as they were written: for the shapes of other batches."""
+    """A context in which compiled layers run uncompiled, for batches of other shapes."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def use_liger(model: nn.Module) -> None:
-    """Puts Liger's kernels for norms, rotary positions and MLP into the layers.
+    """Patches the layers with Liger's kernels for norms, rotary positions and MLP.
 
     Raises:
-        ConfigurationError: If Liger is not installed, or knows no such model.
+        ConfigurationError: If Liger is not installed, or does not support the model type.
     """
     try:
         from liger_kernel.transformers.monkey_patch import (
@@ -78,5 +78,5 @@ def use_liger(model: nn.Module) -> None:
         raise ConfigurationError(
             f"liger_kernel: Liger has no kernels for {kind}; expected liger_kernel=false"
         )
-    # The loss is ours, whatever the engine.
+    # The loss is computed here in any case, not by Liger.
     _apply_liger_kernel_to_instance(model, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -1,7 +1,7 @@
-"""Manifests: size and checksum of each file of a folder, so that damage is found before it is used.
+"""Manifests: size and checksum of each file in a folder, so that damage is detected before use.
 
-A bit flip in a weights file would otherwise load without a word. A checkpoint has one for all that
-it holds (`training.checkpoint` writes it), a model folder that stands alone one of its own.
+A bit flip in a weights file would otherwise load without an error. A checkpoint has one manifest
+for all its files (written by `training.checkpoint`); a standalone model folder has its own.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import msgspec
 import xxhash
 
 MANIFEST = "manifest.json"
-FORMAT = 1  # of a model folder that stands alone; checkpoints count their own
+FORMAT = 1  # of a standalone model folder; checkpoints have their own version
 UNCHECKED = ("README.md",)
-"""Files of a model folder that people edit, and that nothing is computed from."""
+"""Files of a model folder that users may edit, and that do not affect the model."""
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 _BLOCK = 1 << 22
 
 
 class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a manifest says of one file."""
+    """The manifest's entry for one file."""
 
     bytes: Annotated[int, msgspec.Meta(ge=0)]
     xxh3: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -34,9 +34,9 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     """The content of `manifest.json`.
 
     Attributes:
-        format: The version of what the folder holds.
+        format: The version of the folder's format.
         files: Sizes and checksums by path, relative to the folder.
-        step: Of a checkpoint.
+        step: The step of a checkpoint.
     """
 
     format: Annotated[int, msgspec.Meta(ge=1)]
@@ -45,7 +45,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def describe_file(file: Path) -> FileEntry:
-    """The manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
+    """Computes the manifest's entry for a file: its size, and its xxh3 in hexadecimal."""
     digest = xxhash.xxh3_128()
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
@@ -54,10 +54,10 @@ def describe_file(file: Path) -> FileEntry:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Reads a folder's manifest; the files that it lists are not looked at.
+    """Reads a folder's manifest, without reading the files that it lists.
 
     Raises:
-        ValueError: It cannot be read, has another form, or lists files outside the folder.
+        ValueError: If it cannot be read, is malformed, or lists files outside the folder.
     """
     path = folder / MANIFEST
     try:
@@ -79,7 +79,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def write_model_manifest(folder: Path) -> None:
-    """Writes the manifest of a model folder that stands alone."""
+    """Writes the manifest of a standalone model folder."""
     files = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     entries = {
         file: describe_file(folder / file) for file in files if file not in (MANIFEST, *UNCHECKED)
@@ -88,10 +88,10 @@ def write_model_manifest(folder: Path) -> None:
 
 
 def model_damage(model: Path) -> list[str]:
-    """What is wrong with the files of a model folder, one line each; empty: nothing.
+    """Lists the faults of the files of a model folder, one line each; empty if there are none.
 
-    The manifest is the folder's own or that of the checkpoint around it. A folder with neither,
-    from elsewhere, has nothing to be compared with.
+    The manifest is the folder's own or that of the checkpoint that contains it. A folder from
+    elsewhere that has neither cannot be checked.
     """
     above = model.resolve().parent
     if (model / MANIFEST).is_file():
@@ -117,7 +117,7 @@ def model_damage(model: Path) -> list[str]:
 
 
 def mismatch(path: Path, actual: FileEntry, entry: FileEntry) -> str:
-    """How a file differs from its entry."""
+    """Describes how a file differs from its entry."""
     return (
         f"{path}: {actual.bytes} bytes, xxh3 {actual.xxh3}; the manifest says {entry.bytes} "
         f"bytes, xxh3 {entry.xxh3}"

@@ -1,7 +1,7 @@
-"""Weights from a folder or the Hub: all that the model needs and nothing else, or a refusal.
+"""Loads weights from a folder or the Hub; refuses missing or unexpected weights.
 
-`from_pretrained` fills in weights that a file lacks with random ones, and ignores those that it
-does not know; both only show in its log.
+`from_pretrained` initializes missing weights randomly and ignores unexpected ones; it reports
+either only in its log.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ NAMES_SHOWN = 5
 
 
 def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
-    """A causal language model with exactly the weights of its files.
+    """Loads a causal language model with exactly the weights in its files.
 
     Args:
         source: A folder, or a name on the Hub.
-        where: The key that names it, for messages: `model_name=gpt2`.
+        where: The key and its value, for messages: `model_name=gpt2`.
         how: Further arguments of `from_pretrained`.
 
     Raises:
-        DataError: It cannot be loaded, a file differs from its manifest, or weights are missing,
+        DataError: If it cannot be loaded, a file differs from its manifest, or weights are missing,
             unexpected or of another shape. Tied weights need not be in the files.
     """
     check_files(source, where)

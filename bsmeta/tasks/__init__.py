@@ -1,4 +1,4 @@
-"""What can be trained. A task is one module or package (see `base.Task`) and one entry here."""
+"""The tasks that can be trained: each is one module or package (`base.Task`) and one entry here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bsmeta.tasks.base import Task
 
 
 def _causal_lm(config: CausalLMConfig) -> Task:
-    # Imported here: transformers takes seconds, and a configuration is checked before it loads.
+    # Imported here because transformers takes seconds, and the configuration is checked first.
     from bsmeta.tasks.causal_lm import CausalLanguageModel
 
     return CausalLanguageModel(config)

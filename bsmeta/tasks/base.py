@@ -1,12 +1,12 @@
 """The contract between the trainer and a task.
 
-A task has a model, a stream and a loss. Everything else is a capability: a method that a task has
-or does not have, which the trainer and the entry points ask for by the protocols below.
+A task has a model, a stream and a loss. Everything else is an optional capability: a method that
+the trainer and the entry points detect through the protocols below.
 
 The weight of a micro-batch (the number of its targets) must be known before its backward pass: the
 loss of a step is the mean over the *global* batch, and DeepSpeed reduces gradients inside the
-backward pass, where no later division could reach them. So the batch carries its weight, and `loss`
-returns a sum.
+backward pass, so they cannot be divided later. So the batch carries its weight, and `loss` returns
+a sum.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ class Loss:
 
     Attributes:
         sum: Scalar tensor: the sum of the losses of all targets, in nats.
-        parts: Named parts of it: (sum, weight), both scalar tensors; the same names in every
-            micro-batch of a run.
+        parts: Named parts of the loss: (sum, weight), both scalar tensors; with the same names in
+            every micro-batch of a run.
     """
 
     sum: torch.Tensor
     parts: dict[str, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
 
     def without_targets(self) -> Loss:
-        """The same with every value 0, still attached to the graph."""
+        """Returns the loss with every value 0, still attached to the graph."""
         parts = {name: (total * 0, weight * 0) for name, (total, weight) in self.parts.items()}
         return Loss(self.sum * 0, parts)
 
     def detached(self) -> Loss:
-        """The same without the graph."""
+        """Returns the loss detached from the graph."""
         parts = {name: (total.detach(), weight) for name, (total, weight) in self.parts.items()}
         return Loss(self.sum.detach(), parts)
 
 
 @dataclass(frozen=True)
 class Metric:
-    """One number of an evaluation.
+    """A metric of an evaluation.
 
     Attributes:
-        name: As `metrics.jsonl` and `keep_best_by` name it.
-        value: NaN where it is not defined.
-        better: The direction of a better model; None where there is none (a count).
-        split: What it was measured on.
+        name: Its name in `metrics.jsonl` and `keep_best_by`.
+        value: NaN if undefined.
+        better: Whether lower or higher is better; None if neither (a count).
+        split: The split that it was measured on.
     """
 
     name: str
@@ -65,13 +65,13 @@ class Metric:
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What an evaluation needs to know of the processes that run it together.
+    """What an evaluation needs to know about the processes that run it together.
 
     Attributes:
-        rank: This process.
+        rank: The rank of this process.
         world_size: Number of processes.
-        device: Where the model is.
-        gather: The values of all ranks, in their order, on every rank.
+        device: The device of the model.
+        gather: Returns the values of all ranks, in rank order, on every rank.
     """
 
     rank: int
@@ -86,7 +86,7 @@ class FinishContext(EvaluationContext):
 
     Attributes:
         folder: The run folder.
-        best: The best checkpoint by `keep_best_by`, where there is one.
+        best: The best checkpoint by `keep_best_by`, if there is one.
     """
 
     folder: Path
@@ -94,36 +94,36 @@ class FinishContext(EvaluationContext):
 
 
 class Task(Protocol):
-    """What the trainer requires."""
+    """What the trainer requires of every task."""
 
     def build_model(self) -> nn.Module:
-        """The model to train, on the CPU; called once, after the processes have started."""
+        """Builds the model to train, on the CPU; called once, after the processes have started."""
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
-        """The stream of this rank, from a saved data state or from the beginning.
+        """Opens the stream of this rank, from a saved data state or from the beginning.
 
         Raises:
-            ConfigurationError: If the state belongs to other data.
+            ConfigurationError: If the state belongs to different data.
         """
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """The forward pass of one micro-batch."""
+        """Runs the forward pass of one micro-batch."""
 
 
 @runtime_checkable
 class Evaluates(Protocol):
-    """A task that measures its model during training."""
+    """A task that evaluates its model during training."""
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Metrics on held-out data; every rank calls it and gets the same."""
+        """Computes metrics on held-out data; every rank calls it and gets the same result."""
 
 
 @runtime_checkable
 class ReportsExposure(Protocol):
-    """A task whose data has phases with shares that can be compared with what was configured."""
+    """A task whose data has phases with shares that can be compared with the configured ones."""
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Configured beside realized shares; {} where nothing was counted.
+        """Compares configured with realized shares; {} if nothing was counted.
 
         Args:
             counts: The sums of `MicroBatch.counts` over all ranks since the phase began.
@@ -133,18 +133,18 @@ class ReportsExposure(Protocol):
 
 @runtime_checkable
 class HasEpochs(Protocol):
-    """A task on a finite table, whose runs may be measured in epochs."""
+    """A task on a finite table, whose runs can be measured in epochs."""
 
     def steps_per_epoch(self, world_size: int) -> int:
-        """Steps that train on every row once."""
+        """Number of steps that train on every row once."""
 
 
 @runtime_checkable
 class Exports(Protocol):
-    """A task whose model others can load."""
+    """A task whose model can be exported for other programs."""
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        """Writes the model in the form that others load (called on rank 0)."""
+        """Writes the model in the form that other programs load (called on rank 0)."""
 
 
 @runtime_checkable
@@ -152,20 +152,20 @@ class Finishes(Protocol):
     """A task that has work after the last step: a test split, predictions, artifacts."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Called on every rank after the last step, once."""
+        """Does that work; called once on every rank, after the last step."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What memory and speed are estimated from.
+    """The model and micro-batch from which memory and speed are estimated.
 
     Attributes:
         model: The model without weights, on the meta device: to be counted, not called.
         rows: Rows of a micro-batch.
-        length: Tokens of a row.
+        length: Tokens per row.
         keeps_scores: Whether attention keeps its scores for the backward pass.
-        recompute_every: With recomputation, one hidden state is kept for so many layers.
-        loss_chunk: Logits that exist at one time; 0: all of a micro-batch.
+        recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
+        loss_chunk: Maximum number of logits that exist at once; 0: all of a micro-batch.
     """
 
     model: nn.Module
@@ -181,12 +181,12 @@ class HasShape(Protocol):
     """A task whose memory and speed can be estimated before anything is loaded."""
 
     def shape(self) -> Shape:
-        """Model and micro-batch."""
+        """Describes the model and the micro-batch."""
 
 
 @runtime_checkable
 class CountsFlops(Protocol):
-    """A task whose model does not take 6 FLOPs a parameter and token (the default)."""
+    """A task whose model does not take 6 FLOPs per parameter and token (the default)."""
 
     def flops_per_token(self, model: nn.Module) -> float:
         """FLOPs of the forward and backward pass of one token."""
@@ -194,12 +194,12 @@ class CountsFlops(Protocol):
 
 @runtime_checkable
 class Predicts(Protocol):
-    """A task whose exported model is used on new records."""
+    """A task whose exported model can be applied to new records."""
 
     def load(self, folder: Path) -> nn.Module:
-        """The exported model."""
+        """Loads the exported model."""
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """One result a record, in their order."""
+        """Yields one result per record, in the order of the records."""

@@ -1,4 +1,4 @@
-"""Causal language modelling on text with metadata: model, loss, evaluation and export."""
+"""Causal language modeling on text with metadata: model, loss, evaluation and export."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ LOWER_IS_BETTER = {
 
 
 class CausalLanguageModel:
-    """Predicts the next token of text that has metadata before, in and behind it.
+    """Predicts the next token of text that has metadata before, in and after it.
 
-    Documents that are packed into one sequence do not see each other (`models.attention`), unless
-    `data_config.cross_document_attention` lets them.
+    Documents that are packed into one sequence do not attend to each other (`models.attention`),
+    unless `data_config.cross_document_attention` is set.
     """
 
     def __init__(self, config: CausalLMConfig) -> None:
@@ -69,7 +69,7 @@ class CausalLanguageModel:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, with the special tokens that the configuration asks for."""
+        """The tokenizer, with the special tokens that the configuration requires."""
         return load_tokenizer(self._config)
 
     def build_model(self) -> nn.Module:
@@ -145,7 +145,7 @@ class CausalLanguageModel:
         return WithBorders(stream) if self._attention == attention_of.FLASH else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Cross-entropy of the targets, in all and over the documents that carry each type.
+        """Computes the cross-entropy of the targets, in all and over the documents with each type.
 
         Args:
             model: The wrapped model.
@@ -153,8 +153,7 @@ class CausalLanguageModel:
                 each of shape [micro-batch, sequence length].
 
         Raises:
-            ConfigurationError: If tokens see what they must not (looked at once): those after them,
-                or other documents.
+            ConfigurationError: If tokens attend to later tokens or other documents (checked once).
         """
         if self._must_check:
             self._must_check = False
@@ -173,8 +172,9 @@ class CausalLanguageModel:
     def batch_losses(
         self, model: nn.Module, batch: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of losses, with a gradient, and the loss of each token but the first (0 where it
-        is no target), float32 [micro-batch, sequence length - 1].
+        """Computes the sum of losses, with a gradient, and the loss of each token but the first.
+
+        The latter are float32 [micro-batch, sequence length - 1], 0 for tokens that are no target.
         """
         inputs, borders = batch["input_ids"], batch.get(attention_of.BORDERS)
         targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
@@ -188,15 +188,15 @@ class CausalLanguageModel:
         targets: torch.Tensor,
         borders: torch.Tensor | None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The sum of losses, with a gradient, and the loss of each of the targets [b, L - 1]."""
+        """Computes the sum of losses, with a gradient, and the loss of each target [b, L - 1]."""
         arguments = {
             "input_ids": inputs,
             "position_ids": position_ids,
             "use_cache": False,
             **attention_of.arguments(self._attention, position_ids, borders),
         }
-        # What the last position predicts is left out by its target: logits without it would be
-        # a copy of them all.
+        # The prediction of the last position is masked by its target, because slicing the logits
+        # would copy all of them.
         filled = functional.pad(targets, (0, 1), value=IGNORED)
         if self._chunked is not None and self._chunked.pays(inputs.numel()):
             total, losses = self._chunked(model, filled, **arguments)
@@ -220,7 +220,7 @@ class CausalLanguageModel:
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Bits per byte of held-out text with and without metadata; [] without a held-out file."""
+        """Computes bits per byte of held-out text with and without metadata; [] without a file."""
         if self._config.data_config.validation_file is None:
             return []
         if self._subset is None:
@@ -239,7 +239,7 @@ class CausalLanguageModel:
         ]
 
     def exposure(self, counts: Mapping[str, float], phase: int) -> dict[str, Any]:
-        """Configured and realised shares of documents with metadata, in all and by type."""
+        """Compares configured and realized shares of documents, overall and by metadata type."""
         documents = counts.get("documents", 0.0)
         if not documents:
             return {}
@@ -264,9 +264,9 @@ class CausalLanguageModel:
 
 
 class WithBorders:
-    """A stream whose micro-batches name the borders of their documents, for flash attention.
+    """A stream whose micro-batches contain the borders of their documents, for flash attention.
 
-    They are found on the host, so the device need not be asked for their number.
+    They are computed on the host, to avoid a device synchronization for their number.
     """
 
     def __init__(self, stream: TrainStream) -> None:
@@ -286,13 +286,13 @@ class WithBorders:
 
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
-    """`from_pretrained`, with a message that names the key."""
+    """Calls `from_pretrained`, with an error message that names the key."""
     with _named(key, name):
         return kind.from_pretrained(name, **arguments)
 
 
 def _check_heads(shape: Any, key: str, name: str) -> None:
-    """Refuses groups of heads of unequal size, which transformers builds and then cannot run."""
+    """Refuses head groups of unequal size, with which transformers builds a model it cannot run."""
     heads = getattr(shape, "num_attention_heads", None)
     groups = getattr(shape, "num_key_value_heads", None)
     if heads and groups is not None and (groups < 1 or heads % groups):
@@ -305,9 +305,9 @@ def _check_heads(shape: Any, key: str, name: str) -> None:
 
 @contextmanager
 def _named(key: str, name: str) -> Iterator[None]:
-    """Names the key in what transformers raises for a model that it cannot build.
+    """Adds the key to any error that transformers raises for a model that it cannot build.
 
-    Values that make no sense end in errors of many types, wherever they are used first.
+    Invalid values cause errors of many types, wherever they are first used.
     """
     try:
         yield

@@ -12,7 +12,7 @@ from bsmeta.config.task_entry import Row
 
 
 def rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
-    """Model, data and metadata; the batch and the length of the run also in tokens."""
+    """Rows for model, data and metadata; batch and length of the run are also given in tokens."""
     data = config.data_config
     length = data.metadata_config.max_seq_len
     plan = BatchPlan.of(config, launch.num_processes)
@@ -58,5 +58,5 @@ def _shards(data: DataConfig) -> str:
 
 
 def _not_here(config: CausalLMConfig) -> str:
-    """Only where a launch that may be elsewhere is checked: else a missing shard is refused."""
+    """Notes missing shards, if the launch may be on another machine; otherwise they are refused."""
     return "; not on this machine" if missing_shards(config) else ""

@@ -70,7 +70,7 @@ class Schedule:
         return step in self.extra_steps
 
     def saves(self, step: int) -> bool:
-        """Whether a checkpoint is due after a step (after the last one it is always written)."""
+        """Whether a checkpoint is due after a step (after the last step it is always written)."""
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps

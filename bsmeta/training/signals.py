@@ -1,8 +1,8 @@
-"""Signals that ask a run to end, and the death of its launcher, which asks for the same.
+"""Signals that ask a run to end; the death of its launcher counts as one.
 
 Before the first step there is nothing to save: a signal ends the process at once, with a status.
-Afterwards it is noted, and all ranks act on it together after a step. Where a rank waits for data,
-perhaps for minutes, the signal ends that wait.
+Afterwards it is recorded, and all ranks act on it together after a step. If a rank is waiting for
+data, perhaps for minutes, the signal ends that wait.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ EXIT_FAILURE = 1
 EXIT_PREEMPTED = 75
 LAUNCHER_GONE = "the end of the launcher"
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Ignored by what was started under nohup, or in the background of a script: they stay so.
+# Stay ignored if they already are, as under nohup or in the background of a script.
 _FROM_TERMINAL = (signal.SIGINT, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 def hold_signals() -> None:
-    """Has signals wait until the run knows its folder."""
+    """Blocks signals until the run knows its folder."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (*_SIGNALS, *_FROM_TERMINAL))
 
 
@@ -40,15 +40,15 @@ def release_signals() -> None:
 
 
 class WaitEnded(BaseException):
-    """A signal came while the run waited; no `Exception`, or retries would catch it."""
+    """A signal arrived while the run waited; not an `Exception`, or retries would catch it."""
 
 
 class StopRequest:
-    """Remembers the first signal that asks the run to end; further ones change nothing.
+    """Records the first signal that asks the run to end; further signals change nothing.
 
     Attributes:
-        name: That signal, or `LAUNCHER_GONE`; None while there is none.
-        leave: Called with that name, in a thread, where a signal ends the process before the first
+        name: That signal, or `LAUNCHER_GONE`; None before any signal.
+        leave: Called with that name, in a thread, when a signal ends the process before the first
             step: writes the status, and returns the exit code.
     """
 
@@ -60,15 +60,15 @@ class StopRequest:
         self._parent = 0
 
     def install(self, out_dir: Path, parent: int) -> None:
-        """Handles signals from now on, and the end of the launcher.
+        """Starts to handle signals and the end of the launcher.
 
         Args:
-            out_dir: Of the run; its status is written if a signal ends the start.
+            out_dir: The run folder; the status is written there if a signal ends the start.
             parent: Process id of the parent when this process began.
         """
         self.leave = lambda name: _note_in_folder(out_dir, name)
         sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
-        # The main thread may stand in compiled code, which waits for other ranks: a thread acts.
+        # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -83,15 +83,15 @@ class StopRequest:
         release_signals()
 
     def begin(self) -> None:
-        """From now on there is something to save: signals are only noted."""
+        """Switches to only recording signals, because from now on there is something to save."""
         self._is_starting = False
 
     @contextmanager
     def ends_wait(self) -> Iterator[None]:
-        """A block that waits, and that a signal ends.
+        """A context for a block that waits; a signal ends the wait.
 
         Raises:
-            WaitEnded: If a signal has come.
+            WaitEnded: If a signal has arrived.
         """
         try:
             self._is_waiting = True
@@ -123,18 +123,18 @@ class StopRequest:
                     os._exit(code)
 
     def _watch_launcher(self, parent: int) -> None:
-        """Has the kernel send SIGTERM when torchrun ends, which may be killed by any signal.
+        """Makes the kernel send SIGTERM to this process when torchrun ends, however it is killed.
 
-        Its processes would otherwise train on without it, and hold the run's folder.
+        Otherwise its processes would continue training without it, and keep the run folder locked.
         """
         self._parent = parent
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before
+        if os.getppid() != parent:  # it has already ended
             os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _note_in_folder(out_dir: Path, name: str) -> int:
-    """Leaves the status of a run that a signal ended before it had taken its folder."""
+    """Writes the status of a run that a signal ended before it had locked its folder."""
     if rank() == 0:
         from bsmeta.training.run_folder import write_early_stop
 
@@ -143,9 +143,10 @@ def _note_in_folder(out_dir: Path, name: str) -> int:
 
 
 class _Lossy:
-    """A stream that may be lost: the closed terminal or the dead reader of a pipe ends no run.
+    """A stream that ignores write errors: a closed terminal or a broken pipe does not end the run.
 
-    Who is asked to stop must still save: `… | tee log` takes Ctrl-C, too, and ends before the run.
+    A run that is asked to stop must still save: in `… | tee log`, Ctrl-C also ends `tee`, before
+    the run.
     """
 
     def __init__(self, stream: TextIO) -> None:

@@ -1,4 +1,4 @@
-"""Statistics of a step: what a rank contributes to its one all-reduce, and what is read from it.
+"""Statistics of a step: what each rank contributes to the all-reduce, and the sums read from it.
 
 A rank's statistics are a dataclass; they are a flat tensor only inside the all-reduce. They stay on
 the device until they are read. Reading waits for the device, so the loop starts the copy at once
@@ -19,7 +19,7 @@ from bsmeta.training.guards import is_finite
 
 @dataclass(frozen=True)
 class DataStats:
-    """Sums over the micro-batches of a step, of one rank or of all; see `MicroBatch`."""
+    """Sums over the micro-batches of a step, on one rank or on all; see `MicroBatch`."""
 
     targets: float = 0.0
     tokens: float = 0.0
@@ -46,14 +46,14 @@ class StepStats:
     """Per-step statistics: what a rank contributes to the all-reduce, then their sums over ranks.
 
     Attributes:
-        next_data: Of the data of the next step; zeros after the last.
-        stop: Ranks that were asked to stop.
-        save_failed: Ranks whose checkpoint writer has failed.
-        out_of_data: Ranks whose next data cannot be read.
+        next_data: Statistics of the next step's data; zeros after the last step.
+        stop: Number of ranks that were asked to stop.
+        save_failed: Number of ranks whose checkpoint writer has failed.
+        out_of_data: Number of ranks whose next data cannot be read.
         loss: Sum of the losses of the step's targets, in nats.
         parts: Sum and weight of each named part of the loss.
         grad_norm: Norm of the gradient of the global batch, equal on all ranks and not summed; None
-            where the engine has none.
+            if the engine reports none.
     """
 
     next_data: DataStats
@@ -66,7 +66,7 @@ class StepStats:
 
 
 class ReducedStats:
-    """A step's statistics summed over all ranks; on the device until they are read."""
+    """A step's statistics, summed over all ranks; on the device until they are read."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class ReducedStats:
         Args:
             processes: The ranks.
             own: This rank's statistics that are known on the host.
-            losses: Those of this rank's micro-batches, on the device; none before the first step.
+            losses: Losses of this rank's micro-batches, on the device; none before the first step.
             norm: The gradient's norm, on the device or on the host.
         """
         self._norm = norm
@@ -107,7 +107,7 @@ class ReducedStats:
 
     @property
     def next_targets(self) -> torch.Tensor:
-        """Targets of the next step over all ranks: a float64 scalar on the device."""
+        """Number of targets of the next step over all ranks: a float64 scalar on the device."""
         return self._values[3]
 
     @property
@@ -116,7 +116,7 @@ class ReducedStats:
         return self._values[self._num_host]
 
     def read(self) -> StepStats:
-        """The sums on the host; waits for the device."""
+        """Returns the sums on the host; waits for the device."""
         if self._copied is not None:
             self._copied.synchronize()
         values = self._host.tolist()
@@ -143,8 +143,8 @@ class StepMetrics:
 
     Attributes:
         loss: Mean over the targets of the global batch, in nats.
-        parts: The same of each named part of the loss that has any weight.
-        grad_norm: Norm of the gradient of the global batch; None where the engine has none.
+        parts: Weighted mean of each named part of the loss whose weight is not 0.
+        grad_norm: Norm of the gradient of the global batch; None if the engine reports none.
         stats: Everything that was summed over the ranks.
     """
 
@@ -167,10 +167,10 @@ class StepResult:
         step: Its number, from 1.
         data: This rank's micro-batches.
         data_wait_s: Seconds that the loop waited for them.
-        learning_rate: That of the step.
+        learning_rate: The learning rate of the step.
         losses: Sum of losses of each of this rank's micro-batches, on the device.
         reduced: The statistics of all ranks.
-        scaled: Under a loss scaler, which itself skips gradients that are not finite.
+        scaled: Whether there is a loss scaler, which itself skips gradients that are not finite.
         weights_changed: Whether the weights were changed even if the step is not finite.
     """
 
@@ -188,6 +188,6 @@ class StepResult:
         stats = self.reduced.read()
         norm = stats.grad_norm
         if self.scaled and not is_finite(0.0, norm):
-            norm = None  # fp16: the scale was too high; its scaler skips the step and lowers it
+            norm = None  # fp16: the scale was too high; the scaler skips the step and lowers it
         parts = {name: total / weight for name, (total, weight) in stats.parts.items() if weight}
         return StepMetrics(stats.loss / max(targets, 1.0), parts, norm, stats)

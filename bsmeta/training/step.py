@@ -1,10 +1,11 @@
 """One training step: forward and backward over a global batch, one all-reduce, the optimizer.
 
-The loss of a step is the mean over the targets of the whole global batch, however that is split
+The loss of a step is the mean over the targets of the whole global batch, however it is split
 over ranks and micro-batches: the sum of losses is divided by the number of targets of the *step*.
 DeepSpeed reduces gradients inside the backward pass, so that number must be known before it. The
 next step's data is therefore fetched while the device still computes this one, and its number of
-targets travels in the same all-reduce as the losses: one collective a step beside the gradient's.
+targets is summed in the same all-reduce as the losses: one collective per step besides the
+gradient's.
 
 Nothing here waits for the device; `stats.StepResult.read` does.
 """
@@ -34,7 +35,7 @@ from bsmeta.training.watchdog import Watchdog, report_of, reported_error
 
 @dataclass(frozen=True)
 class _Fetched:
-    """The next step's data, on its way to the device or there already."""
+    """The next step's data, being copied to the device or already there."""
 
     data: StepData
     wait_s: float
@@ -42,18 +43,18 @@ class _Fetched:
     copied: torch.cuda.Event | None
 
     def on_device(self) -> Iterator[dict[str, torch.Tensor]]:
-        """The tensors of each micro-batch, safe to use on the device's current stream."""
+        """Yields the tensors of each micro-batch, safe to use on the device's current stream."""
         if self.copied is not None:
             current = torch.cuda.current_stream()
             current.wait_event(self.copied)
             for tensors in self.inputs:
                 for tensor in tensors.values():
-                    tensor.record_stream(current)  # or its memory would be reused too early
+                    tensor.record_stream(current)  # otherwise its memory would be reused too early
         yield from self.inputs
 
 
 class StepRunner:
-    """Makes the steps of this rank. All ranks call each method together.
+    """Runs the steps of this rank. All ranks call each method together.
 
     Args:
         config: The run.
@@ -62,12 +63,12 @@ class StepRunner:
         model: The prepared model.
         optimizer: The prepared optimizer.
         engine: Clips, steps, and skips steps that are not finite.
-        last_step: No data is fetched after it.
-        stop: Whether this rank was asked to stop; it also ends the wait for data.
-        saver: Whether a checkpoint of this rank could not be written.
-        watchdog: Is kept informed of what the loop waits for.
+        last_step: The last step of the run; no data is fetched after it.
+        stop: Records whether this rank was asked to stop; also ends the wait for data.
+        saver: Reports whether a checkpoint of this rank could not be written.
+        watchdog: Is kept informed of the phase of the loop.
         profile: Names the ranges of the trace.
-        lag: Steps that may be under way before the statistics of the first of them are read.
+        lag: How many further steps may start before the statistics of a step are read.
     """
 
     def __init__(
@@ -91,33 +92,33 @@ class StepRunner:
         self._next: _Fetched | None = None
         self._count_names: list[str] = []
         self._error: Exception | None = None
-        # A step that begins before the statistics of the last one are read must not begin on some
-        # ranks only.
+        # A step that begins before the statistics of the last step are read must begin on all ranks
+        # or on none.
         self._must_agree = lag > 0 and self._processes.size > 1
         self._next_targets = torch.zeros((), dtype=torch.float64)
-        # Copies to a GPU run beside the computation, from the loader's pinned memory.
+        # Copies to a GPU overlap with the computation, from the loader's pinned memory.
         device = self._processes.device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def open(self, stream: Stream) -> None:
-        """Takes the data from this stream, from its state on."""
+        """Starts to read the data from this stream, beginning at its state."""
         self._steps = iter(stream)
         self._next = None
 
     @property
     def next_data(self) -> StepData | None:
-        """The data of the next step, where it has been fetched."""
+        """The data of the next step; None if it has not been fetched."""
         return None if self._next is None else self._next.data
 
     def fetch_first(self, step: int) -> StepStats:
-        """Fetches the data of a step that no step before it has fetched.
+        """Fetches the data of a step that was not prefetched by the step before it.
 
         Returns:
-            The statistics of all ranks; a stop where a signal has ended the wait of one.
+            The statistics of all ranks; a stop if a signal has ended the wait on any rank.
         """
         fetched = self._fetch(step)
         if self._error is not None:
-            raise self._error  # there is no step to complete before
+            raise self._error  # there is no earlier step to complete first
         if not self._all_have_data(step, fetched):
             return StepStats(DataStats(), stop=1.0)
         self._next = fetched
@@ -127,10 +128,10 @@ class StepRunner:
         return reduced.read()
 
     def train_step(self, step: int) -> StepResult:
-        """One step of the weights, and the data of the next; see the module's docstring.
+        """Runs one step, and fetches the data of the next; see the module's docstring.
 
         Args:
-            step: Its number, from 1. Its data has been fetched, by the step before it or by
+            step: Its number, from 1. Its data has been fetched, by the previous step or by
                 `fetch_first`.
         """
         assert self._next is not None, "fetch_first comes before the first step"
@@ -174,7 +175,7 @@ class StepRunner:
         )  # fmt: skip
 
     def raise_error(self) -> None:
-        """Raises, on every rank, why one of them has no more data. All ranks call it together."""
+        """Raises, on every rank, the error that left a rank without data. All ranks call it."""
         errors = self._processes.gather(None if self._error is None else report_of(self._error))
         if self._error is not None:
             raise self._error
@@ -186,7 +187,7 @@ class StepRunner:
         if self._next is not None:
             data = DataStats.of(self._next.data)
             self._count_names = list(data.counts)
-        else:  # under the same names: other ranks may have data
+        else:  # with the same names, because other ranks may have data
             data = DataStats(counts=dict.fromkeys(self._count_names, 0.0))
         return StepStats(
             data,
@@ -196,7 +197,7 @@ class StepRunner:
         )
 
     def _prefetch(self, step: int) -> _Fetched | None:
-        """The data of the next step; None where the run has to end without that step."""
+        """Fetches the data of the next step; None if the run has to end before that step."""
         fetched = self._fetch(step)
         if self._must_agree and not self._all_have_data(step, fetched):
             return None
@@ -207,10 +208,10 @@ class StepRunner:
         return self._processes.agree(fetched is not None)
 
     def _fetch(self, step: int) -> _Fetched | None:
-        """The next step of the stream, and its copy to the device under way.
+        """Fetches the next step of the stream, and starts its copy to the device.
 
-        None where a signal came while this rank waited, or the data cannot be read: the step before
-        is completed and saved first, then `raise_error` raises why.
+        Returns None if a signal arrived while this rank waited, or if the data cannot be read: the
+        previous step is completed and saved first, then `raise_error` raises the error.
         """
         try:
             with self._doing(step, "waiting for data"), self._stop.ends_wait():
@@ -238,6 +239,6 @@ class StepRunner:
         ]
 
     def _doing(self, step: int, what: str) -> Any:
-        """Names what the loop does, for the watchdog and the trace."""
+        """Names the phase of the loop, for the watchdog and the trace."""
         self._watchdog.enter(f"step {step}: {what}")
         return self._profile.range(what)

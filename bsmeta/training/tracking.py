@@ -1,4 +1,4 @@
-"""Where figures go: `metrics.jsonl` always, Accelerate's trackers if configured, and the screen."""
+"""Logs metrics to `metrics.jsonl`, to Accelerate's trackers if configured, and to the screen."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FIGURES_SHOWN = 4
 
 
 class External(Protocol):
-    """What Accelerate makes of a name in `trackers` (tensorboard, wandb, …)."""
+    """A tracker that Accelerate creates for a name in `trackers` (tensorboard, wandb, …)."""
 
     def log(self, values: dict[str, Any], step: int | None) -> None: ...
 
@@ -33,7 +33,7 @@ class External(Protocol):
 
 
 class Tracker:
-    """Takes events from the trainer; on ranks other than 0 it does nothing."""
+    """Records events from the trainer; does nothing on ranks other than 0."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Tracker:
         self._screen = Screen(total_steps, step) if main else None
 
     def event(self, kind: str, step: int, **values: Any) -> None:
-        """Records one event: a line of `metrics.jsonl`, and its numbers for the trackers."""
+        """Records an event: a line of `metrics.jsonl`, and its numbers for the trackers."""
         if self._metrics is None or self._screen is None:
             return
         self._metrics.write({"event": kind, "step": step, **values})
@@ -70,7 +70,7 @@ class Tracker:
         self._tell(lambda tracker: tracker.finish())
 
     def _tell(self, action: Callable[[External], None]) -> None:
-        """Gives up a tracker that fails (a full disk, a server that is gone); the run goes on."""
+        """Calls `action` on each tracker; drops one that fails (full disk, lost server)."""
         for tracker in list(self._external):
             try:
                 action(tracker)
@@ -94,7 +94,7 @@ class Tracker:
 
 
 class Screen:
-    """A progress bar on a terminal; elsewhere a plain line every ten seconds and per event."""
+    """A progress bar on a terminal; elsewhere, plain lines: every ten seconds and per event."""
 
     def __init__(self, total: int, step: int) -> None:
         self._total = total
@@ -121,10 +121,10 @@ class Screen:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")
             return
-        if kind == "exposure":  # a table of its own; it is in metrics.jsonl and in the report
+        if kind == "exposure":  # too large for a line; it is in metrics.jsonl and in the report
             return
         shown = _leaves(values)
-        if kind == "eval":  # the first few say enough; all are in metrics.jsonl
+        if kind == "eval":  # the first few are enough; all are in metrics.jsonl
             shown = [one for one in shown if isinstance(one[1], float)][:_FIGURES_SHOWN]
         numbers = "  ".join(f"{name} {_short(value)}" for name, value in shown)
         self._print(f"step {step}/{self._total}  {kind}  {numbers}")
@@ -141,7 +141,7 @@ class Screen:
 
 
 def keep_tensorflow_out() -> None:
-    """Tensorboard loads TensorFlow if it is installed (0.5 GB, seconds), unless it finds this."""
+    """Keeps tensorboard from importing TensorFlow if it is installed (0.5 GB, seconds)."""
     name = "tensorboard.compat.notf"
     sys.modules.setdefault(name, types.ModuleType(name))
 
@@ -158,7 +158,7 @@ def _short(value: Any) -> str:
 
 
 def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The nested values with names such as `parts/url`."""
+    """Flattens nested values, with names such as `parts/url`."""
     leaves: list[tuple[str, Any]] = []
     for name, value in values.items():
         if isinstance(value, dict):
@@ -169,7 +169,7 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def flat(config: RunConfig) -> dict[str, Any]:
-    """The configuration as trackers want it: one level, plain values."""
+    """The configuration in the form that trackers expect: one level, plain values."""
     return {
         name: value if isinstance(value, (int, float, str, bool)) else str(value)
         for name, value in _leaves(redact_values(dataclasses.asdict(config)))

@@ -1,9 +1,9 @@
-"""Starts Accelerate's trackers (tensorboard, wandb, trackio), and keeps a run one run.
+"""Starts Accelerate's trackers (tensorboard, wandb, trackio), so that a resumed run stays one run.
 
-What names the run at a tracker is made once and kept in the run folder (`trackers.json`): a resumed
-run goes on in the same wandb run and the same trackio run, and tensorboard drops what was logged
-behind the step that it goes on from. Nothing secret is handed over: keys are each library's own
-affair (`WANDB_API_KEY`, `HF_TOKEN`).
+The run's name at the trackers is generated once and stored in the run folder (`trackers.json`): a
+resumed run continues the same wandb run and the same trackio run, and tensorboard drops what was
+logged after the step that the run resumes from. No secrets are passed: each library reads its own
+key (`WANDB_API_KEY`, `HF_TOKEN`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RUNS = "trackers.json"
 
 
 class Starter(Protocol):
-    """What of an Accelerator starts trackers."""
+    """The method of an Accelerator that starts trackers."""
 
     def init_trackers(
         self, project_name: str, config: dict[str, Any], init_kwargs: dict[str, Any]
@@ -33,13 +33,13 @@ def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: 
     """Starts every tracker of the configuration; called on rank 0.
 
     Args:
-        accelerator: Made with `log_with=config.trackers`.
+        accelerator: Created with `log_with=config.trackers`.
         config: The run; `run_name` is the project's name at the trackers.
         folder: The run folder.
-        step: The update that the run goes on from, 0 at its beginning.
+        step: The step that the run resumes from, 0 at its beginning.
 
     Raises:
-        ConfigurationError: If one cannot start (no key, no network).
+        ConfigurationError: If a tracker cannot start (no key, no network).
     """
     if not config.trackers:
         return
@@ -55,7 +55,7 @@ def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: 
 
 
 def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
-    """What Accelerate hands to each library, such that a resumed run is the same one there."""
+    """The arguments for each library that make a resumed run continue the same run there."""
     name = run_name(folder)
     return {
         "tensorboard": {"purge_step": step + 1} if step else {},
@@ -65,9 +65,9 @@ def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
 
 
 def run_name(folder: Path) -> str:
-    """The run's name at wandb and trackio: the folder's with eight letters; made once, then read.
+    """The run's name at wandb and trackio: the folder's with eight letters, generated only once.
 
-    A file that says nothing counts as none: it was being written when the machine died.
+    An empty file counts as missing: it was being written when the machine crashed.
     """
     file = folder / RUNS
     try:
@@ -81,5 +81,5 @@ def run_name(folder: Path) -> str:
 
 
 def _plain(name: str) -> str:
-    """Without what a wandb id may not hold (`/\\#?%:`), and short enough for one (128)."""
+    """Replaces characters that a wandb id must not contain (`/\\#?%:`), and truncates it (128)."""
     return "".join(one if one.isalnum() or one in "-_." else "-" for one in name)[:100]

@@ -1,6 +1,6 @@
-"""The training loop: the only one, for every task.
+"""The training loop, which is the same for every task.
 
-It fetches, logs, evaluates, saves and stops; `step` makes one step, `metrics` records it.
+It fetches, logs, evaluates, saves and stops; `step` runs one step, `metrics` records it.
 """
 
 from __future__ import annotations
@@ -83,15 +83,15 @@ class Trainer:
         self.garbage = GarbageCollection()
         self._last_saved = -1
         self._evaluated: tuple[int, list[Metric]] = (-1, [])
-        self._phase = 0  # of the data of the last recorded step
+        self._phase = 0  # phase of the data of the last recorded step
         self._data_state: dict[str, Any] = {}  # of this rank, after the last recorded step
         self._next_data = DataStats()  # of the next step, over all ranks
         self._stopping = False
         self._out_of_data = False
         self._unread: deque[StepResult] = deque()
 
-        # A GPU works on the next step while the metrics of this one are read. Who may have to roll
-        # a step back must know its loss at once.
+        # A GPU works on the next step while the metrics of this one are read. To be able to roll
+        # back, a run must know the loss of a step at once.
         waits = self.processes.device.type != "cuda" or config.loss_spike_deviations > 0
         self._lag = 0 if waits else 1
 
@@ -102,7 +102,7 @@ class Trainer:
         self.throughput = Throughput(flops(model), self.processes.device, self.processes.size)
         self.model: nn.Module
         self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
-        torch.manual_seed(config.seed + 1 + self.processes.rank)  # other dropout on every rank
+        torch.manual_seed(config.seed + 1 + self.processes.rank)  # different dropout on every rank
         self.engine = make_engine(accelerator, self.model, self.optimizer)
         traced = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
         self.profile = Profile(traced, run.path, self.processes.rank)
@@ -123,7 +123,7 @@ class Trainer:
         )
 
     def train(self, resume: Resume | None) -> Outcome:
-        """Trains to the last step, or until a signal; the state is saved either way."""
+        """Trains until the last step or a signal; the state is saved in either case."""
         saved_data = None
         if resume:
             saved_data = self._load(resume.saved, resume.converted)
@@ -155,10 +155,10 @@ class Trainer:
             return outcome
 
     def probe(self, warm_up: int, steps: int) -> dict[str, Any]:
-        """Makes steps and keeps nothing of them: no log, no evaluation, no checkpoint.
+        """Runs steps without keeping anything: no log, no evaluation, no checkpoint.
 
         Returns:
-            The metrics of `Throughput` over the `steps` that follow the `warm_up`.
+            The metrics of `Throughput` over the `steps` after the `warm_up`.
         """
         self._open_stream(None)
         self.throughput.start()
@@ -179,7 +179,7 @@ class Trainer:
         self.throughput.start()
         while self.progress.step < self.schedule.max_steps:
             if self.steps.next_data is None:
-                self._read()  # says why there is no data, where a step came before
+                self._read()  # reports why there is no data, if a step came before
             if not self._stopping:
                 self._prepare_step()
             if self._stopping:
@@ -208,7 +208,7 @@ class Trainer:
         self.steps.open(self.stream)
 
     def _prepare_step(self) -> DataStats:
-        """The statistics of the next step's data, which is fetched where it has not been yet."""
+        """Returns the statistics of the next step's data, and fetches it if it has not been yet."""
         if self.steps.next_data is None:
             self._apply(self.steps.fetch_first(self.progress.step + 1))
         return self._next_data
@@ -216,23 +216,23 @@ class Trainer:
     def _apply(self, stats: StepStats) -> None:
         """Acts on the statistics of all ranks."""
         if stats.save_failed:
-            self.saver.finish()  # raises why
+            self.saver.finish()  # raises the error
         self._out_of_data = self._out_of_data or stats.out_of_data > 0
         self._stopping = self._stopping or self._out_of_data or stats.stop > 0
         self._next_data = stats.next_data
 
     def _train_step(self) -> None:
-        """One step, whose metrics have not been read yet."""
+        """Runs one step without reading its metrics yet."""
         step = self.progress.step + 1
         self._unread.append(self.steps.train_step(step))
         self.progress.step = step
         self.garbage.after(step)
 
     def _read(self, keep: int = 0) -> bool:
-        """Records all but the last `keep` steps; whether the run rolled back to a checkpoint.
+        """Records all but the last `keep` steps; returns whether the run rolled back.
 
         Raises:
-            TrainingError: If loss or gradient are not finite, and the step may not be skipped.
+            TrainingError: If loss or gradient is not finite, and the step may not be skipped.
         """
         while len(self._unread) > keep:
             self._log_saves()
@@ -245,7 +245,7 @@ class Trainer:
         return False
 
     def _log_phase(self) -> None:
-        """Logs the first step of each phase of the data but the first."""
+        """Logs the first step of each phase of the data, except the first phase."""
         data = self.steps.next_data
         assert data is not None
         if self.progress.step and data.phase != self._phase:
@@ -256,7 +256,7 @@ class Trainer:
             self.tracker.event("phase", step, phase=data.phase)
 
     def _log_exposure(self, step: int) -> None:
-        """Logs the configured beside the realized shares of the data of this phase so far."""
+        """Logs the configured and the realized shares of the data in this phase so far."""
         if isinstance(self.task, ReportsExposure):
             exposure = self.task.exposure(self.progress.counts, self._phase)
             if exposure:
@@ -301,7 +301,7 @@ class Trainer:
         self._log_metrics(metrics)
 
     def _finish(self) -> None:
-        """What the task does after the last step."""
+        """Runs the work that the task has after the last step."""
         if not isinstance(self.task, Finishes):
             return
         self.watchdog.enter("finishing")
@@ -313,7 +313,7 @@ class Trainer:
         self._log_metrics(self.task.finish(self.model, context))
 
     def _log_metrics(self, metrics: list[Metric]) -> None:
-        """One event a split."""
+        """Logs one event per split."""
         for split in dict.fromkeys(metric.split for metric in metrics):
             values = {metric.name: metric.value for metric in metrics if metric.split == split}
             self.tracker.event("eval", self.progress.step, split=split, **values)
@@ -355,7 +355,7 @@ class Trainer:
             )
 
     def _load(self, saved: Checkpoint, weights: Path | None = None) -> dict[str, Any]:
-        """Restores everything but the data stream, whose state it returns."""
+        """Restores everything except the data stream, whose state it returns."""
         self.watchdog.enter(f"loading {saved.folder.name}")
         state = json.loads((saved.folder / STATE).read_text())
         check_same_model(saved, state["parameters"], self._shapes)
@@ -372,10 +372,10 @@ class Trainer:
         return data
 
     def _roll_back(self, metrics: StepMetrics) -> bool:
-        """Takes weights and step of the last checkpoint, and continues with the data from here.
+        """Rolls back to the last checkpoint, and skips the data seen since.
 
         Returns:
-            False where there is no whole checkpoint yet: the run continues as it is.
+            False if there is no intact checkpoint yet: the run continues unchanged.
         """
         self.saver.finish()
         step = self.progress.step

@@ -1,10 +1,10 @@
-"""Death and hangs: every rank shows that it lives, and none waits for a dead one without end.
+"""Dead and hung ranks: every rank sends heartbeats, and none waits forever for a dead rank.
 
-A thread of each rank writes a beat (a counter, and what the rank is doing) into the store that
-torch's process group keeps. When the rank's own work stands still for the set time, the thread
+A thread of each rank writes a heartbeat (a counter, and what the rank is doing) to the store of
+torch's process group. When the rank itself makes no progress for the configured time, the thread
 prints the stacks of all threads, names the rank that is to blame, and ends the process; the
-launcher then ends the job. When instead the connection to a rank breaks, the error is
-replaced by one that names the rank, or passes on what that rank has reported before it ended.
+launcher then ends the job. When the connection to a rank breaks instead, the error is replaced by
+one that names the rank, or by the error that this rank reported before it ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_FAILURE = 1
 _INTERVAL_S = 1.0
-# A rank whose counter stands still for so many intervals is dead or stopped.
+# A rank whose counter does not change for so many intervals is dead or stopped.
 _SILENT_INTERVALS = 4
 _REPORT_WAIT_S = 0.25
 _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
@@ -38,13 +38,13 @@ _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken 
 
 @dataclass(frozen=True)
 class Beat:
-    """What a rank last told of itself.
+    """A heartbeat of a rank.
 
     Attributes:
-        count: Grows as long as it lives.
-        phase: What it does.
-        entered: How many phases it has entered; all ranks pass through the same ones.
-        began: When this one began (Unix time).
+        count: Increases as long as the rank is alive.
+        phase: What the rank is doing.
+        entered: How many phases it has entered; all ranks go through the same phases.
+        began: When this phase began (Unix time).
     """
 
     count: int
@@ -54,7 +54,7 @@ class Beat:
 
 
 class Watchdog:
-    """Watches over this rank and the others, from `start` to `stop`.
+    """Monitors this rank and the others, from `start` to `stop`.
 
     Args:
         processes: The ranks.
@@ -62,7 +62,7 @@ class Watchdog:
         timeout_s: How long one phase of the loop may take.
 
     Attributes:
-        step: Completed updates, for `status.json`.
+        step: Completed steps, for `status.json`.
     """
 
     def __init__(self, processes: Processes, out_dir: Path, timeout_s: float) -> None:
@@ -73,26 +73,26 @@ class Watchdog:
         self._phase = ("starting", time.monotonic(), time.time(), 0)
         self._count = 0
         self._stopped = threading.Event()
-        self._ending = threading.Lock()  # either thread may end the process, one at a time
+        self._ending = threading.Lock()  # either thread may end the process, but not both at once
         self._silent: set[int] = set()
         self._store: Any = None
         if processes.size > 1:
-            # A connection of its own: the group's may be busy waiting in the main thread.
+            # A separate connection, because the main thread may be blocked on the group's own.
             store: Any = dist.distributed_c10d._get_default_store()
             self._store = store.clone()
             self._beat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begins to watch."""
+        """Starts monitoring."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends watching; the other ranks see this one no more."""
+        """Stops monitoring; this rank sends no more heartbeats."""
         self._stopped.set()
 
     def enter(self, phase: str) -> None:
-        """Tells what the loop does from now on; the clock starts anew."""
+        """Sets the phase that the loop is in, and restarts its clock."""
         self._phase = (phase, time.monotonic(), time.time(), self._phase[-1] + 1)
 
     # --- the thread -------------------------------------------------------------------------
@@ -112,13 +112,13 @@ class Watchdog:
             beat = json.dumps(asdict(Beat(self._count, phase, entered, began)))
             try:
                 self._store.set(_key("beat", self._processes.rank), beat)
-            except RuntimeError:  # the store went with the rank that held it
+            except RuntimeError:  # the rank that hosted the store has ended
                 logger.debug("the store of the process group cannot be reached", exc_info=True)
 
     def _give_up(self, phase: str) -> None:
         with self._ending:
             if self._stopped.is_set():
-                return  # the main thread came back meanwhile, with an error of its own
+                return  # the main thread has returned in the meantime, with its own error
             try:
                 told = self.reported()
                 self._end(phase, self.blame() if told is None else str(told))
@@ -141,13 +141,13 @@ class Watchdog:
     # --- who is to blame --------------------------------------------------------------------
 
     def blame(self) -> str:
-        """Names the ranks that give no sign of life, or else the one that is behind the others."""
+        """Names the ranks that send no heartbeats, or otherwise the rank that lags behind."""
         if self._store is None:
             return ""
         before = self._beats()
         for _ in range(_SILENT_INTERVALS):
             time.sleep(_INTERVAL_S)
-            self._beat()  # or the others would take this rank, which is asking, for dead
+            self._beat()  # otherwise the others would consider this rank dead
         return self._compare(before)
 
     def _compare(self, before: dict[int, Beat]) -> str:
@@ -167,7 +167,7 @@ class Watchdog:
         return f"Longest without progress: rank {behind}. What the ranks do: {doing}"
 
     def _beats(self) -> dict[int, Beat]:
-        """The last beat of each rank that has told any."""
+        """Reads the last heartbeat of each rank that has sent one."""
         ranks = range(self._processes.size)
         try:
             known = [rank for rank in ranks if self._store.check([_key("beat", rank)])]
@@ -176,13 +176,13 @@ class Watchdog:
             return {}
         return {rank: Beat(**json.loads(value)) for rank, value in zip(known, values, strict=True)}
 
-    # --- failures that one rank tells the others --------------------------------------------
+    # --- failures that a rank reports to the others -----------------------------------------
 
     def explain(self, error: Exception) -> Exception:
-        """The error to end with: what another rank has reported, or which rank is gone.
+        """Returns the error to end with: one that another rank reported, or that names a dead rank.
 
         Args:
-            error: What ended the loop on this rank; the other ranks are told of it.
+            error: What ended the loop on this rank; it is reported to the other ranks.
         """
         with self._ending:
             explained = self._explained(error)
@@ -206,7 +206,7 @@ class Watchdog:
         return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
 
     def named(self, error: Exception) -> Exception:
-        """The error, or one that names the rank and the usual cause where a loader process died."""
+        """Returns the error, replaced by a clearer one if it means that a loader process died."""
         if not str(error).startswith("DataLoader worker"):
             return error
         return TrainingError(
@@ -223,7 +223,7 @@ class Watchdog:
             logger.debug("the other ranks could not be told", exc_info=True)
 
     def reported(self) -> Exception | None:
-        """The error that a rank has ended with, if one has."""
+        """Returns the error that a rank has reported, if any."""
         if self._store is None:
             return None
         try:
@@ -236,23 +236,23 @@ class Watchdog:
         return None
 
     def speaks(self) -> bool:
-        """Whether this rank writes the run's status: rank 0, or the first that lives without it."""
+        """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
         return set(range(self._processes.rank)) <= self._silent
 
 
 def is_connection_error(error: Exception) -> bool:
-    """Whether the error only says that another rank could not be reached."""
+    """Whether the error only means that another rank could not be reached."""
     known = isinstance(error, dist.DistError)
     return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
 
 
 def report_of(error: Exception) -> dict[str, Any]:
-    """What another rank needs to know to end with the same error."""
+    """Serializes an error, so that another rank can end with the same one."""
     return {"user": isinstance(error, UserError), "message": str(error)}
 
 
 def reported_error(rank: int, report: dict[str, Any]) -> Exception:
-    """The error that another rank has reported."""
+    """Rebuilds the error that another rank has reported."""
     kind = UserError if report["user"] else TrainingError
     prefix = f"rank {rank}: "
     return kind(prefix + str(report["message"]).removeprefix(prefix))
