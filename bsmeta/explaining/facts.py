@@ -1,4 +1,4 @@
-"""What the terminal and the page say in words: of documents, of their pieces, of their packing."""
+"""The descriptions of documents, chunks and packing that the terminal and the page share."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bsmeta.explaining.tokens import Part, ShownToken
 def document_facts(
     document: ExplainedDocument, pieces: Sequence[Sequence[ShownToken]]
 ) -> tuple[str, str]:
-    """Its metadata, and its lengths.
+    """Describes a document's metadata, and its lengths.
 
     Args:
         document: The document.
-        pieces: The tokens of each of its pieces.
+        pieces: The tokens of each of its chunks.
     """
     given = document.rendered.types
     others = [name for name in document.present if name not in given]
@@ -36,12 +36,12 @@ def document_facts(
 def piece_facts(
     document: ExplainedDocument, place: int, tokens: Sequence[ShownToken], sequences: int
 ) -> str:
-    """The lengths of a piece, and where it is packed.
+    """Describes the lengths of a chunk, and the sequence that it is packed into.
 
     Args:
         document: The document.
-        place: The piece's place among its pieces.
-        tokens: The piece's tokens.
+        place: Index of the chunk in the document.
+        tokens: The tokens of the chunk.
         sequences: Number of sequences in the window.
     """
     lengths = Counter(one.part for one in tokens)
@@ -54,7 +54,7 @@ def piece_facts(
 
 
 def packing_facts(window: ExplainedWindow) -> str:
-    """How well a window is packed."""
+    """Describes how densely a window is packed."""
     pieces = sum(map(len, window.sequences))
     used = sum(one.length for sequence in window.sequences for one in sequence)
     places = max(len(window.sequences) * window.capacity, 1)
@@ -69,11 +69,11 @@ def packing_facts(window: ExplainedWindow) -> str:
 
 
 def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
-    """Places of the sequences to show: the first ones, then as many with documents that are shown.
+    """Indices of the sequences to show: the first, then others that contain shown documents.
 
     Args:
         window: The window.
-        most: How many of each.
+        most: Maximum number of each.
     """
     own = {place for document in window.documents for place in document.sequences}
     others = sorted(place for place in own if place >= most)
@@ -81,13 +81,13 @@ def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
 
 
 def piece_name(piece: PackedPiece) -> str:
-    """`17 (1/3): 256`: number of the document, piece of how many, tokens."""
+    """`17 (1/3): 256`: number of the document, chunk and number of chunks, tokens."""
     part = f" ({piece.piece + 1}/{piece.pieces})" if piece.pieces > 1 else ""
     return f"{piece.number}{part}: {piece.length}"
 
 
 def padding(sequence: Sequence[PackedPiece], capacity: int) -> int:
-    """Tokens that fill a sequence up."""
+    """Number of padding tokens in a sequence."""
     return capacity - sum(one.length for one in sequence)
 
 

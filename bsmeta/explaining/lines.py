@@ -1,4 +1,4 @@
-"""Documents as JSON lines, for programs."""
+"""Documents as JSON Lines, for programs."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from bsmeta.explaining.tokens import metadata_mask
 
 
 def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
-    """One document as one line of JSON, without its end.
+    """One document as a line of JSON, without the newline.
 
-    `text` is all that the model reads, `prefix` included (whole, even where the pieces have it cut
-    to its longest length). The lists of a piece have one entry a token; the masks are of 0 and 1.
+    `text` is the whole text that the model reads, including `prefix` (untruncated, even if it is
+    truncated in the chunks). The lists of a chunk have one entry per token; masks are 0 or 1.
     """
     rendered = document.rendered
     pieces = [

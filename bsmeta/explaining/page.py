@@ -1,4 +1,4 @@
-"""Documents as one HTML page that needs nothing else: no script, no font, no network."""
+"""Documents as one self-contained HTML page: no scripts, fonts or network access."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ PART_CLASSES = {
 
 
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
-    """The page as text.
+    """The page as HTML source.
 
     Args:
         windows: The windows with the documents to show.
-        config: The configuration that they were made with.
-        texts: How tokens read.
+        config: The configuration that they were built with.
+        texts: Decodes tokens to text.
     """
     keys = config.data_config.metadata_config.metadata_list
     colours = [f".k{kind} {{ {colour(kind)} }}" for kind in range(1, len(keys) + 1)]
@@ -95,12 +95,12 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
 
 
 def colour(kind: int) -> str:
-    """A background that can be read in light and dark; the golden angle keeps hues apart."""
+    """A background color that works in light and dark mode; the golden angle spreads the hues."""
     return f"background: hsl({(kind * 137.5 + 70) % 360:g} 75% 50% / .25);"
 
 
 def introduction(config: ExplainConfig) -> str:
-    """The configuration in a sentence."""
+    """Describes the configuration in a sentence."""
     data = config.data_config
     choice = "drawn as in training" if config.types is None else f"types={config.types}"
     return (
@@ -112,7 +112,7 @@ def introduction(config: ExplainConfig) -> str:
 
 
 def legend(keys: Sequence[str]) -> str:
-    """What colours and styles mean, and the switches."""
+    """The meaning of colors and styles, and the switches."""
     types = "".join(f'<span class="k{i}">{escape(key)}</span>' for i, key in enumerate(keys, 1))
     return (
         '<div class="legend">'
@@ -127,7 +127,7 @@ def legend(keys: Sequence[str]) -> str:
 def document_parts(
     document: ExplainedDocument, sequences: int, keys: Sequence[str], texts: TokenTexts
 ) -> Iterator[str]:
-    """A document: its facts, and each of its pieces token by token."""
+    """Yield the HTML of a document: its description, and each of its chunks token by token."""
     yield f"<h2>{escape(document.name)}</h2>"
     pieces = [shown_tokens(one, document.rendered, texts) for one in document.pieces]
     for line in document_facts(document, pieces):
@@ -139,7 +139,7 @@ def document_parts(
 
 
 def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
-    """A token, with what is shown of it below the pointer."""
+    """The HTML of a token, with the details that are shown on hover."""
     kind = f"k{token.kind}" if token.kind else ""
     possible = (PART_CLASSES[token.part], kind, "" if token.target else "no")
     classes = [one for one in possible if one]
@@ -150,14 +150,14 @@ def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
 
 
 def about(place: int, token: ShownToken, keys: Sequence[str]) -> str:
-    """What is to be known of a token, as the text of an attribute."""
+    """The details of a token, as the value of an attribute."""
     what = f"{keys[token.kind - 1]} ({token.part.value})" if token.kind else token.part.value
     loss = "loss" if token.target else "no loss"
     return escape(f"token {place}: id {token.id}, {what}, {loss}  {harmless(token.text)!r}")
 
 
 def packing(window: ExplainedWindow, most: int) -> Iterator[str]:
-    """Which documents share sequences, to scale."""
+    """Yield the HTML of the packing: the documents in each sequence, to scale."""
     yield f'<h2>Packing</h2><p class="facts">{escape(packing_facts(window))}; the first sequences, '
     yield "and those with documents from above (bold)</p>"
     yield "<table><tr><th>sequence<th><th>padding"

@@ -1,4 +1,4 @@
-"""What was asked for: a document by its name, types instead of drawn ones, numbers.
+"""The parts of a request: a document by name, and types that replace the drawing of metadata.
 
 Used by `selection`, before any document is read.
 """
@@ -22,10 +22,10 @@ NAMES_SHOWN = 5
 
 
 def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
-    """The configuration under which every document is given exactly those of `types` it has.
+    """The configuration under which every document gets exactly those of `types` that it has.
 
     Raises:
-        ConfigurationError: Naming the types that are not in `metadata_list`.
+        ConfigurationError: Types are not in `metadata_list`; the message names them.
     """
     known = metadata.metadata_list
     unknown = [name for name in types if name not in known]
@@ -51,10 +51,10 @@ def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig
 
 
 def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int, int]:
-    """The place of a document's shard in the list, and its number in it.
+    """The index of a document's shard in the list, and the document's number in the shard.
 
     Raises:
-        ConfigurationError: If it does not read `<shard>:<number>`, or training has no such shard.
+        ConfigurationError: The name is not `<shard>:<number>`, or training has no such shard.
     """
     names = [shard.name for shard in shards]
     parts = re.fullmatch(r"(.+):([0-9]{1,15})", document)
@@ -79,7 +79,7 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
 
 
 def no_such_document(shard: Shard, number: int, count: int) -> str:
-    """What is wrong with a number beyond the end of its shard of `count` documents."""
+    """The error message for a number beyond the end of a shard of `count` documents."""
     if not count:
         return f"document={shard.name}:{number}: the shard has no documents"
     return (

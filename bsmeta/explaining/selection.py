@@ -1,8 +1,8 @@
-"""Which documents are shown, and the windows of the training data that they lie in.
+"""Selects the documents to show, and the windows of the training data that contain them.
 
-First step: `bsmeta.data` makes the windows exactly as it does for training, so what is shown of a
-document (its metadata, its pieces, the sequences that they share with others) is what a run trains
-on. Only `types`, which replaces the drawing of metadata, makes something else of it.
+First step: `bsmeta.data` builds the windows exactly as for training, so a document is shown as a
+run trains on it (its metadata, its chunks, the sequences that they share with other documents).
+The only exception is `types`, which replaces the drawing of metadata.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedPiece:
-    """A piece in a sequence: piece `piece` (from 0) of the `pieces` of document `number`."""
+    """A chunk in a sequence: chunk `piece` (from 0) of the `pieces` chunks of document `number`."""
 
     number: int
     piece: int
@@ -49,15 +49,15 @@ class PackedPiece:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedDocument:
-    """A document that is shown.
+    """A document to show.
 
     Attributes:
         name: `<shard>:<number>`.
-        rendered: The document as the model reads it.
-        pieces: What is trained on, in order.
-        sequences: For each piece the place (from 0) of its sequence in the window.
+        rendered: The rendered document.
+        pieces: The chunks that are trained on, in order.
+        sequences: For each chunk, the index of its sequence in the window.
         present: Types of `metadata_list` that the document has records of.
-        lacking: Types that were asked for and that it could not be given.
+        lacking: Requested types that could not be rendered for this document.
     """
 
     name: str
@@ -70,17 +70,17 @@ class ExplainedDocument:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedWindow:
-    """A window with documents that are shown.
+    """A window with documents to show.
 
     Attributes:
         shard: Name of its shard.
         first: Number of its first document.
-        last: Number of its last one.
-        count: Number of documents in it; fewer than from `first` to `last` where streams share the
+        last: Number of its last document.
+        count: Number of documents in it; fewer than from `first` to `last` if streams share the
             shard.
-        documents: Those to show.
-        sequences: All of its sequences, in the order in which the stream gives them out.
-        capacity: Tokens of a sequence.
+        documents: The documents to show.
+        sequences: All of its sequences, in the order in which the stream yields them.
+        capacity: Length of a sequence in tokens.
     """
 
     shard: str
@@ -93,16 +93,16 @@ class ExplainedWindow:
 
 
 class Selection:
-    """The windows with the documents that a configuration asks for.
+    """The windows with the documents that a configuration requests.
 
     Args:
-        config: The training configuration, and what to show of it.
-        tokenizer: The tokenizer of the run, special tokens of the metadata added.
+        config: The training configuration, and the documents to show.
+        tokenizer: The tokenizer of the run, with the special tokens of the metadata.
 
     Raises:
-        ConfigurationError: If a key has no possible value, or names a shard or a type that the
+        ConfigurationError: A value is not possible, or names a shard or a type that the
             configuration does not have.
-        DataError: If shards are missing.
+        DataError: Shards are missing.
     """
 
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -131,11 +131,11 @@ class Selection:
         )
 
     def __iter__(self) -> Iterator[ExplainedWindow]:
-        """The windows, each with one or more documents to show.
+        """Yield the windows, each with at least one document to show.
 
         Raises:
-            ConfigurationError: If the document that was asked for does not exist, or is skipped.
-            DataError: If a document of a window is bad, where `bad_documents` is strict.
+            ConfigurationError: The requested document does not exist, or training skips it.
+            DataError: A document of a window is bad and `bad_documents` is strict.
         """
         left = self._config.limit
         for shard in self._shards[self._place :]:
@@ -154,9 +154,9 @@ class Selection:
         )
 
     def _windows(self, shard: Shard, start: int) -> Iterator[Window]:
-        """The windows of a shard with the documents from `start` on, that of `start` first.
+        """Yield the windows of a shard from document `start`, first the one that contains it.
 
-        Where streams share a shard, a window has documents of one of them.
+        If streams share the shard, each window has documents of only one stream.
         """
         size = self._data.window_documents
         dealt = deal(self._shards, self._data.num_streams)
@@ -232,7 +232,7 @@ class Selection:
     def _check_found(
         self, window: Window, start: int, numbers: Sequence[int], skipped: Counter[str]
     ) -> None:
-        """Refuses to pass over the document that was asked for."""
+        """Raise if training skips the requested document."""
         if not self._is_asked_for(window.shard) or start not in window.numbers:
             return
         if start not in numbers:

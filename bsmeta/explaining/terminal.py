@@ -1,4 +1,4 @@
-"""Documents in a terminal, in colour: a colour a type, faint where no loss is taken."""
+"""Prints documents to a terminal: a color per metadata type, tokens without loss are faint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bsmeta.explaining.facts import (
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
 from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
 
-# The terminal's own colours, which its theme makes readable on its background.
+# The terminal's palette colors, which its theme makes readable on its background.
 COLOURS = (
     "cyan",
     "magenta",
@@ -45,9 +45,9 @@ class TerminalView:
     """Prints documents and windows.
 
     Args:
-        console: Where to.
-        config: What is shown: `tokens` and `sequences` are used, and `metadata_list`.
-        texts: How tokens read.
+        console: The console to print to.
+        config: The configuration; `tokens`, `sequences` and `metadata_list` are used.
+        texts: Decodes tokens to text.
     """
 
     def __init__(self, console: Console, config: ExplainConfig, texts: TokenTexts) -> None:
@@ -58,14 +58,14 @@ class TerminalView:
         self._sequences = config.sequences
 
     def show(self, window: ExplainedWindow) -> None:
-        """Prints the documents of a window that are to be shown, then how it is packed."""
+        """Print the documents to show of a window, then its packing."""
         for document in window.documents:
             self._print(*self._document(document, len(window.sequences)))
         if self._sequences:
             self._print(*packing(window, self._sequences))
 
     def show_legend(self) -> None:
-        """Prints what the colours mean."""
+        """Print the meaning of the colors."""
         self._print(Rule(style="dim"), *legend(self._keys, boundaries=self._boundaries))
 
     def _print(self, *parts: RenderableType) -> None:
@@ -83,12 +83,12 @@ class TerminalView:
 
 
 def heading(text: str) -> Rule:
-    """A line with a name in it."""
+    """A horizontal rule with a title."""
     return Rule(Text(text, "bold"), align="left", style=FAINT)
 
 
 def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
-    """A piece as it reads."""
+    """The text of a chunk, styled token by token."""
     parts: list[tuple[str, Style]] = []
     for place, token in enumerate(tokens):
         text = harmless(token.text)
@@ -103,7 +103,7 @@ def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
 
 
 def style_of(part: Part, kind: int, *, target: bool) -> Style:
-    """How a token is shown."""
+    """The style of a token."""
     return Style(
         color=COLOURS[(kind - 1) % len(COLOURS)] if kind else None,
         bold=part in (Part.LOCAL, Part.END),
@@ -113,7 +113,7 @@ def style_of(part: Part, kind: int, *, target: bool) -> Style:
 
 
 def legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
-    """What the colours and styles mean."""
+    """Yield the lines that explain the colors and styles."""
     types = [Text(key, style_of(Part.TEXT, kind, target=True)) for kind, key in enumerate(keys, 1)]
     yield Text("metadata: ").append(Text(", ").join(types))
     styles = [
@@ -127,7 +127,7 @@ def legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
 
 
 def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
-    """Which documents share sequences, and what is left to padding."""
+    """Yield a table of the sequences: the documents that share each, and its padding."""
     yield heading("packing")
     yield Text(packing_facts(window), FAINT)
     yield Text("the first sequences, and those with documents from above (bold):\n", FAINT)
@@ -149,7 +149,7 @@ def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
 
 
 def bar(sequence: Sequence[PackedPiece], capacity: int, shown: Container[int]) -> Text:
-    """A sequence to scale: full blocks for documents that are shown, dots for padding."""
+    """A bar with a sequence to scale: full blocks for shown documents, dots for padding."""
     cells, end = "", 0
     for place, piece in enumerate(sequence):
         end += piece.length

@@ -1,7 +1,7 @@
-"""What each token of a piece is: how it reads, which part it belongs to, whether it is trained on.
+"""The tokens of a chunk: their text, the part of the document they belong to, and their loss mask.
 
-Between `selection` and the views. A token is shown by its own bytes, not by decoding the piece, so
-that what is seen is what the model is given.
+Between `selection` and the views. Each token is decoded from its own bytes, not by decoding the
+chunk, so that the view shows exactly the model's input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bsmeta.metadata.rendering import Rendered
 
 
 class Part(Enum):
-    """Where a token stands."""
+    """The part of a document that a token belongs to."""
 
     PREFIX = "prefix"
     TEXT = "text"
@@ -33,15 +33,15 @@ class Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """A token.
+    """A token to show.
 
     Attributes:
         id: Its id.
-        text: How it reads; "" where it ends inside a character, which the last token of the
-            character shows.
-        part: Where it stands.
-        kind: 0 for text, 1 + i for metadata of type metadata_list[i].
-        target: Whether loss is taken on it.
+        text: Its text; "" if it ends inside a character, which is then part of the text of the
+            character's last token.
+        part: The part of the document that it belongs to.
+        kind: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
+        target: Whether it contributes to the loss.
     """
 
     id: int
@@ -52,11 +52,11 @@ class ShownToken:
 
 
 class TokenTexts:
-    """How the tokens of a tokenizer read.
+    """Decodes the tokens of a tokenizer one by one.
 
     Args:
-        tokenizer: A fast tokenizer. Of one that is not byte-level BPE, tokens read as they are
-            named in its vocabulary.
+        tokenizer: A fast tokenizer. If it is not byte-level BPE, the text of a token is its entry
+            in the vocabulary.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -68,12 +68,12 @@ class TokenTexts:
         self._alphabet = None if byte_lengths(fast) is None else byte_alphabet()
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
-        """How the tokens read one after the other."""
+        """The text of each of these consecutive tokens."""
         if self._alphabet is None:
             return [self._names[number].replace("\u2581", " ") for number in ids]
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         texts = [decoder.decode(self._bytes(number, self._alphabet)) for number in ids]
-        if texts:  # the piece may end inside a character
+        if texts:  # the chunk may end inside a character
             texts[-1] += decoder.decode(b"", final=True)
         return texts
 
@@ -84,12 +84,12 @@ class TokenTexts:
 
 
 def shown_tokens(piece: Piece, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
-    """The tokens of a piece, its prefix included.
+    """The tokens of a chunk, including its prefix.
 
     Args:
-        piece: The piece.
+        piece: The chunk.
         rendered: The document that it is part of.
-        texts: How tokens read.
+        texts: Decodes tokens to text.
     """
     ids = piece.ids.tolist()
     parts = _parts(piece, rendered)
@@ -98,9 +98,9 @@ def shown_tokens(piece: Piece, rendered: Rendered, texts: TokenTexts) -> list[Sh
 
 
 def metadata_mask(piece: Piece, rendered: Rendered, config: MetadataConfig) -> np.ndarray:
-    """Which tokens have a character of metadata in them (bool[len(piece)]).
+    """Mask of the tokens that contain at least one character of metadata: bool [len(piece)].
 
-    With `treat_local_metadata_as_regular_text` only those of the prefix and the suffix.
+    With `treat_local_metadata_as_regular_text`, only tokens of the prefix and the suffix.
     """
     mask = piece.kinds > 0
     if config.treat_local_metadata_as_regular_text:
@@ -119,7 +119,7 @@ def _parts(piece: Piece, rendered: Rendered) -> list[Part]:
     return [Part.PREFIX] * piece.prefix_length + parts
 
 
-# Characters that would move the cursor, colour the terminal or turn the direction of the text.
+# Characters that would move the cursor, color the terminal or change the text direction.
 _CONTROLS = {
     **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
     0x7F: 0x2421,
@@ -128,5 +128,5 @@ _CONTROLS = {
 
 
 def harmless(text: str) -> str:
-    """The text with every control character but tab and newline as a visible one."""
+    """The text with control characters other than tab and newline made visible."""
     return text.translate(_CONTROLS)

@@ -1,1 +1,1 @@
-"""Text under given metadata, and metadata from given text, with a trained model."""
+"""Generates text from metadata, and infers metadata from text, with a trained model."""

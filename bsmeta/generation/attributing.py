@@ -1,4 +1,4 @@
-"""`mode=attribute`: from the configuration to a table and `attribution-{type}.json`."""
+"""`mode=attribute`: infers metadata, prints a table and writes `attribution-{type}.json`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from bsmeta.metadata.processors import type_of
 
 
 def attribute(config: GenerateConfig) -> None:
-    """Tells the metadata of the held-out documents, or of `prompt`.
+    """Infer the metadata of the held-out documents, or of `prompt`.
 
     Raises:
-        UserError: The configuration, the checkpoint or the data is not what it should be.
+        UserError: The configuration, the checkpoint or the data is invalid.
     """
     location, train = find(config)
     data = train.data_config
@@ -99,10 +99,10 @@ def _attribute_documents(
     likelihoods: Likelihoods,
     progress: Callable[[float], None],
 ) -> Attribution:
-    """Scores every document whose label is a candidate, a few at a time.
+    """Score every document whose label is a candidate, in batches.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such document.
     """
     own = [index for index in range(len(documents)) if candidates.truths[index] >= 0]
     rows: list[np.ndarray] = []

@@ -1,4 +1,4 @@
-"""p(metadata | text) by Bayes' rule, and how often its best guess is right.
+"""p(metadata | text) by Bayes' rule, and the accuracy of its best guess.
 
     p(value | text) = p(text | value) p(value) / sum over the candidates
 
@@ -30,14 +30,14 @@ class Share:
 
 @dataclass(frozen=True)
 class Attribution:
-    """What was found.
+    """The result of an attribution.
 
     Attributes:
-        candidates: What the texts could be attributed to.
+        candidates: The candidates that the texts could be attributed to.
         posterior: float64 [documents, candidates], log p(candidate | text).
-        tokens: int64 [documents], tokens of each text that counted.
-        names: The documents.
-        documents: Index (into the held-out documents) of each.
+        tokens: int64 [documents], number of scored tokens of each text.
+        names: Name of each document.
+        documents: Index of each document among the held-out documents.
     """
 
     candidates: Candidates
@@ -48,18 +48,18 @@ class Attribution:
 
     @property
     def truths(self) -> np.ndarray:
-        """int64 [documents], the right candidate of each."""
+        """int64 [documents], index of the correct candidate of each document."""
         return self.candidates.truths[self.documents]
 
     @property
     def ranks(self) -> np.ndarray:
-        """int64 [documents], the place of the right candidate, from 1; ties count against it."""
+        """int64 [documents], the 1-based rank of the correct candidate; ties count against it."""
         right = np.take_along_axis(self.posterior, self.truths[:, None], axis=1)
         return (self.posterior >= right).sum(axis=1)
 
 
 def posterior(likelihoods: np.ndarray, log_priors: np.ndarray) -> np.ndarray:
-    """Log-probabilities of the candidates, each row normalized.
+    """Posterior log-probabilities float64 [texts, candidates], each row normalized.
 
     Args:
         likelihoods: float64 [texts, candidates], log p(text | candidate).
@@ -70,7 +70,7 @@ def posterior(likelihoods: np.ndarray, log_priors: np.ndarray) -> np.ndarray:
 
 
 def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:
-    """The figures: accuracy of the first and the first five guesses, and of the majority class."""
+    """The metrics: accuracy of the best guess, of the best five, and of the majority class."""
     ranks, truths = found.ranks, found.truths
     classes = np.bincount(truths, minlength=len(found.candidates.labels))
     most_frequent = int(classes.argmax())
@@ -99,7 +99,7 @@ def _shares(rows: Sequence[np.ndarray], resamples: int, seed: int) -> list[Share
 
 
 def by_candidate(found: Attribution) -> list[dict[str, Any]]:
-    """For each candidate: its documents, how many of them were told, and what else they were."""
+    """For each candidate: its documents, the number guessed right, and the main wrong guess."""
     guesses = found.posterior.argmax(axis=1)
     rows = []
     for number, label in enumerate(found.candidates.labels):
@@ -120,7 +120,7 @@ def by_candidate(found: Attribution) -> list[dict[str, Any]]:
 
 
 def by_document(found: Attribution) -> list[dict[str, Any]]:
-    """For each document: the right label, the best guess, and how probable both are."""
+    """For each document: its label, the label's rank and log-probability, and the best guess."""
     labels = found.candidates.labels
     return [
         {

@@ -1,4 +1,4 @@
-"""Attribution in the terminal: the figures, a row for each candidate; or one text's candidates."""
+"""Prints attributions: metrics and a row per candidate, or the candidates of a single text."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from rich.table import Table
 from rich.text import Text
 
 ROWS = 20
-"""Candidates that are shown; the file has all."""
+"""Maximum number of candidates to print; the file has all of them."""
 
 NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
 
 
 def show_attribution(report: dict[str, Any], out: Console) -> None:
-    """How often the metadata was told, against always saying what is most frequent."""
+    """Print the accuracy, next to that of always guessing the most frequent candidate."""
     figures = report["figures"]
     out.print(
         f"{report['type']} of {figures['documents']:,} documents, told from their text "
@@ -28,7 +28,7 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
     for name, title in NAMES.items():
         one = figures[name]
         if name == "top_5" and figures["candidates"] <= 5:
-            continue  # always right
+            continue  # always 100%
         interval = f"{one['low']:.1%} to {one['high']:.1%}"
         table.add_row(title, f"{one['share']:.1%}", interval)
     out.print(table)
@@ -52,7 +52,7 @@ def show_posterior(
     scores: np.ndarray,
     out: Console,
 ) -> None:
-    """The candidates of one text, the most probable first."""
+    """Print the candidates of one text, the most probable first."""
     table = _table([key, "p(value | text)", "log p(text | value), nats"])
     for number in np.argsort(-probabilities, kind="stable")[:ROWS]:
         table.add_row(Text(labels[number]), f"{probabilities[number]:.4f}", f"{scores[number]:.2f}")

@@ -1,7 +1,7 @@
-"""What a text may be attributed to: the values of a metadata type, as labels and as records.
+"""Attribution candidates: the values of a metadata type, as labels and as records.
 
-A label is what is told apart (a host, a year); its record is how a model that was trained on full
-values is given it (`https://host/`).
+A label is the class to infer (a host, a year); its record presents it to a model that was trained
+on full values (`https://host/`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Labels:
     """Labels of one metadata type.
 
     Args:
-        key: The type.
-        config: How it is rendered.
+        key: The metadata type.
+        config: How the type is rendered.
     """
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
@@ -32,7 +32,7 @@ class Labels:
         self._type, self._config = type_of(key), config
 
     def of(self, document: Document) -> str | None:
-        """The label of a document's first global record of the type; None without one."""
+        """The label of a document's first global record of the type; None if it has none."""
         for record in document.records(self.key):
             if not record.is_local():
                 try:
@@ -42,10 +42,10 @@ class Labels:
         return None
 
     def given(self, text: str) -> str:
-        """The label of a candidate as a user writes it (a host or a whole address).
+        """The label of a candidate that a user gave (such as a host or a complete URL).
 
         Raises:
-            ConfigurationError: There is none in it.
+            ConfigurationError: It has no label of this type.
         """
         try:
             label = self._type.group(text, self._config)
@@ -56,19 +56,20 @@ class Labels:
         return label
 
     def record(self, label: str) -> Record:
-        """The record by which the model is given the label."""
+        """The record that presents the label to the model."""
         value = self._type.value_of_group(label, self._config)
         return Record(value=value, key=self.key, type="global")
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What texts are attributed to.
+    """The candidates that texts are attributed to.
 
     Attributes:
-        labels: The candidates, the most frequent first.
-        counts: int64 [candidates], held-out documents of each.
-        truths: For each held-out document the index of its label, -1 if that is no candidate.
+        labels: The labels of the candidates, the most frequent first.
+        counts: int64 [candidates], number of held-out documents with each label.
+        truths: int64 [documents], index of each held-out document's label; -1 if that is not a
+            candidate.
     """
 
     labels: list[str]
@@ -76,10 +77,10 @@ class Candidates:
     truths: np.ndarray
 
     def log_prior(self, kind: str, document: int | None) -> np.ndarray:
-        """Log-probabilities float64 [candidates] before the text is seen.
+        """Prior log-probabilities float64 [candidates].
 
-        `empirical` counts the held-out documents, each once more than it is there (Laplace), but
-        not the document itself.
+        `empirical` uses the counts in the held-out documents, without the document itself and with
+        one added to each (Laplace smoothing).
         """
         if kind == "uniform":
             return np.full(len(self.labels), -np.log(len(self.labels)))
@@ -92,10 +93,10 @@ class Candidates:
 def find_candidates(
     labels: Labels, given: Sequence[str], documents: HeldOutDocuments | None
 ) -> Candidates:
-    """The candidates that are given, else all labels of the held-out documents.
+    """The given candidates; if there are none, all labels of the held-out documents.
 
     Raises:
-        ConfigurationError: There are fewer than two.
+        ConfigurationError: There are fewer than two candidates.
     """
     found: list[str | None] = []
     if documents is not None:

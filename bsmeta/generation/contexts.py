@@ -1,7 +1,7 @@
-"""Given metadata and a prompt to the tokens that a model continues.
+"""Turns metadata and a prompt into the tokens that a model continues.
 
-The metadata becomes records, and these are rendered and encoded by what renders and encodes the
-training data; so granularity, templates, buckets and separators hold here, too.
+The metadata becomes records, which the renderer and encoder of the training data process; so
+granularity, templates, buckets and separators apply here as well.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a model is to continue.
+    """The input that a model continues.
 
     Attributes:
-        prefix: The metadata as the model reads it; "" without any.
-        ids: Its tokens and those of the prompt; never empty.
-        joint: What the continuation begins with that belongs to no text.
+        prefix: The rendered metadata; "" without any.
+        ids: Token ids of the prefix and the prompt; never empty.
+        joint: The remainder of the separator between prefix and text, with which the continuation
+            begins; it is not part of the text.
     """
 
     prefix: str
@@ -38,7 +39,7 @@ class Context:
 
 
 class Contexts:
-    """Makes contexts as training makes the beginnings of documents.
+    """Builds contexts in the same way as training builds the beginnings of documents.
 
     Args:
         config: How the model's training data was rendered and encoded.
@@ -52,17 +53,17 @@ class Contexts:
         self._tokenizer = tokenizer
 
     def make(self, metadata: Mapping[str, Any], prompt: str) -> Context:
-        """The context of a prompt behind metadata.
+        """Build the context of metadata followed by a prompt.
 
-        Without both, the model starts behind an end-of-text token.
+        If both are empty, the context is an end-of-text token.
 
         Args:
-            metadata: A value, or a list of them, by type; null leaves a type out; true announces
+            metadata: A value or a list of values by type; None leaves a type out; True announces
                 a local type.
-            prompt: The text so far; may be empty.
+            prompt: The text to continue; may be empty.
 
         Raises:
-            ConfigurationError: A type or a value cannot be given.
+            ConfigurationError: A type or a value is not possible.
         """
         head = self._rendered(metadata)
         rendered = Rendered(
@@ -93,9 +94,9 @@ class Contexts:
         return rendered
 
     def _begun(self, lead: str) -> tuple[list[int], str]:
-        """The tokens of what joins prefix and text as a first word leaves them, and the rest.
+        """The tokens of the separator that do not merge with the first word, and its remainder.
 
-        A blank, for example, is part of the token of the word behind it.
+        A space, for example, is part of the token of the word after it.
         """
         if not lead:
             return [], ""
@@ -107,17 +108,17 @@ class Contexts:
 
 
 def _records(key: str, value: Any) -> list[Record]:
-    if type_of(key).is_local:  # only to be announced: what it inserts is not used
+    if type_of(key).is_local:  # only announced in the prefix: its insertion is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
     return [Record(value=one, key=key, type="global") for one in values]
 
 
 def check_value(key: str, value: Any, config: MetadataConfig) -> None:
-    """Refuses what cannot stand in the prefix of this model.
+    """Reject a metadata value that cannot be in the prefix of this model.
 
     Raises:
-        ConfigurationError: The type is unknown or local, or the value is none.
+        ConfigurationError: The type is unknown, or does not accept the value.
     """
     known = [*config.metadata_list]
     if key not in known:

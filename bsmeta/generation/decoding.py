@@ -1,8 +1,8 @@
-"""Contexts to continuations: one token at a time, many texts at once, keys and values cached.
+"""Decodes continuations of contexts token by token, in batches, with a key-value cache.
 
 With guidance g, the next token is drawn from `null + g (metadata - null)`, in log-probabilities
-(classifier-free guidance; Sanchez et al. 2023, equation 7; Fan et al. 2025 lead with URLs by it).
-A text then has two rows in the batch, one for each context. Rows are padded on the left.
+(classifier-free guidance; Sanchez et al. 2023, equation 7; Fan et al. 2025 use it with URLs). A
+text then has two rows in the batch, one for each context. Rows are padded on the left.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from bsmeta.config.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One text to be written.
+    """A text to generate.
 
     Attributes:
-        context: Tokens to continue.
-        null_context: Tokens of the context that guidance leads away from.
-        guidance: 1: the context alone; 0: the null context alone.
-        temperature: 0: the most likely token.
-        top_p: Probability of the tokens that are drawn from (nucleus; Holtzman et al. 2020).
-        max_new_tokens: Longest continuation.
-        seed: What is drawn depends on it and on nothing else that is written beside.
+        context: Token ids to continue.
+        null_context: Token ids of the context that guidance leads away from.
+        guidance: 1 uses only the context; 0 only the null context.
+        temperature: Sampling temperature; 0 takes the most likely token.
+        top_p: Probability mass of the tokens to draw from (nucleus; Holtzman et al. 2020).
+        max_new_tokens: Maximum length of the continuation.
+        seed: Seed of the draws, which do not depend on the other texts of the batch.
     """
 
     context: Sequence[int]
@@ -43,11 +43,11 @@ class Draw:
 
 @dataclass(slots=True)
 class Continuation:
-    """What was written.
+    """A generated continuation.
 
     Attributes:
-        ids: New tokens, without the end-of-text token.
-        finished: `eos`, `max_new_tokens`, or `max_seq_len` (no more room).
+        ids: The new token ids, without the end-of-text token.
+        finished: Why it ended: `eos`, `max_new_tokens`, or `max_seq_len` (no more room).
     """
 
     ids: list[int] = field(default_factory=list)
@@ -59,10 +59,10 @@ class Decoder:
 
     Args:
         model: A causal language model of transformers, in evaluation mode.
-        eos: The end-of-text token.
-        vocabulary: Tokens that there are (a model may have more embeddings).
-        max_length: Longest sequence that the model is given, in tokens.
-        device: Where its inputs go.
+        eos: Id of the end-of-text token.
+        vocabulary: Number of tokens in the vocabulary (a model may have more embeddings).
+        max_length: Maximum sequence length of the model input, in tokens.
+        device: The device of its inputs.
     """
 
     def __init__(
@@ -78,10 +78,10 @@ class Decoder:
 
     @torch.no_grad()
     def run(self, draws: Sequence[Draw]) -> list[Continuation]:
-        """The continuation of each; their contexts must be shorter than `max_length`.
+        """Generate a continuation per draw; their contexts must be shorter than `max_length`.
 
         Raises:
-            DataError: The model's probabilities are not numbers.
+            DataError: The model's probabilities are NaN.
         """
         batch = _Batch(draws, self._device)
         longest = [max(map(len, _rows_of(draw))) for draw in draws]
@@ -103,7 +103,7 @@ class Decoder:
             sequence.extend()
 
     def _next(self, ids: torch.Tensor, sequence: _Sequence) -> tuple[torch.Tensor, Any]:
-        """Logits [rows, vocabulary] behind `ids` [rows, n], and the cache that holds them, too."""
+        """Logits [rows, vocabulary] after `ids` [rows, n], and the cache, now including `ids`."""
         output = self._model(
             input_ids=ids,
             attention_mask=sequence.mask,
@@ -127,7 +127,7 @@ def _record(one: Continuation, token: int, eos: int, draw: Draw, room: int) -> N
 
 
 class _Sequence:
-    """The rows so far, as the model is told of them."""
+    """The model inputs of the rows so far: initial ids, attention mask, positions and cache."""
 
     def __init__(
         self, rows: Sequence[Sequence[int]], filler: int, max_length: int, device: torch.device
@@ -141,32 +141,32 @@ class _Sequence:
         self._last = max_length - 1
 
     def positions(self, width: int) -> torch.Tensor:
-        """Positions [rows, width] of the last tokens; each row begins at 0 behind its padding.
+        """Positions [rows, width] of the last tokens; each row begins at 0 after its padding.
 
-        A row that is finished may go on beside others that are not, but not beyond the positions
-        that there are.
+        A finished row continues while other rows are unfinished, but its positions stay below
+        `max_length`.
         """
         return (self.mask.cumsum(1) - 1).clamp(0, self._last)[:, -width:]
 
     def extend(self) -> None:
-        """One more token in every row."""
+        """Extend the attention mask by a token in every row."""
         self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], dim=1)
 
 
 def _rows_of(draw: Draw) -> list[Sequence[int]]:
-    """The contexts of a text that have a say in it, its own first."""
+    """The contexts that affect a text, its own first."""
     if draw.guidance == 1 or list(draw.context) == list(draw.null_context):
         return [draw.context]
     return [draw.null_context] if draw.guidance == 0 else [draw.context, draw.null_context]
 
 
 class _Batch:
-    """Which rows the model gets for which texts, and how a token is chosen from their logits."""
+    """Maps texts to rows of the model input, and chooses tokens from the logits of the rows."""
 
     def __init__(self, draws: Sequence[Draw], device: torch.device) -> None:
         self.rows: list[Sequence[int]] = []
-        self._main: list[int] = []  # of each text: its row, and that of the null context,
-        self._null: list[int] = []  # the same one where only one has a say
+        self._main: list[int] = []  # for each text: its row, and the row of the null context
+        self._null: list[int] = []  # (the same row if only one context affects the text)
         self._owner: list[int] = []
         for number, draw in enumerate(draws):
             rows = _rows_of(draw)
@@ -187,7 +187,7 @@ class _Batch:
         self._device = device
 
     def choose(self, logits: torch.Tensor) -> torch.Tensor:
-        """The next token of each text (int64 [texts]) by the logits [rows, vocabulary]."""
+        """The next token of each text (int64 [texts]), from the logits [rows, vocabulary]."""
         scores = torch.log_softmax(logits, dim=-1)
         if scores.isnan().any():
             raise DataError(
@@ -209,17 +209,17 @@ class _Batch:
 def pick(
     scores: torch.Tensor, temperature: torch.Tensor, top_p: torch.Tensor, drawn: torch.Tensor
 ) -> torch.Tensor:
-    """Tokens by unnormalized log-probabilities, one a row.
+    """Draw a token per row from unnormalized log-probabilities.
 
     Args:
         scores: float64 [n, vocabulary].
         temperature: float64 [n, 1]; 0 takes the most likely token.
         top_p: float64 [n, 1], above 0.
-        drawn: float64 [n, 1], uniform in [0, 1): the place in the cumulative distribution of the
-            tokens, the most likely first.
+        drawn: float64 [n, 1], uniform in [0, 1): the point in the cumulative distribution of the
+            tokens, sorted by descending probability.
 
     Returns:
-        int64 [n].
+        Token ids, int64 [n].
     """
     is_greedy = temperature == 0
     if is_greedy.all():

@@ -1,7 +1,7 @@
-"""The interactive mode: lines from standard input, from a person or from a pipe.
+"""The interactive mode: reads lines from standard input, a terminal or a pipe.
 
-A line `key=value` changes a metadata type or a way to draw for what follows (`key=` takes it back);
-any other line is a prompt. A blank at its beginning makes any line a prompt.
+A line `key=value` sets a metadata type or a sampling parameter for the following prompts (`key=`
+resets it); any other line is a prompt. A leading space makes any line a prompt.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ HELP = "a prompt, or key=value ({names}, and {fields}); key= takes it back; Ctrl
 
 
 class Dialogue:
-    """What has been set so far.
+    """Keeps the current settings and turns lines into requests.
 
     Args:
-        request: Where it begins: what the command line says.
+        request: The initial settings, from the command line.
         types: The metadata types of the model.
-        check: Raises a `ConfigurationError` for metadata that cannot be given.
+        check: Raises a `ConfigurationError` for metadata that the model cannot be given.
     """
 
     def __init__(
@@ -41,10 +41,10 @@ class Dialogue:
         self._check = check
 
     def hear(self, line: str) -> Request | None:
-        """The request that a line makes; None where it only changed something.
+        """The request of a line; None if the line only changed a setting.
 
         Raises:
-            ConfigurationError: It names no such key, or a value that is not possible.
+            ConfigurationError: A key is unknown, or a value is not possible.
         """
         setting = _SETTING.fullmatch(line)
         if setting is None:
@@ -73,7 +73,7 @@ class Dialogue:
             )
 
     def requests(self, lines: Iterable[str]) -> Iterator[Request]:
-        """The requests of all lines; says what is wrong with one on standard error, and goes on."""
+        """Yield the requests of all lines; prints errors to standard error and continues."""
         for line in lines:
             try:
                 request = self.hear(line.rstrip("\r\n"))
@@ -85,7 +85,7 @@ class Dialogue:
 
 
 def lines_of_input(types: Iterable[str]) -> Iterator[str]:
-    """Standard input; a person at a terminal is told what can be written, and asked for it."""
+    """Yield the lines of standard input; at a terminal, prints help and a prompt."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

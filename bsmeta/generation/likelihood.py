@@ -1,7 +1,7 @@
-"""Log-probabilities of texts behind each candidate's prefix, over identical tokens.
+"""Log-probabilities of texts after each candidate's prefix, over identical tokens.
 
-Prefixes differ in length, and so would the pieces behind them. Texts are therefore cut where the
-longest prefix leaves room, and all candidates are compared over the same tokens.
+Prefixes differ in length, and so would the chunks after them. Texts are therefore cut to the room
+that the longest prefix leaves, so that all candidates are compared over the same tokens.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from bsmeta.metadata.rendering import Rendered, Renderer
 
 
 class Likelihoods:
-    """Scores texts under candidates.
+    """Scores texts after the prefix of each candidate.
 
     Args:
         model: The model, in evaluation mode.
         tokenizer: Its tokenizer.
         config: How its training data was rendered and encoded.
         candidates: The record of each candidate.
-        all_pieces: Whether all of a text counts, or its first piece.
-        rows: Full sequences in a batch.
-        device: Where the model is.
+        all_pieces: Whether to score all chunks of a text, or only its first chunk.
+        rows: Number of full sequences in a batch.
+        device: The device of the model.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class Likelihoods:
 
     @property
     def prefixes(self) -> list[str]:
-        """How the model reads each candidate."""
+        """The rendered prefix of each candidate."""
         return [head.prefix for head in self._heads]
 
     def of(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """log p(text | candidate), in nats, and how much of each text that is about.
+        """log p(text | candidate) in nats, and the number of scored tokens of each text.
 
         Returns:
-            float64 [texts, candidates]; int64 [texts], the tokens that count (all but the first
-            of a piece, on which training takes no loss).
+            float64 [texts, candidates]; int64 [texts], number of scored tokens (all but the first
+            of each chunk, which has no loss in training).
 
         Raises:
             DataError: A log-probability is not finite.
@@ -102,7 +102,7 @@ class Likelihoods:
         return sums, tokens
 
     def _pieces(self, encoded: EncodedDocument) -> list[np.ndarray]:
-        """The text's tokens, cut; pieces of one token have nothing to score."""
+        """The text's tokens in chunks; leaves out single-token chunks, which have no score."""
         ids = encoded.ids[:-1]
         pieces = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
         pieces = [piece for piece in pieces if len(piece) > 1]
@@ -119,5 +119,5 @@ def _window(prefix: np.ndarray, piece: np.ndarray) -> Window:
     ids = np.concatenate((prefix, piece))
     scored = np.ones(len(ids), bool)
     scored[: len(prefix) + 1] = False
-    nowhere = np.zeros(len(ids), np.int32)  # places in the text are not asked for
+    nowhere = np.zeros(len(ids), np.int32)  # text positions are not used
     return Window(ids, nowhere, nowhere, scored, len(prefix))

@@ -1,4 +1,4 @@
-"""The model of `checkpoint`, and how its training data read."""
+"""Locates and loads the model of `checkpoint` and its training configuration."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bsmeta.evaluation.checkpoints import Location, load_model, locate, run_conf
 
 @dataclass(frozen=True)
 class Opened:
-    """A model that is ready to be used."""
+    """A loaded model, its tokenizer, and the configuration of its training data."""
 
     model: nn.Module
     tokenizer: PreTrainedTokenizerBase
@@ -26,7 +26,7 @@ class Opened:
 
 
 def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
-    """Where the model is, and what it was trained with; nothing is loaded yet.
+    """Locate the model and read its training configuration, without loading the model.
 
     Raises:
         UserError: There is no such checkpoint, or its configuration cannot be read.
@@ -37,10 +37,10 @@ def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
 
 
 def load(config: GenerateConfig, location: Location, train: CausalLMConfig) -> Opened:
-    """The model, on the GPU if there is one.
+    """Load the model, on the GPU if there is one.
 
     Raises:
-        UserError: It cannot be loaded, or does not fit its configuration.
+        UserError: It cannot be loaded, or does not match its configuration.
     """
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

@@ -1,4 +1,4 @@
-"""Requests for text: from the command line, from lines of a file, from lines of a dialogue."""
+"""Requests for text: from the command line, lines of a file, or lines of a dialogue."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """What to write; `GenerateConfig` explains the fields.
+    """A request for text; `GenerateConfig` documents the fields.
 
-    `id` is given back with the result and means nothing here.
+    `id` is only copied to the result.
     """
 
     id: str | int | None = None
@@ -37,7 +37,7 @@ FIELDS = tuple(name for name in Request.__struct_fields__ if name != "id")
 
 
 def request_of(config: GenerateConfig) -> Request:
-    """The request that the command line makes.
+    """The request of the command line.
 
     Raises:
         ConfigurationError: A value is not possible.
@@ -46,7 +46,7 @@ def request_of(config: GenerateConfig) -> Request:
 
 
 def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
-    """A request of the defaults with other values in some places.
+    """A request with some of the defaults replaced.
 
     Raises:
         ConfigurationError: A field is unknown, or a value is not possible.
@@ -72,10 +72,10 @@ def _explained(error: msgspec.ValidationError, values: Mapping[str, Any]) -> str
 
 
 def read_requests(path: str, defaults: Request) -> list[Request]:
-    """The requests of a file of JSON lines; fields that a line lacks are those of `defaults`.
+    """Read the requests of a JSON Lines file; missing fields have the values of `defaults`.
 
     Raises:
-        DataError: The file cannot be read; or a line is no request: lists all such lines.
+        DataError: The file cannot be read, or lines are not valid requests; lists all such lines.
     """
     try:
         lines = Path(path).read_bytes().splitlines()

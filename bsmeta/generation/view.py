@@ -1,4 +1,4 @@
-"""Texts in the terminal: one below the other, or side by side under several metadata."""
+"""Prints generated texts: one below the other, or side by side for different metadata."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bsmeta.generation.requests import Request
 from bsmeta.generation.writer import Result, Sample
 
 WIDTH_OF_A_FILE = 120
-"""Width of what is printed where there is no terminal."""
+"""Width of the printed text if the output is not a terminal."""
 
 
 def console() -> Console:
-    """Standard output, as wide as the terminal, if it is one."""
+    """A console on standard output, as wide as the terminal if there is one."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=False)
 
 
 def show(result: Result, out: Console) -> None:
-    """The texts of a request, each behind its prefix (dim) and its prompt (bold)."""
+    """Print the texts of a request, each after its prefix (dim) and its prompt (bold)."""
     for number, sample in enumerate(result.samples, start=1):
         if len(result.samples) > 1:
             out.rule(f"{number} of {len(result.samples)}, seed {sample.seed}", align="left")
@@ -32,7 +32,7 @@ def show(result: Result, out: Console) -> None:
 
 
 def show_side_by_side(results: Sequence[Result], out: Console) -> None:
-    """A column for each metadata, a row for each seed."""
+    """Print a table with a column per request (its metadata) and a row per seed."""
     table = Table(box=box.SIMPLE_HEAD, expand=True, show_lines=True, pad_edge=False)
     for result in results:
         table.add_column(Text(result.prefix or "(no metadata)"), ratio=1, overflow="fold")

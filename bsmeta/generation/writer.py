@@ -1,4 +1,4 @@
-"""Requests to texts: contexts, batches of draws, and the results in the order of the requests."""
+"""Generates texts for requests, in batches, and yields results in the order of the requests."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from bsmeta.generation.requests import Request
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One text.
+    """One generated text.
 
     Attributes:
-        text: What was written behind the prompt.
-        tokens: Its length, without the end-of-text token.
-        finished: `eos`, `max_new_tokens`, or `max_seq_len`.
-        seed: Gives this sample again, alone.
+        text: The text generated after the prompt.
+        tokens: Its length in tokens, without the end-of-text token.
+        finished: Why it ended: `eos`, `max_new_tokens`, or `max_seq_len`.
+        seed: The seed that reproduces this sample on its own.
     """
 
     text: str
@@ -34,12 +34,12 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct, frozen=True):
-    """What became of a request.
+    """The result of a request.
 
     Attributes:
         request: The request.
-        prefix: Its metadata as the model read it.
-        samples: The texts.
+        prefix: Its rendered metadata.
+        samples: The generated texts.
     """
 
     request: Request
@@ -48,14 +48,14 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Writer:
-    """Writes texts with one model.
+    """Generates texts with one model.
 
     Args:
         model: The model, in evaluation mode.
         tokenizer: Its tokenizer.
         config: How its training data was rendered and encoded.
-        batch_size: Texts that are written at one time.
-        device: Where the model is.
+        batch_size: Number of texts that are generated at one time.
+        device: The device of the model.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Writer:
         )
 
     def write(self, requests: Sequence[Request]) -> Iterator[Result]:
-        """The result of each request, as soon as it is there.
+        """Yield the result of each request as soon as it is complete.
 
-        All of them are checked before the first text is written.
+        All requests are checked before the first text is generated.
 
         Raises:
-            ConfigurationError: Lists what is wrong with the requests.
+            ConfigurationError: A request is invalid; the message lists the problems of all.
         """
         contexts = self._checked(requests)
         draws = (

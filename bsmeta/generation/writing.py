@@ -1,4 +1,4 @@
-"""`mode=text`: from the configuration to texts on the screen or in a file."""
+"""`mode=text`: generates the texts of a configuration and prints them or writes a file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from bsmeta.generation.writer import Result, Writer
 
 
 def write(config: GenerateConfig) -> None:
-    """Writes what the configuration asks for.
+    """Generate and output the texts that the configuration requests.
 
     Raises:
-        UserError: The configuration, the checkpoint or the input is not what it should be.
+        UserError: The configuration, the checkpoint or the input is invalid.
     """
     _check_ways(config)
     first = request_of(config)
@@ -51,7 +51,7 @@ def write(config: GenerateConfig) -> None:
 
 
 def _check_ways(config: GenerateConfig) -> None:
-    """Refuses several ways to ask at once."""
+    """Reject combinations of `compare`, `interactive`, `input` and `output` that conflict."""
     asked = {
         "compare": bool(config.compare),
         "interactive": config.interactive,
@@ -73,7 +73,7 @@ def _requests(config: GenerateConfig, first: Request) -> list[Request]:
 
 
 def _check_requests(requests: list[Request], train: CausalLMConfig) -> None:
-    """Lists all metadata that cannot be given, before a model is loaded."""
+    """Reject requests with invalid metadata, and list all of it, before a model is loaded."""
     problems = []
     for number, request in enumerate(requests, start=1):
         where = f"request {request.id or number}: " if len(requests) > 1 else ""
@@ -87,7 +87,7 @@ def _check_requests(requests: list[Request], train: CausalLMConfig) -> None:
 
 
 def check_metadata(metadata: Mapping[str, Any], train: CausalLMConfig) -> None:
-    """Refuses metadata that the model cannot be given (a `ConfigurationError`)."""
+    """Raise a `ConfigurationError` for metadata that the model cannot be given."""
     for key, value in metadata.items():
         if value is not None:
             check_value(key, value, train.data_config.metadata_config)
@@ -118,7 +118,7 @@ def _write_file(results: Iterable[Result], path: str) -> None:
 
 
 def _line(result: Result) -> dict[str, Any]:
-    """The request, how its metadata read, and the texts."""
+    """The request, its rendered metadata, and the generated texts, as a dict for JSON."""
     request = msgspec.structs.asdict(result.request)
     if request["id"] is None:
         del request["id"]
