@@ -1,8 +1,8 @@
-"""The least busy GPUs: `python gpus.py 2` prints two of those that may be used, for
-CUDA_VISIBLE_DEVICES; the launch scripts call it where a run takes fewer than there are.
+"""Selects the least busy GPUs: `python gpus.py 2` prints two of the usable GPUs.
 
-Sorted by free memory, then by utilisation, as nvidia-smi reports them. Prints nothing where there
-is no nvidia-smi, or where it does not know one of the GPUs (MIG).
+The launch scripts call it to set CUDA_VISIBLE_DEVICES if a run uses fewer GPUs than there are. GPUs
+are sorted by free memory, then by utilization, as nvidia-smi reports them. Prints nothing if there
+is no nvidia-smi, or if its report lacks one of the GPUs (MIG).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ QUERY = [
     "--query-gpu=uuid,memory.free,utilization.gpu",
     "--format=csv,noheader,nounits",
 ]
-NEAR_MB = 1024  # free memory that differs by less counts as equal
+NEAR_MB = 1024  # smaller differences in free memory are ignored
 
 
 def least_busy(report: str, usable: Sequence[str], count: int) -> list[str]:
-    """The GPUs to take, the least busy first.
+    """The GPUs to use, the least busy first.
 
     Args:
-        report: Lines of `UUID, free MB, utilisation in percent`.
+        report: Lines of `UUID, free MB, utilization in percent`.
         usable: UUIDs of the GPUs that may be used.
-        count: How many to take.
+        count: Number of GPUs to select.
 
     Returns:
-        UUIDs; empty where the report lacks one of the usable GPUs.
+        UUIDs; empty if the report lacks one of the usable GPUs.
     """
     load: dict[str, tuple[int, int]] = {}
     for line in report.splitlines():
@@ -42,7 +42,7 @@ def least_busy(report: str, usable: Sequence[str], count: int) -> list[str]:
 
 
 def visible() -> list[str]:
-    """UUIDs of the GPUs that CUDA_VISIBLE_DEVICES leaves to this machine's processes."""
+    """UUIDs of the GPUs of this machine that CUDA_VISIBLE_DEVICES exposes."""
     import torch
 
     devices = range(torch.cuda.device_count())
@@ -50,7 +50,7 @@ def visible() -> list[str]:
 
 
 def main() -> None:
-    """Prints the chosen GPUs, separated by commas."""
+    """Print the selected GPUs, separated by commas."""
     try:
         report = subprocess.run(QUERY, capture_output=True, text=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):

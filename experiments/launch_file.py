@@ -1,7 +1,7 @@
 """Checks a launch file before it is used: `python launch_file.py FILE [PROCESSES]`.
 
-`accelerate launch` ends with an error of its own on a file that it cannot read; the launch scripts
-call this first. What only the configuration can be compared with is left to the training.
+The launch scripts call this first, since `accelerate launch` exits with an unclear error if it
+cannot read the file. Checks that need the training configuration are left to the training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bsmeta.config.launch import read_launch
 
 
 def main() -> None:
-    """Prints what is wrong with the file, and ends with code 2 where something is."""
+    """Print the problems of the file, and exit with code 2 if there are any."""
     try:
         launch = read_launch({}, sys.argv[1])
         if (
             len(sys.argv) > 2 and sys.argv[2]
-        ):  # the scripts' own number takes the place of the file's
+        ):  # the number given by the scripts overrides that of the file
             launch = replace(launch, num_processes=int(sys.argv[2]))
         refuse([*launcher_problems(launch)])
     except ConfigurationError as error:

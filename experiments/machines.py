@@ -1,8 +1,8 @@
-"""Which machine of a run this one is: `python machines.py machines.json [RANK]`.
+"""Finds the rank of this machine in a run: `python machines.py machines.json [RANK]`.
 
-The file says how many processes each machine starts, `{"first.host": 1, "10.0.0.2": 3}`; the first
-one is the master. Prints the rank of this machine, its processes, the number of machines, the
-master, and the processes of all machines; `several_machines.sh` reads them.
+The file has the number of processes on each machine, `{"first.host": 1, "10.0.0.2": 3}`; the first
+machine is the master. Prints the rank of this machine, its number of processes, the number of
+machines, the master, and the total number of processes; `several_machines.sh` reads them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import psutil
 
 
 def read(path: Path) -> dict[str, int]:
-    """The processes of each host, in the order of the file.
+    """The number of processes on each host, in the order of the file.
 
     Raises:
-        ValueError: If the file does not say so.
+        ValueError: The file cannot be read or is invalid.
     """
     try:
         hosts = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_each_once)
@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, int]:
 
 
 def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object of JSON, in which a key that is there twice would silently win."""
+    """Build a JSON object, and reject repeated keys, of which the last would silently win."""
     names = [name for name, _ in pairs]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -47,7 +47,7 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a name or address is this machine's."""
+    """Whether a host name or address belongs to this machine."""
     mine = {one.address for card in psutil.net_if_addrs().values() for one in card}
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
@@ -57,10 +57,10 @@ def is_here(host: str) -> bool:
 
 
 def rank_of(hosts: dict[str, int], stated: str) -> int:
-    """The place of this machine among the hosts, as stated, or by its names and addresses.
+    """The rank of this machine among the hosts, as stated, or from its names and addresses.
 
     Raises:
-        ValueError: If it is not one of them, or could be several.
+        ValueError: It is not one of the hosts, or matches several.
     """
     names = list(hosts)
     if stated:
@@ -79,10 +79,10 @@ def rank_of(hosts: dict[str, int], stated: str) -> int:
 
 
 def with_left_out(hosts: dict[str, int], stated: str) -> dict[str, int]:
-    """The hosts, and after them this machine, where the file leaves it out and its rank says so.
+    """The hosts, plus this machine if it is not in the file and its stated rank is the next.
 
     Raises:
-        ValueError: If it has no GPU, so that the number of its processes is not known.
+        ValueError: This machine has no GPU, so its number of processes is unknown.
     """
     if stated != str(len(hosts)) or any(map(is_here, hosts)):
         return hosts
@@ -96,14 +96,14 @@ def with_left_out(hosts: dict[str, int], stated: str) -> dict[str, int]:
 
 
 def count_gpus() -> int:
-    """GPUs that this machine's processes may use."""
+    """Number of GPUs that this machine's processes may use."""
     import torch
 
     return torch.cuda.device_count()
 
 
 def main() -> None:
-    """Prints the place of this machine; ends with code 2 where it has none."""
+    """Print the rank of this machine and the sizes of the run; exit with code 2 on an error."""
     path = Path(sys.argv[1])
     try:
         stated = sys.argv[2] if len(sys.argv) > 2 else ""

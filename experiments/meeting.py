@@ -1,10 +1,11 @@
-"""The machines of a run agree on what they start: `python meeting.py RANK MACHINES ADDRESS PORT
-SECONDS [WORLD_SIZE]`, on each of them before its launcher.
+"""Checks that all machines of a run have the same settings, on each machine before its launcher.
 
-Launchers that were given different numbers of machines would wait for each other until a timeout.
-So machine 0 listens at the port that its launcher will use, each other machine says what it was
-told, and all are answered once they have come, or as soon as one differs. Ends with 0 where they
-agree, 2 where they do not or where nobody listens, 1 where not all come in time.
+    python meeting.py RANK MACHINES ADDRESS PORT SECONDS [WORLD_SIZE]
+
+Launchers with different numbers of machines would wait for each other until a timeout. Therefore
+machine 0 listens on the port that its launcher will use, and each other machine sends its settings.
+Machine 0 answers when all have connected, or as soon as one differs. Exit codes: 0 if they agree, 2
+if they differ or machine 0 does not listen, 1 if not all machines connect in time.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from dataclasses import asdict, dataclass
 from typing import NoReturn
 
 RETRY_S = 1.0
-SHORTEST_S = 0.1  # a timeout of 0 would mean not to wait at all
+SHORTEST_S = 0.1  # a timeout of 0 would mean non-blocking
 LONGEST_LINE = 10_000
-HELLO_S = 5.0  # for the one line of a machine; whoever else connects says none
+HELLO_S = 5.0  # timeout for the line of a machine, since other clients that connect may send none
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What one machine was told."""
+    """The settings of one machine."""
 
     rank: int
     machines: int
-    world_size: str  # "" where it was not told
+    world_size: str  # "" if not given
 
 
 def main() -> None:
-    """Meets the other machines, or ends with a message and its code."""
+    """Compare settings with the other machines; exit with a message and a code on a problem."""
     rank, machines, address, port, seconds, *rest = sys.argv[1:]
     me = Machine(int(rank), int(machines), rest[0] if rest else "")
     deadline = time.monotonic() + int(seconds)
@@ -50,7 +51,7 @@ def main() -> None:
 
 
 def receive(me: Machine, port: int, deadline: float, late: str) -> None:
-    """Machine 0: waits for the others, compares, and answers all of them."""
+    """On machine 0: wait for the other machines, compare their settings, and answer all."""
     others: dict[int, socket.socket] = {}
     with ExitStack() as stack:
         server = stack.enter_context(listen(port))
@@ -71,13 +72,13 @@ def receive(me: Machine, port: int, deadline: float, late: str) -> None:
                     answer(waiting, problem)
                 leave(2, problem)
             others[other.rank] = connection
-        server.close()  # the others wait for the launcher at this port from here on
+        server.close()  # the launcher needs this port now
         for waiting in others.values():
             answer(waiting, "")
 
 
 def listen(port: int) -> socket.socket:
-    """A server at all addresses of this machine."""
+    """Open a server socket on all addresses of this machine."""
     if socket.has_dualstack_ipv6():
         with suppress(OSError):
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
@@ -85,7 +86,7 @@ def listen(port: int) -> socket.socket:
 
 
 def hello(connection: socket.socket) -> Machine | None:
-    """What a machine says of itself; None of anybody else who tries the port."""
+    """Receive the settings of a machine; None from any other client that connects."""
     connection.settimeout(HELLO_S)
     try:
         with connection.makefile("rb") as stream:
@@ -95,7 +96,7 @@ def hello(connection: socket.socket) -> Machine | None:
 
 
 def difference(me: Machine, other: Machine, others: dict[int, socket.socket]) -> str | None:
-    """In what a machine was told something else than machine 0."""
+    """The error message if a machine's settings conflict with machine 0's; None if they agree."""
     if other.machines != me.machines:
         return (
             f"machine 0 was told of {me.machines} machines, machine {other.rank} of "
@@ -115,13 +116,13 @@ def difference(me: Machine, other: Machine, others: dict[int, socket.socket]) ->
 
 
 def answer(connection: socket.socket, problem: str) -> None:
-    """Sends a machine what is wrong; an empty line where nothing is."""
-    with suppress(OSError):  # one that has ended meanwhile
+    """Send the error message to a machine; an empty message if there is no problem."""
+    with suppress(OSError):  # the machine's process may have ended meanwhile
         connection.sendall(f"{json.dumps(problem)}\n".encode())
 
 
 def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds: str) -> None:
-    """Any other machine: says what it was told, and waits for the answer of machine 0."""
+    """On any other machine: send the settings to machine 0, and wait for its answer."""
     connected = False
     while (left := deadline - time.monotonic()) > 0:
         try:
@@ -133,7 +134,7 @@ def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds
             if problem:
                 leave(2, problem)
             return
-        except (OSError, ValueError):  # not there yet, or not machine 0 that answers
+        except (OSError, ValueError):  # machine 0 is not listening yet, or another program answered
             time.sleep(RETRY_S)
     if connected:
         leave(1, late)
@@ -145,7 +146,7 @@ def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds
 
 
 def leave(code: int, message: str) -> NoReturn:
-    """Ends with a message."""
+    """Print a message and exit."""
     print(f"several_machines.sh: {message}", file=sys.stderr)
     sys.exit(code)
 

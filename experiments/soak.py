@@ -1,13 +1,13 @@
 #!/usr/bin/env python
-"""Soak test: a run that is killed again and again must end like one that never was.
+"""Soak test: a run that is killed repeatedly must give the same result as an undisturbed run.
 
     python experiments/soak.py steps=200 kills=20 launch=cpu_zero2.yaml folder=/tmp/soak
 
-The demo is trained once undisturbed, and once with `kills` SIGKILLs to all processes, resumed each
-time: half of them at a random moment, also while it starts, the other half in a save. Two
-checkpoints are kept. Prints one line of JSON: whether final weights, losses and learning rates are
-equal bit for bit, whether each step had the same documents, how many kills left a save unfinished,
-and the seconds that it took. Exit code 0 if all are equal and every kill has hit.
+The demo is trained once undisturbed, and once with `kills` SIGKILLs to all processes, resumed after
+each: half of them at a random moment, possibly during startup, the other half during a save. Two
+checkpoints are kept. Prints one JSON line: whether final weights, losses and learning rates are
+bitwise equal, whether each step had the same documents, how many kills left a save unfinished, and
+the seconds that both runs took. Exit code 0 if all are equal and every kill hit the run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULTS = {"steps": "200", "kills": "20", "launch": "cpu.yaml", "folder": "runs
 
 
 def job(out_dir: Path, steps: int, launch: str) -> list[str]:
-    """The command line of the run, resumed where there is something to resume."""
+    """The command line of the run, which resumes from a checkpoint if there is one."""
     return [
         *(sys.executable, "-m", "accelerate.commands.launch", "--config_file"),
         str(REPOSITORY / "experiments" / "accelerate" / launch),
@@ -52,7 +52,7 @@ def job(out_dir: Path, steps: int, launch: str) -> list[str]:
 
 
 def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
-    """Starts the run in a session of its own."""
+    """Start the run in a new session."""
     with log.open("ab") as stream:
         return subprocess.Popen(
             command,
@@ -64,7 +64,7 @@ def start(command: list[str], log: Path) -> subprocess.Popen[bytes]:
 
 
 def workers(pid: int) -> list[int]:
-    """The processes below a launcher."""
+    """All descendants of a launcher process."""
     listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True)
     pairs = [tuple(map(int, line.split())) for line in listed.stdout.splitlines()]
     found, open_ends = [], [pid]
@@ -77,7 +77,7 @@ def workers(pid: int) -> list[int]:
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
-    """Sends a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -86,13 +86,13 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 
 def logged(out_dir: Path) -> int:
-    """The last step that the run has logged."""
+    """The last step that the run logged."""
     steps = [event["step"] for event in events(out_dir) if event["event"] == "step"]
     return max(steps, default=0)
 
 
 def events(out_dir: Path) -> list[dict[str, Any]]:
-    """The whole lines of metrics.jsonl."""
+    """The events in the complete lines of metrics.jsonl."""
     file = out_dir / "metrics.jsonl"
     lines = file.read_text().split("\n")[:-1] if file.exists() else []
     return [json.loads(line) for line in lines]
@@ -100,12 +100,12 @@ def events(out_dir: Path) -> list[dict[str, Any]]:
 
 @dataclass
 class Hits:
-    """SIGKILLs that have hit the run.
+    """Counts of the SIGKILLs that hit the run.
 
     Attributes:
-        at_random: At a random moment.
-        in_saves: While a checkpoint was being written.
-        unfinished: Those of either kind that left an unfinished checkpoint.
+        at_random: SIGKILLs at a random moment.
+        in_saves: SIGKILLs while a checkpoint was being written.
+        unfinished: SIGKILLs of either kind that left an unfinished checkpoint.
     """
 
     at_random: int = 0
@@ -118,12 +118,12 @@ class Hits:
 
 
 def unfinished(out_dir: Path) -> set[str]:
-    """The checkpoints that are being written, or were when the run was killed."""
+    """The checkpoints that are being written, or were being written when the run was killed."""
     return {folder.name for folder in out_dir.glob("tmp-checkpoint-*")}
 
 
 def wait_for(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> bool:
-    """Waits for something that the run does; False if it ends before."""
+    """Wait until a condition holds; False if the run ends before."""
     while not reached():
         if process.poll() is not None:
             return False
@@ -134,17 +134,17 @@ def wait_for(reached: Callable[[], bool], process: subprocess.Popen[bytes]) -> b
 def kill(
     process: subprocess.Popen[bytes], out_dir: Path, aim: int, in_save: bool, rng: random.Random
 ) -> bool:
-    """Kills the run in the first save after step `aim`, or a random moment after that step.
+    """Kill the run in the first save after step `aim`, or at a random moment after that step.
 
-    One in five of the random moments is in the start of the run.
+    One in five of the random moments is during the startup of the run.
 
     Returns:
-        Whether it ran until then.
+        Whether the run reached that moment and was killed.
     """
     early = time.monotonic() + rng.uniform(1, 8) if rng.random() < 0.2 else float("inf")
     if in_save:
         early = float("inf")
-        left = unfinished(out_dir)  # of the kill before, until this start removes it
+        left = unfinished(out_dir)  # left by the previous kill, until this run removes it
 
         def reached() -> bool:
             writing = unfinished(out_dir)
@@ -158,7 +158,7 @@ def kill(
     if not wait_for(reached, process):
         return False
     time.sleep(rng.uniform(0, 0.1))
-    # It may be so early that there are no ranks yet.
+    # It may be so early that no ranks have started yet.
     if not wait_for(lambda: bool(workers(process.pid)), process):
         return False
     send([process.pid, *workers(process.pid)], signal.SIGKILL)
@@ -166,7 +166,7 @@ def kill(
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether none of the processes is left, zombies aside."""
+    """Whether all of the processes have ended or are zombies."""
     for pid in pids:
         status = Path(f"/proc/{pid}/status")
         try:
@@ -178,7 +178,7 @@ def gone(pids: list[int]) -> bool:
 
 
 def soak(out_dir: Path, steps: int, kills: int, launch: str, rng: random.Random) -> Hits:
-    """Runs to the end through `kills` SIGKILLs, spread over what is left of the run each time."""
+    """Run to the end with `kills` SIGKILLs, each aimed within the remaining steps of the run."""
     hits = Hits()
     while True:
         process = start(job(out_dir, steps, launch), out_dir.with_suffix(".log"))
@@ -217,13 +217,13 @@ def losses(out_dir: Path) -> list[tuple[int, float, float]]:
 
 
 def same_weights(one: Path, other: Path) -> bool:
-    """Whether the final models are equal bit for bit."""
+    """Whether the final models are bitwise equal."""
     a, b = (load_file(folder / "model" / "model.safetensors") for folder in (one, other))
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def main() -> int:
-    """Runs both, compares them, prints the metrics."""
+    """Execute both runs, compare them, and print the metrics."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return 0

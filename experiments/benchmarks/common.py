@@ -1,6 +1,6 @@
-"""What the benchmarks of the data share: their own keys, the process's memory, a shard of any size.
+"""Shared code of the benchmarks: command line keys, memory of the process, shards of any size.
 
-The scripts beside this file import it: Python looks in a script's own folder first.
+The scripts in this folder can import it because Python searches a script's own folder first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MB = 2**20
 
 
 def own_arguments(defaults: dict[str, str]) -> dict[str, str]:
-    """Takes a script's own keys off the command line; the rest is for Hydra."""
+    """Remove a script's own keys from the command line; the rest is for Hydra."""
     pairs = [argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument]
     found = {name: value for name, value in pairs if name in defaults}
     sys.argv[1:] = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in defaults]
@@ -38,7 +38,7 @@ def processes() -> list[psutil.Process]:
 
 
 def resident_mb() -> float:
-    """Memory of this process and its children."""
+    """Resident memory of this process and its children, in MB."""
     return sum(process.memory_info().rss for process in processes()) / MB
 
 
@@ -53,10 +53,10 @@ def sample_pages(config: CausalLMConfig) -> list[bytes]:
 
 
 def large_shard(folder: Path, pages: list[bytes], raw_mb: float) -> tuple[Path, int]:
-    """A `.jsonl.gz` of about so many megabytes of lines: the pages again and again.
+    """Write a `.jsonl.gz` with about `raw_mb` megabytes of lines, by repeating the pages.
 
     Returns:
-        The shard, and its number of lines.
+        The path of the shard, and its number of lines.
     """
     path, size = folder / "large.jsonl.gz", 0
     with fastest("igzip", gzip).open(path, "wb") as file:
@@ -68,7 +68,7 @@ def large_shard(folder: Path, pages: list[bytes], raw_mb: float) -> tuple[Path, 
 
 
 def best_ms(action: Callable[[], Any], repeats: int) -> float:
-    """The shortest time that an action took, in milliseconds: the least disturbed by others."""
+    """The minimum time of an action in milliseconds, which other processes disturb least."""
     times = []
     for _ in range(repeats):
         begin = time.perf_counter()

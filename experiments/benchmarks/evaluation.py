@@ -1,9 +1,9 @@
-"""How much faster the evaluation is than the plainest way to get the same figures.
+"""Compares the speed of the evaluation with a naive implementation of the same metrics.
 
     python experiments/benchmarks/evaluation.py [--documents 24] [--types title url datasource]
 
-The plain way is the one that the tests compare with (tests/evaluation/plain.py): one document at a
-time, piece by piece, all logits, and the text without metadata again for every comparison. Both
+The naive implementation is the reference of the tests (tests/evaluation/plain.py): one document at
+a time, chunk by chunk, all logits, and the text without metadata again for every comparison. Both
 score documents of the sample's test file with the demo's model (random weights) on the CPU. Prints
 one JSON line.
 """
@@ -28,7 +28,7 @@ from bsmeta.evaluation.paired import PairedEvaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
-from tests.evaluation.plain import bits_of_document  # noqa: E402 (found through the line above)
+from tests.evaluation.plain import bits_of_document  # noqa: E402 (on the path through the line above)
 
 EXAMPLES = REPOSITORY / "examples"
 SHARD = EXAMPLES / "webdocs" / "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
@@ -36,7 +36,7 @@ TYPES = ["title", "url", "datasource", "website_description", "timestamp", "enti
 
 
 def main() -> None:
-    """Time both ways."""
+    """Time both implementations."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--documents", type=int, default=12)
     parser.add_argument("--types", nargs="+", default=TYPES)
@@ -77,7 +77,7 @@ def batched_s(
     documents: HeldOutDocuments,
     types: Sequence[str],
 ) -> float:
-    """Seconds that the evaluation takes: all types together, and each alone."""
+    """Seconds that the evaluation takes for all types together and each alone."""
     start = time.perf_counter()
     comparisons = plan_comparisons(["all", "each"], types)
     PairedEvaluation(config, tokenizer, documents, comparisons).run(model, model.device)
@@ -91,7 +91,7 @@ def plain_s(
     documents: HeldOutDocuments,
     types: Sequence[str],
 ) -> float:
-    """Seconds that the tests' plain scorer takes for the same comparisons."""
+    """Seconds that the naive scorer of the tests takes for the same comparisons."""
     start = time.perf_counter()
     for one in plan_comparisons(["all", "each"], types):
         for index in range(len(documents)):

@@ -1,23 +1,23 @@
-r"""How fast the loop is: beside a bare loop and transformers' Trainer, over the same batches.
+r"""Compares the training loop's speed with a bare loop and transformers' Trainer, on equal batches.
 
     python experiments/benchmarks/loop.py preset=cpu-tiny
     python experiments/benchmarks/loop.py preset=gpt2-xl feed=stream \
         data_config.train_file='shards/*.jsonl.gz'
 
-takes every key that training takes (before those of the preset) and prints one JSON object.
-Each loop runs in a process of its own, all on one device (whose memory must hold the states of the
-three models at once); they take turns, round by round, and `rounds` of `steps` updates each are
-measured behind one that is not. Keys of its own:
+accepts every training key (which overrides the preset) and prints one JSON object. Each loop runs
+in its own process, all on one device (whose memory must hold the states of the three models at
+once). They alternate round by round; `rounds` rounds of `steps` steps are measured after a warm-up
+round. Its own keys:
 
     preset=cpu-tiny|gpt2|gpt2-xl|llama-1b   model and batch
-    rounds=5  steps=N                       steps: by the preset
-    engines=torch,zero2                     zero2: all three under DeepSpeed; none where it fails
-    feed=memory|stream                      memory: batches made before; stream: made meanwhile
+    rounds=5  steps=N                       default of steps: set by the preset
+    engines=torch,zero2                     zero2: all loops under DeepSpeed; omits those that fail
+    feed=memory|stream                      memory: batches built beforehand; stream: on the fly
 
-For each engine and loop, medians over the rounds of `tokens_per_s` (that are not padding),
-`tokens_per_cpu_s` (per second of CPU time of all threads, which others on the machine disturb
-less), `mfu` (see bsmeta/training/metrics.py; null without a GPU), `data_wait_share`, and
-`peak_memory_gb`. `ratios` are medians of the ratios of rounds that followed each other.
+For each engine and loop it prints medians over the rounds of `tokens_per_s` (without padding),
+`tokens_per_cpu_s` (per second of CPU time of all threads, which other processes disturb less),
+`mfu` (see bsmeta/training/metrics.py; null without a GPU), `data_wait_share`, and the maximum
+`peak_memory_gb`. `ratios` are medians of the ratios of consecutive rounds.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ORDER = tuple(ARMS)
 
 
 def gpt2(width: int, layers: int, heads: int) -> dict[str, Any]:
-    """A shape of GPT-2 (Radford et al. 2019), without dropout."""
+    """A model configuration of GPT-2 (Radford et al. 2019), without dropout."""
     shape = {"model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads}
     return {**shape, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
@@ -69,7 +69,7 @@ LLAMA_1B = {
     "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
 }
 
-# Model (None: the demo's), tokens of a sequence, sequences of a micro-batch, updates of a round.
+# Model (None: the demo's), tokens per sequence, sequences per micro-batch, steps per round.
 PRESETS: dict[str, tuple[dict[str, Any] | None, int, int, int]] = {
     "cpu-tiny": (None, 256, 4, 20),
     "gpt2": (gpt2(768, 12, 12), 1024, 32, 20),
@@ -79,7 +79,7 @@ PRESETS: dict[str, tuple[dict[str, Any] | None, int, int, int]] = {
 
 
 def overrides(preset: str, folder: Path) -> list[str]:
-    """What the command line gets before the user's own keys."""
+    """The keys of a preset, which are inserted before the user's keys."""
     model, length, rows, _ = PRESETS[preset]
     keys = [
         "trackers=[]",
@@ -104,7 +104,7 @@ def overrides(preset: str, folder: Path) -> list[str]:
 def compare(
     engine: str, rounds: int, steps: int, feed: str, config: CausalLMConfig
 ) -> dict[str, Any]:
-    """Lets the loops of one engine take turns."""
+    """Run the loops of one engine in alternating rounds; returns their metrics."""
     context = multiprocessing.get_context("spawn")
     pipes: dict[str, Connection] = {}
     processes = []
@@ -138,7 +138,7 @@ def compare(
 
 
 def medians(found: list[dict[str, float]], config: CausalLMConfig) -> dict[str, Any]:
-    """Of the rounds of one loop."""
+    """Medians over the rounds of one loop."""
     per_s = statistics.median(one["tokens"] / one["wall_s"] for one in found)
     return {
         "tokens_per_s": round(per_s, 1),
@@ -152,7 +152,7 @@ def medians(found: list[dict[str, float]], config: CausalLMConfig) -> dict[str, 
 
 
 def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
-    """Share of the GPU's dense bf16 peak; None where that is not known."""
+    """Share of the GPU's dense bf16 peak; None if that is unknown."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from bsmeta.training.metrics import flops_per_token, peak_flops
@@ -168,7 +168,7 @@ def mfu(config: CausalLMConfig, tokens_per_s: float) -> float | None:
 
 
 def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
-    """Ours against each other loop, per wall-clock and per CPU second."""
+    """Speed of our loop relative to each other loop, per wall-clock and per CPU second."""
     found = {}
     for other in ("bare", "trainer"):
         pairs = list(zip(measured["ours"], measured[other], strict=False))
@@ -183,7 +183,7 @@ def ratios(measured: dict[str, list[dict[str, float]]]) -> dict[str, float]:
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     rounds, steps = int(OWN["rounds"]), int(OWN["steps"] or PRESETS[OWN["preset"]][3])
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     result = {

@@ -1,9 +1,9 @@
-"""The loops that `loop.py` compares, each in a process of its own, over the same batches.
+"""The loops that `loop.py` compares, each in its own process, over the same batches.
 
-All are driven by the batches: behind the last one of a round they wait until it is their turn again
-(`Rounds`), so that only one of them works at a time. A loop that fetches ahead is cut at another
-place of its step than one that does not, but always at the same, so that a round is a whole number
-of steps for each.
+The batches drive all of them: after the last batch of a round, a loop waits until it is its turn
+again (`Rounds`), so that only one loop runs at a time. A loop that prefetches is interrupted at a
+different point of its step than one that does not, but always at the same point, so a round is a
+whole number of steps for each loop.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.causal_lm import CausalLanguageModel
 
 POOL = 16
-"""Steps whose batches are made ahead, and used again and again, with feed=memory."""
+"""Number of steps whose batches are built beforehand and reused, with feed=memory."""
 
 
 class Finished(Exception):
@@ -39,12 +39,13 @@ class Finished(Exception):
 class Rounds:
     """Steps, in rounds that the parent process starts one by one.
 
-    The first step of a round is not measured: it may have to get its memory back.
+    The first step of a round is not measured, since it may have to reallocate GPU memory.
 
     Args:
-        data: Endless.
-        steps: Steps of a round that are measured.
-        parent: Sends True for a round more, False for the end; is sent what each round took.
+        data: An endless iterator of steps.
+        steps: Number of measured steps per round.
+        parent: Pipe that receives True for another round or False for the end, and sends the
+            measurements of each round.
     """
 
     def __init__(self, data: Iterator[StepData], steps: int, parent: Connection) -> None:
@@ -55,7 +56,7 @@ class Rounds:
         self.state: dict[str, Any] = {}
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """For the trainer, which saves nothing here."""
+        """Required by the trainer, which saves nothing here."""
         return states[0]
 
     def __iter__(self) -> Iterator[StepData]:
@@ -63,7 +64,7 @@ class Rounds:
             yield next(self._data)
             self._parent.send((yield from self._measured()))
             if torch.cuda.is_available():
-                torch.cuda.empty_cache()  # the others need it now
+                torch.cuda.empty_cache()  # the other loops need the memory now
         raise Finished
 
     def _measured(self) -> Generator[StepData, None, dict[str, float]]:
@@ -87,13 +88,13 @@ class Rounds:
 
 
 def wait_for_device() -> None:
-    """Until all is computed."""
+    """Wait until the GPU has finished all work."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def peak_memory_gb() -> float:
-    """Largest allocation on the GPU, or resident size of this process."""
+    """Peak GPU memory allocation, or without a GPU the peak resident size of this process."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated() / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -102,7 +103,7 @@ def peak_memory_gb() -> float:
 def work(
     arm: str, engine: str, feed: str, steps: int, config: CausalLMConfig, pipe: Connection
 ) -> None:
-    """The process of one arm: sets up, says so, and runs until there are no more rounds."""
+    """Main function of one loop's process: sets up, and runs until there are no more rounds."""
     torch.manual_seed(config.seed)
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:
@@ -144,7 +145,7 @@ def zero_config(config: CausalLMConfig) -> dict[str, Any]:
 
 
 def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
-    """Model, optimizer and clipping, and nothing else: the yardstick."""
+    """The baseline: only model, optimizer and gradient clipping."""
     from bsmeta.training.optim import build_optimizer
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -190,11 +191,11 @@ def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
 
 
 def trainer(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
-    """Transformers' Trainer, logging every step; its own loss, on the model as it is."""
+    """Transformers' Trainer, logging every step, with its own loss and the unmodified model."""
     import transformers
 
     class Batches(IterableDataset):
-        """Whole micro-batches in the form that transformers' models take."""
+        """Whole micro-batches in the input format of transformers' models."""
 
         def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
             for batch in (batch for step in rounds() for batch in step.micro_batches):
@@ -230,7 +231,7 @@ def trainer(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero
         use_cpu=not torch.cuda.is_available() and zero is None,
     )
     fed = Fed(model=plain.build_model(), args=arguments)
-    fed.remove_callback(transformers.PrinterCallback)  # the screen is for the result
+    fed.remove_callback(transformers.PrinterCallback)  # standard output is for the result
     fed.train()
 
 

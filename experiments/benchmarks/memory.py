@@ -1,11 +1,11 @@
-"""How much memory a loader takes, and whether it grows from epoch to epoch.
+"""Measures the memory of a data loader, and whether it grows from epoch to epoch.
 
     python experiments/benchmarks/memory.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' data_config.tokenizer_backend=auto epochs=3
 
-reads all training shards as one stream, in this process, and compares its memory (resident, with
-all libraries) at different times: `imports_mb` before there is a stream, `first_window_mb` behind
-the first window, `epochs_mb` at the end of each epoch, `peak_mb` at most. Prints one JSON line.
+reads all training shards as one stream in this process, and measures its memory (resident, with
+all libraries): `imports_mb` before the stream is created, `first_window_mb` after the first window,
+`epochs_mb` at the end of each epoch, and the maximum, `peak_mb`. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ OWN_KEYS = {"epochs": "3"}
 
 
 def peak_mb() -> float:
-    """The most memory that this process has had (Linux counts it in KB, macOS in bytes)."""
+    """Peak memory of this process in MB (Linux reports it in KB, macOS in bytes)."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most / (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def measure(config: CausalLMConfig, epochs: int) -> dict[str, Any]:
-    """Goes through the epochs of one stream."""
+    """Read the given number of epochs of a stream; returns the measurements."""
     data = dataclasses.replace(config.data_config, num_streams=1, num_workers=0)
     tokenizer = load_tokenizer(config)
     result: dict[str, Any] = {"imports_mb": round(resident_mb(), 1), "documents": 0}
@@ -59,7 +59,7 @@ def measure(config: CausalLMConfig, epochs: int) -> dict[str, Any]:
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     print(json.dumps(measure(config, int(OWN["epochs"]))))
 
 

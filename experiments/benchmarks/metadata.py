@@ -1,11 +1,11 @@
-"""Time per page of each metadata step, beside tokenizing the same pages.
+"""Measures the time per page of each metadata step, and of tokenizing the same pages.
 
     python experiments/benchmarks/metadata.py --data 'examples/**/*.jsonl.gz' --tokenizer gpt2
 
-Prints one JSON line: microseconds of CPU per page to decode a line, choose its types, render it
-and mask its tokens, to tokenize what was rendered (`tokenizers`, one thread), and `ratio`, the
-part of that which rendering and masking take. Every page is rendered with all of its types, and
-rendering includes the decoding of the html and entity columns, which waits until then.
+Prints one JSON line: microseconds of CPU time per page to decode a line, choose its types, render
+it, mask its tokens, and tokenize the rendered text (`tokenizers`, one thread), and `ratio`, the
+time of rendering and masking relative to tokenizing. Every page is rendered with all of its types,
+and rendering includes the lazy decoding of the html and entity columns.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ Result = TypeVar("Result")
 
 
 class Stopwatch:
-    """CPU seconds by step. What is done several times counts by its fastest time."""
+    """CPU seconds by step; for repeated actions, the fastest time counts."""
 
     def __init__(self) -> None:
         self.total: dict[str, float] = defaultdict(float)
         self._fastest: dict[str, float] = {}
 
     def time(self, step: str, action: Callable[..., Result], *arguments: Any) -> Result:
-        """Do something once, and keep its time if it is the fastest yet."""
+        """Run an action once, and keep its time if it is the fastest so far."""
         start = time.process_time()
         result = action(*arguments)
         spent = time.process_time() - start
@@ -63,7 +63,7 @@ class Stopwatch:
         return result
 
     def next(self) -> None:
-        """Add the fastest times to the totals, and begin anew."""
+        """Add the fastest times to the totals, and reset them."""
         for step, spent in self._fastest.items():
             self.total[step] += spent
         self._fastest = {}
@@ -84,7 +84,7 @@ def pages(pattern: str, limit: int) -> list[bytes]:
 def measure(
     lines: list[bytes], tokenizer: Any, config: MetadataConfig, repeats: int
 ) -> dict[str, float]:
-    """Microseconds per page by step, and means per page of what was made."""
+    """Microseconds per page by step, and mean numbers of tokens and insertions per page."""
     decoder, renderer, rng = DocumentDecoder(config), Renderer(config), random.Random(0)
     sampler = TypeSampler(config)
     watch, tokens, tags = Stopwatch(), 0, 0

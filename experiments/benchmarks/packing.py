@@ -1,14 +1,14 @@
-"""How full sequences get, and how many documents are split, by the way they are packed.
+"""Compares packing methods by the fill of sequences and by the number of documents split.
 
     python experiments/benchmarks/packing.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' documents=4096
 
-makes the pieces of the first `documents` documents as training does (metadata, tokens, cuts at
-`max_seq_len`) and packs their lengths in three ways: `pad` gives each piece a sequence of its own;
-`concatenate` puts all pieces of a window one after the other and cuts every `max_seq_len` tokens;
-`best_fit` is the one that trains, over windows of several sizes. Each way gives `fill` (the share
-of the places that is not padding), `split` (the share of the documents that would fit a sequence
-but lie in two) and `us` (microseconds of packing a document). Prints one JSON line.
+builds the chunks of the first `documents` documents as training does (metadata, tokens, cuts at
+`max_seq_len`) and packs their lengths with three methods: `pad` gives each chunk its own sequence;
+`concatenate` joins all chunks of a window and cuts every `max_seq_len` tokens; `best_fit` is the
+method of training, over windows of several sizes. For each method it reports `fill` (the share of
+positions that are not padding), `split` (the share of documents that would fit into a sequence but
+are split over two) and `us` (microseconds of packing per document). Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ OWN_KEYS = {"documents": "4096"}
 WINDOWS = (64, 256, 512, 1024, 4096)
 
 Cuts = list[list[int]]
-"""Lengths of the pieces of each document."""
+"""Lengths of the chunks of each document."""
 
 
 def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
-    """Lengths of the pieces of each document of the training shards."""
+    """Yield the chunk lengths of each document of the training shards."""
     data = config.data_config
     maker = WindowMaker(data, load_tokenizer(config), config.seed)
     for shard in list_shards(data):
@@ -52,12 +52,12 @@ def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
 
 
 def pad(cuts: Cuts, capacity: int) -> tuple[int, int]:
-    """Sequences, and documents that fit but are split (none: a document that fits is a piece)."""
+    """Number of sequences, and of documents that fit but are split (none: they are one chunk)."""
     return len(one_each(list(itertools.chain.from_iterable(cuts)), capacity)), 0
 
 
 def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
-    """The same for pieces one after the other; only the last sequence is not full."""
+    """The same for concatenated chunks; only the last sequence is not full."""
     lengths = np.array([sum(pieces) for pieces in cuts])
     ends = np.cumsum(lengths)
     split = (lengths <= capacity) & ((ends - lengths) // capacity != (ends - 1) // capacity)
@@ -65,7 +65,7 @@ def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
 
 
 def fit(cuts: Cuts, capacity: int) -> tuple[int, int]:
-    """The same for best fit, which splits no piece."""
+    """The same for best fit, which splits no chunk."""
     return len(best_fit(list(itertools.chain.from_iterable(cuts)), capacity)), 0
 
 
@@ -73,7 +73,7 @@ WAYS = {"pad": pad, "concatenate": concatenate, "best_fit": fit}
 
 
 def packed(way: str, cuts: Cuts, window: int, capacity: int) -> dict[str, float]:
-    """Packs window by window."""
+    """Pack window by window with a method; returns its metrics."""
     begin, sequences, split = time.perf_counter(), 0, 0
     for first in range(0, len(cuts), window):
         more, torn = WAYS[way](cuts[first : first + window], capacity)
@@ -88,7 +88,7 @@ def packed(way: str, cuts: Cuts, window: int, capacity: int) -> dict[str, float]
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     capacity = config.data_config.metadata_config.max_seq_len
     cuts = list(itertools.islice(cut_documents(config), int(OWN["documents"])))
     result = {

@@ -1,14 +1,14 @@
-"""How long a resumed stream takes to its first batch, against a fresh start.
+"""Compares the time to the first batch of a resumed stream with that of a fresh start.
 
     python experiments/benchmarks/resume.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' raw_mb=700 repeats=3
 
-makes one large `.jsonl.gz` in a temporary folder (the pages of the training shards again and again)
-and reads it as one stream in this process. Compared are the times from a new `TrainStream` to its
-first micro-batch: `fresh_ms` from the beginning, `resumed_ms` inside a window at 10, 50 and 90% of
-the shard, and at 50% of it in the tenth epoch. Each of them makes one window, so what a resumed run
-adds is finding its window. `without_index_ms` is the same without access points, as in a run that
-is stopped before they are built. Prints one JSON line.
+writes one large `.jsonl.gz` to a temporary folder (the pages of the training shards, repeated) and
+reads it as one stream in this process. It compares the times from a new `TrainStream` to its first
+micro-batch: `fresh_ms` from the beginning, `resumed_ms` inside a window at 10, 50 and 90% of the
+shard, and at 50% of it in the tenth epoch. Each builds one window, so the overhead of a resumed run
+is the time to find its window. `without_index_ms` is the same without access points, as for a run
+that stopped before they were built. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ PLACES = {"10%": (0, 0.1), "50%": (0, 0.5), "90%": (0, 0.9), "50% of epoch 10": 
 
 
 class Starts:
-    """Starts a stream again and again.
+    """Starts a stream repeatedly.
 
     Args:
-        config: The run.
-        data: The data of the run: one shard, one stream.
+        config: The configuration of the run.
+        data: The data configuration of the run: one shard, one stream.
     """
 
     def __init__(self, config: CausalLMConfig, data: DataConfig) -> None:
@@ -54,7 +54,7 @@ class Starts:
         self.fingerprint = TrainStream(data, **self._arguments).fingerprint
 
     def first_batch(self, data: DataConfig, position: Position | None = None) -> None:
-        """Makes a stream that stands at a position (None: the beginning) and takes one batch."""
+        """Create a stream at a position (None: the beginning) and take one batch."""
         state = None
         if position is not None:
             state = {"fingerprint": self.fingerprint, "streams": {0: position.state()}}
@@ -62,7 +62,7 @@ class Starts:
 
 
 def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, Any]:
-    """A fresh start, and resumed ones."""
+    """Time a fresh start and resumed starts."""
     path, count = large_shard(folder, sample_pages(config), raw_mb)
     data = dataclasses.replace(
         config.data_config, train_file=str(path), num_streams=1, cache_dir=str(folder / "cache")
@@ -71,12 +71,12 @@ def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -
     IndexCache(Cache(data.cache_dir)).build(str(path))
     starts = Starts(config, data)
     windows = -(-count // data.window_documents)
-    # One stream alone may have given out any number of sequences.
+    # With a single stream, the number of sequences already yielded can be any.
     positions = {
         place: Position(epoch=epoch, window=int((windows - 1) * part), sequence=1, emitted=1)
         for place, (epoch, part) in PLACES.items()
     }
-    starts.first_batch(data)  # the first one of a process also imports and warms up
+    starts.first_batch(data)  # the first start in a process also imports modules and warms up
     last = positions["90%"]
     return {
         "raw_mb": raw_mb,
@@ -86,13 +86,13 @@ def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -
             place: best_ms(partial(starts.first_batch, data, position), repeats)
             for place, position in positions.items()
         },
-        # Once: afterwards the index is there, because reading asks for it.
+        # Only once: reading requests the index, so it exists afterwards.
         "without_index_ms": {"90%": best_ms(partial(starts.first_batch, bare, last), 1)},
     }
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     with tempfile.TemporaryDirectory() as folder:
         result = measure(config, float(OWN["raw_mb"]), int(OWN["repeats"]), Path(folder))
     print(json.dumps(result))

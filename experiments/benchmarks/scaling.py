@@ -1,4 +1,4 @@
-"""What more GPUs would give: communication of ZeRO 1-3 against the time of a step, on paper.
+"""Models scaling to more GPUs: the communication of ZeRO 1-3 relative to the time of a step.
 
     python experiments/benchmarks/scaling.py                     # the tables of docs/scaling.md
     python experiments/benchmarks/scaling.py parameters=7e9 micro_batch_s=0.8
@@ -6,7 +6,7 @@
 Keys (defaults in `Setting`): parameters, micro_batch_tokens, micro_batch_s (forward and backward
 pass of one micro-batch on one GPU, measured by loop.py; 0: at `mfu` of `peak_flops`), mfu,
 peak_flops, node_gpus, node_gb_s and network_gb_s (per GPU and direction), link_efficiency,
-latency_us, bucket_mb. The formulas and where they come from stand in docs/scaling.md.
+latency_us, bucket_mb. docs/scaling.md has the formulas and their sources.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ GPUS = (8, 64, 512)
 ACCUMULATIONS = (1, 8)
 STAGES = (1, 2, 3)
 HALF = 2.0
-"""Bytes of a weight or gradient in bf16."""
+"""Bytes of a bf16 weight or gradient."""
 
 MASTER = 12.0
-"""Bytes of float32 weight and both Adam moments, of one parameter."""
+"""Bytes per parameter of the float32 weight and both Adam moments."""
 
 PLAIN = 16.0
-"""Bytes of a parameter in plain data parallel training: all in float32, gradient included."""
+"""Bytes per parameter in plain data-parallel training: all in float32, gradient included."""
 
 SIZES = (0.124, 1.558, 7, 13)
-"""Billions of parameters in the table of states."""
+"""Model sizes in the table of states, in billions of parameters."""
 
 BACKWARD_SHARE = 2 / 3
-"""Of a micro-batch's time: the backward pass has twice the arithmetic of the forward pass."""
+"""The backward pass's share of a micro-batch's time: it has twice the FLOPs of the forward pass."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +52,13 @@ class Setting:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of a micro-batch on one GPU without communication."""
+        """Seconds per micro-batch on one GPU without communication."""
         flops = 6 * self.parameters * self.micro_batch_tokens
         return self.micro_batch_s or flops / (self.mfu * self.peak_flops)
 
 
 def one_way_s(setting: Setting, gpus: int) -> float:
-    """Seconds of one reduce-scatter of all gradients, or one all-gather of all weights, in bf16."""
+    """Seconds of a reduce-scatter of all gradients, or an all-gather of all weights, in bf16."""
     size = HALF * setting.parameters
     link = setting.node_gb_s if gpus <= setting.node_gpus else setting.network_gb_s
     moving = size * (gpus - 1) / gpus / (link * 1e9 * setting.link_efficiency)
@@ -67,29 +67,27 @@ def one_way_s(setting: Setting, gpus: int) -> float:
 
 
 def state_gb(setting: Setting, stage: int, gpus: int) -> float:
-    """GB on each GPU of weights, gradients and optimizer, without activations."""
+    """GB per GPU of weights, gradients and optimizer states, without activations."""
     weights = HALF / gpus if stage == 3 else HALF
     gradients = HALF / gpus if stage >= 2 else HALF
     return setting.parameters * (weights + gradients + MASTER / gpus) / 1e9
 
 
 def passes(stage: int, accumulation: int) -> tuple[int, int]:
-    """How often all weights or gradients go one way in an update.
+    """Number of reduce-scatters of all gradients and all-gathers of all weights per step.
 
     Returns:
-        Those that can run beside the computation, and those that cannot.
+        The number that can overlap with computation, and the number that cannot.
     """
     if stage == 1:
-        return 1, 1  # gradients once an update, then the new weights
+        return 1, 1  # gradients once per step, then the new weights
     if stage == 2:
         return accumulation, 1  # gradients with every micro-batch
     return 3 * accumulation, 0  # weights for forward and backward pass, and gradients
 
 
 def step_s(setting: Setting, stage: int, gpus: int, accumulation: int) -> tuple[float, float]:
-    """Seconds of an update: with all communication beside the computation where it can be, and
-    with none.
-    """
+    """Seconds per step: with maximum overlap of communication and computation, and with none."""
     computing = accumulation * setting.compute_s
     beside, behind = (count * one_way_s(setting, gpus) for count in passes(stage, accumulation))
     room = {
@@ -101,7 +99,7 @@ def step_s(setting: Setting, stage: int, gpus: int, accumulation: int) -> tuple[
 
 
 def table(setting: Setting) -> str:
-    """The table of the page, in Markdown."""
+    """The main table of docs/scaling.md, in Markdown."""
     heads = [f"A={a}: GB sent | A={a}: M tokens/s | A={a}: efficiency" for a in ACCUMULATIONS]
     lines = [
         f"| GPUs | ZeRO | states, GB a GPU | {' | '.join(heads)} |",
@@ -123,7 +121,7 @@ def table(setting: Setting) -> str:
 
 
 def states_table(setting: Setting) -> str:
-    """Memory of the states of models of several sizes on 8 GPUs, in Markdown."""
+    """A Markdown table with the memory of the states of several model sizes on 8 GPUs."""
     lines = ["| parameters | data parallel | ZeRO-1 | ZeRO-2 | ZeRO-3 |", "|---|---|---|---|---|"]
     for billions in SIZES:
         model = replace(setting, parameters=billions * 1e9)
@@ -133,7 +131,7 @@ def states_table(setting: Setting) -> str:
 
 
 def main() -> None:
-    """Prints the tables for the keys of the command line."""
+    """Print the tables for the keys of the command line."""
     if {"-h", "--help"} & set(sys.argv[1:]):
         print(__doc__)
         return

@@ -1,13 +1,13 @@
-"""How long it takes to reach a document in the middle of a large compressed shard.
+"""Measures the time to reach a document in the middle of a large compressed shard.
 
     python experiments/benchmarks/seek.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' raw_mb=700 repeats=5
 
-makes one `.jsonl.gz` of `raw_mb` megabytes of lines in a temporary folder (the pages of the
-training shards again and again) and compares two ways to read the document at 10, 50 and 90% of it,
-each in a newly opened file: `seek_ms` enters it at the nearest access point (finding and loading
-the index in the cache is part of it), `reread_ms` decompresses everything before it. Prints one
-JSON line, with the time and the size of the index (`index_s`, `index_mb`), which is built once.
+writes one `.jsonl.gz` with `raw_mb` megabytes of lines to a temporary folder (the pages of the
+training shards, repeated) and compares two ways to read the document at 10, 50 and 90% of it, each
+in a newly opened file: `seek_ms` starts at the nearest access point (and includes loading the index
+from the cache), `reread_ms` decompresses everything before the document. Prints one JSON line, with
+the build time and the size of the index (`index_s`, `index_mb`), which is built once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PERCENT = (10, 50, 90)
 
 
 def document(path: Path, number: int, indexes: IndexCache | None) -> list[bytes]:
-    """One line of a newly opened shard."""
+    """Read one line of a newly opened shard."""
     reader = LineReader(str(path), indexes)
     lines = reader.read(number, 1)
     reader.close()
@@ -39,7 +39,7 @@ def document(path: Path, number: int, indexes: IndexCache | None) -> list[bytes]
 
 
 def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -> dict[str, object]:
-    """Both ways at each place, and the index."""
+    """Time both ways at each position, and the building of the index."""
     pages = sample_pages(config)
     path, count = large_shard(folder, pages, raw_mb)
     indexes = IndexCache(Cache(str(folder / "cache")))
@@ -66,7 +66,7 @@ def measure(config: CausalLMConfig, raw_mb: float, repeats: int, folder: Path) -
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     with tempfile.TemporaryDirectory() as folder:
         result = measure(config, float(OWN["raw_mb"]), int(OWN["repeats"]), Path(folder))
     print(json.dumps(result))

@@ -1,22 +1,22 @@
-"""How fast documents become batches: tokens per CPU second of the whole stream.
+"""Measures the speed of the data stream in tokens per CPU second, from documents to batches.
 
     python experiments/benchmarks/stream.py --config-name v2 \
         data_config.train_file='shards/*.jsonl.gz' tokenizer_backend=auto seconds=20
 
-takes every key that training takes and prints one JSON line: `tokens` (that are not padding),
-`cpu_s` (of all threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences
-that is not padding), `rss_mb` (memory of this process and its loaders at the end).
+accepts every training key and prints one JSON line: `tokens` (without padding), `cpu_s` (of all
+threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences that is not
+padding), `rss_mb` (memory of this process and its loaders at the end).
 
-A window of documents is made at once and given out bit by bit. So that what was made and what was
-given out are the same, there is one stream a loader process, and the clock runs from the beginning
+A window of documents is built at once and yielded batch by batch. So that the work measured matches
+the batches counted, there is one stream per loader process, and the clock runs from the beginning
 of one window to the beginning of another.
 
-Before and after, for a quarter of the time each, the same texts run through a plain loop over the
-tokenizer, one at a time, with nothing before or behind it: the yardstick for the machine. `plain`
-has its tokens per CPU second, `stream` those of the stream, `times_reference` the stream's as a
-multiple of the reference pipeline's 0.466 M, and `times_reference_scaled` the same for a machine
-as fast as that one was, whose plain loop made 1.05 M (0.84 to 1.26). With `plain=true` only the
-loop runs.
+Before and after, for a quarter of the time each, a plain loop tokenizes the same texts one at a
+time and does nothing else, as a baseline for the machine. `plain` is its speed in tokens per CPU
+second, `stream` that of the stream, `times_reference` the stream's speed as a multiple of the
+reference pipeline's 0.466 M, and `times_reference_scaled` the same, scaled to the speed of the
+machine of that measurement, whose plain loop reached 1.05 M (0.84 to 1.26). With `plain=true` only
+the plain loop runs.
 """
 
 from __future__ import annotations
@@ -46,30 +46,30 @@ OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and its children, all threads."""
+    """CPU time of all threads of this process and its children."""
     times = [process.cpu_times() for process in processes()]
     return sum(one.user + one.system for one in times)
 
 
 class Meter:
-    """What was given out, and the time that it took, since the meter was made."""
+    """Counts tokens, documents and positions, and the time since the meter was created."""
 
     def __init__(self) -> None:
         self._wall, self._cpu = time.perf_counter(), cpu_seconds()
         self._tokens = self._documents = self._places = 0
 
     def add(self, tokens: int, documents: int, places: int) -> None:
-        """Counts what was given out; `places` are tokens and padding."""
+        """Add to the counts; `places` is the number of positions, tokens and padding."""
         self._tokens += tokens
         self._documents += documents
         self._places += places
 
     def seconds(self) -> float:
-        """Wall-clock time."""
+        """Wall-clock time since the meter was created."""
         return time.perf_counter() - self._wall
 
     def result(self) -> dict[str, Any]:
-        """The figures up to now."""
+        """The metrics so far."""
         return {
             "tokens": self._tokens,
             "cpu_s": round(cpu_seconds() - self._cpu, 3),
@@ -83,7 +83,7 @@ class Meter:
 def measure_stream(
     config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
-    """Takes micro-batches for at least so many seconds, from a window's beginning to another's."""
+    """Read micro-batches for at least `seconds`, from the start of a window to that of another."""
     data = config.data_config
     data.num_streams = max(data.num_workers, 1)
     stream = TrainStream(
@@ -108,7 +108,7 @@ def measure_stream(
 
 
 def window_of(step: StepData) -> tuple[int, ...]:
-    """The window that stream 0 stands in after a step; () before it was read."""
+    """The window that stream 0 is in after a step; () before stream 0 was read."""
     state = step.state["streams"].get(0)
     return (state["epoch"], state["share"], state["window"]) if state else ()
 
@@ -116,7 +116,7 @@ def window_of(step: StepData) -> tuple[int, ...]:
 def measure(
     config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
-    """The stream, between two runs of the plain loop."""
+    """Measure the stream, between two runs of the plain loop."""
     loops = [measure_plain(config, tokenizer, seconds / 4)]
     result = measure_stream(config, tokenizer, seconds)
     loops.append(measure_plain(config, tokenizer, seconds / 4))
@@ -133,7 +133,7 @@ def measure(
 def measure_plain(
     config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase, seconds: float
 ) -> dict[str, Any]:
-    """Encodes some plain texts one after the other; reading them does not count."""
+    """Measure the encoding of texts one after the other; reading them is not measured."""
     some = itertools.cycle(list(itertools.islice(texts(config), PLAIN_TEXTS)))
     meter = Meter()
     while meter.seconds() < seconds:
@@ -143,7 +143,7 @@ def measure_plain(
 
 
 def texts(config: CausalLMConfig) -> Iterator[str]:
-    """The texts of the training shards."""
+    """Yield the texts of the training shards."""
     decoder = DocumentDecoder(config.data_config.metadata_config)
     for shard in list_shards(config.data_config):
         reader = LineReader(shard.path)
@@ -153,7 +153,7 @@ def texts(config: CausalLMConfig) -> Iterator[str]:
 
 
 def main(config: CausalLMConfig) -> None:
-    """Measures and prints."""
+    """Run the benchmark and print the result."""
     run = measure_plain if OWN["plain"] == "true" else measure
     print(json.dumps(run(config, load_tokenizer(config), float(OWN["seconds"]))))
 

@@ -1,4 +1,4 @@
-"""What the runs of a sweep have reached: a table for the terminal, `sweep.md`, and `sweep.png`."""
+"""The results of a sweep's runs: a table in the terminal, `sweep.md`, and `sweep.png`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# One update's loss is noise: the mean over the last so many.
+# The loss of a single step is noisy, so it is averaged over the last steps.
 LAST_STEPS = 20
 MEASURES = {
     "bits_per_byte_with": "held-out bits per byte, with metadata",
@@ -30,13 +30,13 @@ COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
 
 @dataclass(frozen=True)
 class Result:
-    """What a run folder says.
+    """The result of a run.
 
     Attributes:
-        state: That of status.json; `not started` without one.
-        step: The last update logged.
-        figures: `loss` (nats per token, mean of the last updates) and the last evaluation's bits
-            per byte of held-out text, as far as they are there.
+        state: The state in status.json; `not started` if there is none.
+        step: The last step logged.
+        figures: `loss` (nats per token, mean of the last steps) and the last evaluation's bits per
+            byte of held-out text, as far as they are available.
     """
 
     state: str
@@ -45,11 +45,11 @@ class Result:
 
 
 def read_result(folder: Path) -> Result:
-    """Reads a run folder, whatever there is of it."""
+    """Read the result from a run folder, which may be incomplete."""
     status, metrics = folder / "status.json", folder / "metrics.jsonl"
     state = json.loads(status.read_text())["state"] if status.exists() else "not started"
     lines = metrics.read_text().splitlines() if metrics.exists() else []
-    events = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be cut
+    events = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be truncated
     steps = [one for one in events if one["event"] == "step"]
     losses = [one["loss"] for one in steps[-LAST_STEPS:]]
     figures: dict[str, float] = {}
@@ -62,10 +62,10 @@ def read_result(folder: Path) -> Result:
 
 
 def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
-    """Prints the table, best first, and writes `sweep.md` and `sweep.png` into the folder.
+    """Print the table, best run first, and write `sweep.md` and `sweep.png` to the folder.
 
     Args:
-        folder: That of the sweep.
+        folder: The folder of the sweep.
         runs: The swept keys and values of each run folder.
     """
     results = {run: read_result(run) for run in runs}
@@ -89,13 +89,13 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
 
 
 def _rank(result: Result, measure: str) -> tuple[bool, float]:
-    """Finished runs first, then by the measure."""
+    """Sort key: finished runs first, then by the measure."""
     value = result.figures.get(measure, math.inf)
     return result.state != "done", math.inf if math.isnan(value) else value
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key, or the whole key where two have the same."""
+    """The last part of each key, or the whole key if several keys share their last part."""
     last = [key.rsplit(".", 1)[-1] for key in keys]
     return {
         key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
@@ -130,11 +130,13 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str
 
 
 def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
-    """The measure over the first swept number, a line for each choice of the rest; or a bar a run.
+    """Plot the measure over the first numeric swept key, a line per choice of the other keys.
+
+    Without a numeric key, there is a point per run.
 
     Args:
         points: The values of each finished run by short name, and its measure; the best first.
-        words: The measure.
+        words: The axis label of the measure.
     """
     from matplotlib.figure import Figure
 
@@ -158,7 +160,7 @@ def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
 
 
 def _numbers(points: Sequence[tuple[dict[str, str], float]], name: str) -> list[float]:
-    """The values of a key in ascending order, if they are numbers, and several."""
+    """The values of a key in ascending order if they are several numbers; otherwise []."""
     try:
         found = sorted({float(values[name]) for values, _ in points})
     except ValueError:

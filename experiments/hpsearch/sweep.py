@@ -1,15 +1,15 @@
-"""A sweep: one run for each combination of values, one after the other, and a table of them all.
+"""Runs a sweep: one run for each combination of values, in sequence, and a table of the results.
 
     python experiments/hpsearch/sweep.py runs/sweep --config demo \\
         learning_rate=1e-3,4e-3 'data_config.metadata_config.metadata_list=[url],[title,url]'
 
 A key with several values (Hydra's syntax: `a,b`, `choice(a,b)`, `range(1,4)`) is swept, the others
-hold for all runs. Each run is started by `experiments/train.sh`, whose variables say on what, in a
-folder of its own under the sweep's. The same command again goes on: what is done stays, what was
-stopped or failed is resumed; more values may be added.
+apply to all runs. Each run is started by `experiments/train.sh`, whose environment variables choose
+the devices, in its own folder under the sweep's folder. The same command continues a sweep: it
+skips finished runs and resumes stopped or failed ones; values may be added.
 
-Exit codes: 0 all done, 75 stopped by a signal (the run has saved), 1 a run has failed (the others
-were made), 2 an error that you can mend.
+Exit codes: 0 all runs are done, 75 stopped by a signal (the run has saved), 1 a run failed (the
+others were run), 2 an error that you can fix.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.
 
 @dataclass(frozen=True)
 class Run:
-    """One combination.
+    """The run of one combination.
 
     Attributes:
         folder: Its run folder.
-        values: The swept keys with its values, as they are written in an override.
+        values: The swept keys with their values in this run, in override syntax.
     """
 
     folder: Path
@@ -62,10 +62,10 @@ class Run:
 
 
 def combinations(overrides: Sequence[str]) -> tuple[list[str], list[dict[str, str]]]:
-    """The overrides that hold for all runs, and the values of each run's swept keys.
+    """The overrides that apply to all runs, and the values of each run's swept keys.
 
     Raises:
-        ConfigurationError: If an override cannot be read, or none is swept.
+        ConfigurationError: An override is invalid or repeated, or no key is swept.
     """
     parsed = [_parse(one) for one in overrides]
     swept = [one for one in parsed if one.is_sweep_override()]
@@ -94,9 +94,9 @@ def _parse(override: str) -> Override:
 
 
 def folder_name(values: dict[str, str]) -> str:
-    """A name that says the values, and is the same whatever else is swept beside them.
+    """A folder name with the values, which does not depend on the other runs of the sweep.
 
-    The hash keeps those apart that differ only in characters which a folder cannot have.
+    The hash distinguishes values that differ only in characters that a folder name cannot have.
     """
     said = [
         f"{key.rsplit('.', 1)[-1]}-{re.sub(r'[^a-zA-Z0-9.]+', '-', value).strip('-')}"
@@ -108,10 +108,10 @@ def folder_name(values: dict[str, str]) -> str:
 
 
 def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
-    """Notes what all runs share; a folder of a sweep with other settings is refused.
+    """Write the settings that all runs share to the folder of the sweep.
 
     Raises:
-        ConfigurationError: If the folder holds another sweep.
+        ConfigurationError: The folder contains a sweep with other settings.
     """
     file = folder / SETTINGS
     if file.exists():
@@ -131,7 +131,7 @@ def keep_settings(folder: Path, settings: dict[str, Any]) -> None:
 
 
 class Sweep:
-    """Runs the combinations one after the other; a signal is passed on, and ends the sweep."""
+    """Runs the combinations in sequence; a signal is forwarded to the run, and ends the sweep."""
 
     def __init__(self, config: str, fixed: Sequence[str]) -> None:
         self._environment = {**os.environ, "BSMETA_CONFIG": config}
@@ -148,22 +148,22 @@ class Sweep:
             self._running.send_signal(signal.SIGTERM)
 
     def command(self, run: Run) -> list[str]:
-        """What starts a run, or goes on with it."""
+        """The command that starts or resumes a run."""
         placed = [f"out_dir='{run.folder}'", "resume_from_checkpoint_dir=latest"]
         return [str(TRAIN), *self._fixed, *run.overrides, *placed]
 
     def make(self, run: Run) -> int:
-        """Makes one run, with its output beside its folder; its exit code."""
+        """Execute a run, with its output logged next to its folder; returns its exit code."""
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
                 self.command(run), env=self._environment, stdout=log, stderr=subprocess.STDOUT
             )
-            if self.stopped:  # by a signal that came just before
+            if self.stopped:  # by a signal that arrived just before
                 self._running.send_signal(signal.SIGTERM)
             return self._running.wait()
 
     def make_all(self, runs: Sequence[Run]) -> int:
-        """Makes what is not done yet; the exit code of the sweep."""
+        """Execute the runs that are not done yet; returns the exit code of the sweep."""
         failed = False
         for number, run in enumerate(runs, start=1):
             said = " ".join(
@@ -184,7 +184,7 @@ class Sweep:
 
 
 def arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -199,7 +199,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Makes the sweep and its report; the exit code."""
+    """Run the sweep and write its report; returns the exit code."""
     given = arguments()
     folder = given.folder.resolve()
     if not given.config:
@@ -207,7 +207,7 @@ def main() -> int:
     fixed, chosen = combinations(given.overrides)
     runs = [Run(folder / folder_name(values), values) for values in chosen]
     if not given.config.endswith(".yaml"):
-        for run in runs:  # a misspelt key or value must not end the last run of a long night
+        for run in runs:  # find a misspelled key or value before the first run starts
             compose(CausalLMConfig, given.config, [*fixed, *run.overrides])
     sweep = Sweep(given.config, fixed)
     if given.dry_run:
