@@ -220,7 +220,7 @@ class CausalLanguageModel:
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Computes bits per byte of held-out text with and without metadata; [] without a file."""
+        """Bits per byte of held-out text with and without metadata; [] without a held-out file."""
         if self._config.data_config.validation_file is None:
             return []
         if self._subset is None:

@@ -13,7 +13,7 @@ from bsmeta.config.errors import CheckpointError
 
 
 def capture() -> dict[str, Any]:
-    """Captures the states of Python's, numpy's and torch's generators (CPU and GPUs)."""
+    """Captures Python's, numpy's and torch's generator states (CPU and GPUs), in plain types."""
     python = random.getstate()
     kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
     return {

@@ -2,7 +2,7 @@
 
 Plain torch state does not depend on the number of processes. DeepSpeed partitions optimizer states
 (in ZeRO-3 also weights) among the ranks that save them; for another number of ranks, rank 0
-converts them to DeepSpeed's universal format, in a temporary folder.
+converts them to DeepSpeed's universal format, in a folder that is removed once the run has read it.
 """
 
 from __future__ import annotations

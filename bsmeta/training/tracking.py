@@ -70,7 +70,7 @@ class Tracker:
         self._tell(lambda tracker: tracker.finish())
 
     def _tell(self, action: Callable[[External], None]) -> None:
-        """Calls `action` on each tracker; drops one that fails (full disk, lost server)."""
+        """Calls `action` on each tracker, and drops those that fail (full disk, lost server)."""
         for tracker in list(self._external):
             try:
                 action(tracker)

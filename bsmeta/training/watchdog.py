@@ -206,7 +206,7 @@ class Watchdog:
         return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
 
     def named(self, error: Exception) -> Exception:
-        """Returns the error, replaced by a clearer one if it means that a loader process died."""
+        """Returns the error; if a loader process died, one that names the rank and usual cause."""
         if not str(error).startswith("DataLoader worker"):
             return error
         return TrainingError(
