@@ -1,6 +1,6 @@
 """Checks a launch file before it is used: `python launch_file.py FILE [PROCESSES]`.
 
-The launch scripts call this first, since `accelerate launch` exits with an unclear error if it
+The launch scripts call this first, since `accelerate launch` exits with an error of its own if it
 cannot read the file. Checks that need the training configuration are left to the training.
 """
 

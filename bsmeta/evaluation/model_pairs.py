@@ -18,7 +18,7 @@ from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.evaluation.statistics import central, holm, resampled, sign_test
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
-"""The arms in which models are compared: each is one arm (a column) of a comparison by name."""
+"""The arms in which models are compared: for each, its comparison and its column of the sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class PairRow:
         documents_better, documents_worse: Documents for which the second needs fewer or more bits
             per byte.
         sign_test_p: p-value of the sign test on these two counts.
-        sign_test_p_holm: The p-value after Holm's correction for the number of model pairs.
+        sign_test_p_holm: The p-value after Holm's correction for the number of rows.
     """
 
     first: str

@@ -110,7 +110,7 @@ def _line_of(row: Row) -> str:
 
 
 def _interval(axes: Axes, height: float, row: Row) -> None:
-    """Draw a difference and its two intervals; the color shows if the wider one excludes 0."""
+    """Draw a difference and its two intervals; the color shows if the wide one excludes 0."""
     figures = row.figures
     assert figures is not None
     marker = VARIANTS.get(row.comparison.group, "o")

@@ -101,7 +101,7 @@ def comparison_table(model: ModelReport, columns: Sequence[str] = COLUMNS) -> Ta
 
 
 def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
-    """Each comparison with a control: the control, and the rows own, control, own against it."""
+    """The controls of all comparisons: name, and the rows own, control, own against control."""
     rows = {row.comparison.name: row for row in model.rows}
     return [
         (control, own, rows[f"{control}/{rest}"], rows[f"{AGAINST}{control}/{rest}"])
