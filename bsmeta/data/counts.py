@@ -44,11 +44,11 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
 
     Args:
         types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
-        opens: bool[pieces], whether the piece is its document's first.
+        opens: bool[chunks], whether the chunk is its document's first.
         keys: `metadata_list`.
 
     Returns:
-        float64[pieces, counts].
+        float64[chunks, counts].
     """
     counts = np.zeros((len(types), len(count_names(keys))))
     bits = np.arange(len(keys), dtype=np.int32)

@@ -1,7 +1,7 @@
-"""The pieces of a window packed into sequences, and one sequence of them.
+"""The chunks of a window packed into sequences, and the type of a packed sequence.
 
-Arrays over all tokens of a window are made once; a sequence is a slice of them. It is filled up and
-given positions only when it is put into a batch (`loader`).
+Arrays over all tokens of a window are built once; a sequence is a slice of them. It is padded and
+gets its positions only when it is put into a batch (`loader`).
 """
 
 from __future__ import annotations
@@ -24,18 +24,19 @@ PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
 
 @dataclass(slots=True)
 class PackedSequence:
-    """A sequence of n tokens in p pieces, not filled up yet.
+    """A sequence of n tokens in p chunks, not padded yet.
 
     Attributes:
         ids: int32[n].
         kinds: uint8[n], 0 for text and EOS, 1 + i for metadata of type metadata_list[i].
         loss_mask: bool[n], the targets.
-        lengths: int64[p], tokens of each piece.
-        types: int32[p], types that its document was rendered with (bit i: metadata_list[i]).
-        documents: Names of the documents with a piece in it, `<shard>:<number>`.
+        lengths: int64[p], number of tokens of each chunk.
+        types: int32[p], metadata types rendered for each chunk's document (bit i:
+            metadata_list[i]).
+        documents: Names of the documents with a chunk in it, `<shard>:<number>`.
         counts: float64[c], sums for the log; see `counts.count_names`.
         stream: The stream that it comes from.
-        behind: The position of that stream behind this sequence.
+        behind: The position of that stream after this sequence.
     """
 
     ids: np.ndarray
@@ -51,12 +52,12 @@ class PackedSequence:
 
 @dataclass(slots=True)
 class PieceTable:
-    """What is known of each piece beyond its tokens; arrays of one entry a piece.
+    """The properties of each chunk besides its tokens; arrays with one entry per chunk.
 
     Attributes:
         document: int64, number of its document in the shard.
         types: int32, as in `PackedSequence`.
-        counts: float64[pieces, c], what it adds to the sums for the log.
+        counts: float64[chunks, c], its contribution to the sums for the log.
     """
 
     document: np.ndarray
@@ -65,18 +66,18 @@ class PieceTable:
 
 
 class PackedWindow:
-    """The sequences of a window, in the order in which they are given out.
+    """The sequences of a window, in the order in which they are yielded.
 
     Args:
-        pieces: The pieces.
-        table: The rest about the same pieces.
-        shard: Name of the shard that they come from.
+        pieces: The chunks.
+        table: The other properties of the same chunks.
+        shard: Name of their shard.
         packing: A key of `PACKINGS`.
         capacity: Tokens of a sequence.
-        seed: Of the order of the sequences.
+        seed: Seed for the order of the sequences.
 
     Attributes:
-        packing: For each sequence the indices of its pieces, in the order in which they stand.
+        packing: For each sequence, the indices of its chunks in order.
     """
 
     def __init__(
@@ -101,8 +102,8 @@ class PackedWindow:
         self._lengths = np.array([len(piece) for piece in chosen], np.int64)
         self._documents = table.document[order].tolist()
         self._types = table.types[order]
-        # Sequence s holds the pieces from first_piece[s] on, piece p the tokens from
-        # first_token[p] on; in plain lists, which are faster to look up.
+        # Sequence s holds the chunks from first_piece[s] on, chunk p the tokens from
+        # first_token[p] on; plain lists, because indexing them is faster.
         first_token = offsets(self._lengths)
         first_piece = offsets([len(sequence) for sequence in sequences])
         self._first_token: list[int] = first_token.tolist()
@@ -118,11 +119,11 @@ class PackedWindow:
         return len(self._first_piece) - 1
 
     def documents(self, first: int, last: int) -> set[int]:
-        """Numbers of the documents with a piece in the sequences from `first` to before `last`."""
+        """Numbers of the documents with a chunk in the sequences from `first` to before `last`."""
         return set(self._documents[self._first_piece[first] : self._first_piece[last]])
 
     def sequence(self, index: int, stream: int, behind: Position) -> PackedSequence:
-        """A sequence, with where it comes from."""
+        """A sequence, with its stream and position."""
         first, last = self._first_piece[index : index + 2]
         tokens = slice(self._first_token[first], self._first_token[last])
         return PackedSequence(
@@ -141,13 +142,13 @@ class PackedWindow:
 
 
 def joined(pieces: Sequence[Piece], prefix: str, rest: str, dtype: type) -> np.ndarray:
-    """An array of the pieces' documents, put together piece by piece.
+    """Concatenates one array of the documents over all chunks.
 
     Args:
-        pieces: The pieces.
+        pieces: The chunks.
         prefix: Name of the array for the prefix.
         rest: Name of the array for the other tokens.
-        dtype: Of both.
+        dtype: Type of both.
     """
     parts: list[np.ndarray] = []
     for piece in pieces:
@@ -158,5 +159,5 @@ def joined(pieces: Sequence[Piece], prefix: str, rest: str, dtype: type) -> np.n
 
 
 def offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Where each part begins and, last, where all end (int64)."""
+    """The start of each part, followed by the end of the last one (int64)."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))

@@ -1,7 +1,7 @@
-"""Pieces into sequences: best fit over the pieces of a window.
+"""Pack chunks into sequences: best fit over the chunks of a window.
 
-Packing sees only lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
-Language Modeling") fills sequences almost wholly and never splits a piece.
+Packing only depends on lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
+Language Modeling") fills sequences almost completely and never splits a chunk.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import numpy as np
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Packs pieces into as few sequences as best-fit decreasing finds.
+    """Packs chunks into as few sequences as best-fit decreasing finds.
 
-    Each piece, the longest first, goes where it leaves the least room; a new sequence is opened
-    only when it fits nowhere. The sequences that have `room` tokens left stand in `by_room[room]`,
-    and bit `room` of `rooms` says whether there are any, so that the best is found at once.
+    Each chunk, longest first, goes where it leaves the least room; a new sequence is opened only
+    if it fits nowhere. The sequences with `room` tokens left are in `by_room[room]`, and bit
+    `room` of `rooms` is set if there are any, so that the best fit is found directly.
 
     Args:
         lengths: Lengths in tokens, each from 1 to `capacity`.
         capacity: Tokens of a sequence.
 
     Returns:
-        For each sequence the indices of its pieces.
+        For each sequence, the indices of its chunks.
     """
     sequences: list[list[int]] = []
     by_room: defaultdict[int, list[int]] = defaultdict(list)
@@ -50,5 +50,5 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """One piece a sequence, whatever room it leaves (`packing: pad`)."""
+    """One chunk per sequence, regardless of the room left (`packing: pad`)."""
     return [[piece] for piece in range(len(lengths))]

@@ -1,7 +1,7 @@
-"""Encoded documents into pieces that fit a sequence, each with its prefix.
+"""Cut encoded documents into chunks that fit a sequence, each with its prefix.
 
-A document longer than `max_seq_len` is cut where no inserted string (a tag, an entity) is cut in
-two. The same pieces are trained on, scored by the evaluation, and shown by `explain`.
+A document longer than `max_seq_len` is cut without splitting an inserted string (a tag, an entity).
+Training, evaluation and `explain` use the same chunks.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from bsmeta.data.encoding import EncodedDocument
 class Piece:
     """Tokens `start` to `stop` of a document (prefix not counted), after its prefix if `prefixed`.
 
-    Arrays are made when asked for; all have the length `len(piece)`.
+    Arrays are computed on access; all have the length of the chunk.
 
     Attributes:
         document: The document.
-        start: Its first token in this piece.
-        stop: The token after its last one.
+        start: Its first token in this chunk.
+        stop: The token after its last token in this chunk.
         prefixed: Whether the prefix (or BOS alone) comes first.
-        first_text_is_target: Whether loss is taken on the first token of text after the prefix.
+        first_text_is_target: Whether the first text token after the prefix is in the loss.
     """
 
     document: EncodedDocument
@@ -40,7 +40,7 @@ class Piece:
 
     @property
     def prefix_length(self) -> int:
-        """Tokens of the prefix in this piece."""
+        """Tokens of the prefix in this chunk."""
         return len(self.document.prefix_ids) if self.prefixed else 0
 
     @property
@@ -67,7 +67,7 @@ class Piece:
     def loss_mask(self) -> np.ndarray:
         """Which tokens are targets (bool): all that the configuration trains on, except two.
 
-        Neither the first token of the piece, which nothing predicts, nor `masked_text`.
+        These are the first token of the chunk, which nothing predicts, and `masked_text`.
         """
         mask = self._behind(self.document.prefix_targets, self.document.targets).copy()
         mask[[0, self.masked_text]] = False
@@ -75,10 +75,10 @@ class Piece:
 
     @property
     def masked_text(self) -> int:
-        """The first token of text after the prefix, where no loss is taken on it; otherwise 0.
+        """The first token of text after the prefix if it is excluded from the loss; otherwise 0.
 
-        Without a prefix that token comes first and is no target. `loss_on_first_text=false` treats
-        it alike with a prefix.
+        Without a prefix, that token comes first and is not a target. `loss_on_first_text=false`
+        excludes it with a prefix, too.
         """
         if not self.prefixed or self.first_text_is_target:
             return 0
@@ -95,16 +95,16 @@ class Piece:
 
 
 def cut(encoded: EncodedDocument, config: DataConfig) -> list[Piece]:
-    """The pieces of a document, in order; together they hold each of its tokens once.
+    """The chunks of a document, in order; together they contain each of its tokens once.
 
-    No piece is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
-    inserted string, unless that string alone is longer than a piece.
+    No chunk is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
+    inserted string, unless that string alone is longer than a chunk.
     """
     metadata = config.metadata_config
     end, prefix = len(encoded.ids), len(encoded.prefix_ids)
     pieces: list[Piece] = []
     start = 0
-    while start < end - 1:  # EOS alone is nothing to learn from
+    while start < end - 1:  # EOS alone is not worth training on
         prefixed = prefix > 0 and (not pieces or metadata.prefix_on == "every_piece")
         room = metadata.max_seq_len - (prefix if prefixed else 0)
         stop = end if end - start <= room else boundary(encoded.run, start, start + room)
@@ -119,12 +119,12 @@ def boundary(run: np.ndarray, start: int, stop: int) -> int:
     """The last place after `start` and up to `stop` that is not inside an inserted string.
 
     Args:
-        run: For each token the inserted string that it belongs to, -1 for text.
-        start: Where the piece begins.
-        stop: Where it would end if nothing forbade it.
+        run: For each token, the inserted string that it belongs to; -1 for text.
+        start: Where the chunk begins.
+        stop: Where it would end without this constraint.
 
     Returns:
-        `stop` itself where one string reaches from `start` beyond `stop`.
+        `stop` itself if one string extends from `start` beyond `stop`.
     """
     if run[stop] < 0 or run[stop - 1] != run[stop]:
         return stop
@@ -133,11 +133,11 @@ def boundary(run: np.ndarray, start: int, stop: int) -> int:
 
 
 def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece], config: DataConfig) -> list[Piece]:
-    """Cuts a document without its metadata where `pieces` of it with metadata are cut.
+    """Cuts a document without metadata at the same places as its chunks with metadata.
 
-    Each piece then has the same text as its counterpart, up to the token that the cut falls in.
-    EOS stays with the last text, also where its counterpart holds nothing else but closing tags;
-    should that be one token more than `max_seq_len`, the last text token is cut off with it.
+    Each chunk then has the same text as its counterpart, up to the token that contains the cut.
+    EOS stays with the last text, even if its counterpart contains only closing tags besides EOS; if
+    that exceeds `max_seq_len` by one token, the last text token is cut off together with EOS.
     """
     end = len(plain.ids)
     ends = [piece.document.text_starts[piece.stop] for piece in pieces[:-1]]

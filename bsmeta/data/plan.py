@@ -1,8 +1,8 @@
-"""Where streams stand, and how their sequences are dealt out to processes: arithmetic on integers.
+"""Stream positions, and the division of sequences among processes: integer arithmetic only.
 
-The data is cut into S logical streams whatever the number of processes. A stream owns the same
-documents in every epoch (`dealing`) and walks its shares in an order drawn for that epoch. Where it
-stands is a `Position`: a few integers, from which it can be rebuilt anywhere.
+The data is cut into S logical streams, independent of the number of processes. A stream owns the
+same documents in every epoch (`dealing`) and reads its shares in an order drawn for that epoch. Its
+state is a `Position`: a few integers, from which the stream can be restored anywhere.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any, NamedTuple
 from bsmeta.config.errors import ConfigurationError
 
 VERSION = 2
-"""Of saved positions. In version 1 streams owned whole shards, or windows of them in turn."""
+"""Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
 
 
 class Position(NamedTuple):
-    """Where a stream stands: all that it needs to go on.
+    """The position of a stream: all that it needs to resume.
 
     Attributes:
-        epoch: Passes of this stream over its shares that are complete.
-        share: Place in this epoch's order of shares.
-        window: Place of the open window in that share.
-        sequence: Sequences of that window that were given out.
-        emitted: Sequences that the stream gave out since the beginning of the run.
-        bad: Documents of this epoch that were skipped in the windows before the open one.
+        epoch: Number of complete passes of this stream over its shares.
+        share: Index in this epoch's order of shares.
+        window: Index of the current window in that share.
+        sequence: Number of sequences of that window that were yielded.
+        emitted: Number of sequences that the stream yielded since the beginning of the run.
+        bad: Number of documents of this epoch skipped in the windows before the current one.
     """
 
     epoch: int = 0
@@ -37,11 +37,11 @@ class Position(NamedTuple):
     bad: int = 0
 
     def is_epoch_start(self) -> bool:
-        """Whether nothing of the epoch was given out yet."""
+        """Whether nothing of the epoch was yielded yet."""
         return self.share == self.window == self.sequence == 0
 
     def state(self) -> dict[str, int]:
-        """The position as it is saved."""
+        """The position in its saved form."""
         return {"version": VERSION, **self._asdict()}
 
     @classmethod
@@ -49,8 +49,8 @@ class Position(NamedTuple):
         """Reads a saved position.
 
         Raises:
-            ConfigurationError: If it is of another version, or does not consist of exactly these
-                integers, none negative.
+            ConfigurationError: If it has another version, or does not consist of exactly these
+                non-negative integers.
         """
         state = dict(state)
         version = state.pop("version", 1)
@@ -75,8 +75,8 @@ class Position(NamedTuple):
 class Phases:
     """Which phase of the metadata's schedule the sequences of a stream belong to.
 
-    The n-th sequence of stream k is number k + n * S of the run, so its step, and with it the
-    phase, is known before it is made.
+    The n-th sequence of stream k is number k + n * S of the run, so its step, and thus its phase,
+    is known before it is produced.
 
     Attributes:
         starts: Number of the first sequence of the run in each phase; the first is 0.
@@ -87,11 +87,11 @@ class Phases:
     num_streams: int
 
     def of(self, stream: int, emitted: int) -> int:
-        """The phase of a stream's next sequence when it has given out `emitted`."""
+        """The phase of a stream's next sequence after it has yielded `emitted`."""
         return bisect.bisect_right(self.starts, stream + emitted * self.num_streams) - 1
 
     def left(self, stream: int, emitted: int) -> int | None:
-        """Sequences that the stream gives out until the next phase; None in the last one."""
+        """Number of sequences until the stream's next phase; None in the last phase."""
         phase = self.of(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
@@ -101,11 +101,11 @@ class Phases:
 
 @dataclass(frozen=True, slots=True)
 class Division:
-    """How the sequences of a run are dealt out: to streams, ranks and loader processes.
+    """How the sequences of a run are divided among streams, ranks and loader processes.
 
     Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
-    g mod S. Rank r takes the g = r (mod world size), in order; of those, its loader processes take
-    one each in turn. So every stream has exactly one reader, whatever the numbers are.
+    g mod S. Rank r takes the g = r (mod world size), in order, and its loader processes take turns
+    at these. So every stream has exactly one reader, whatever the numbers are.
     """
 
     num_streams: int
@@ -114,7 +114,7 @@ class Division:
     workers: int
 
     def sequences(self, done: int, worker: int) -> range:
-        """Numbers g of one loader process's sequences when the run has had `done` sequences."""
+        """Numbers g of a loader process's sequences after the first `done` sequences of the run."""
         first = done + (self.rank - done) % self.world_size
         endless = 1 << 62
         return range(first + worker * self.world_size, endless, self.world_size * self.workers)
@@ -132,7 +132,7 @@ def division(
     """The division of a run.
 
     Raises:
-        ConfigurationError: Listing every number that does not divide what it must divide.
+        ConfigurationError: Listing every setting that violates a divisibility constraint.
     """
     workers = max(num_workers, 1)
     problems = []
@@ -159,10 +159,10 @@ def division(
 
 
 def sequences_done(positions: dict[int, Position], num_streams: int) -> int:
-    """How many sequences a run has had, from the positions of all its streams.
+    """The number of sequences a run has consumed, from the positions of all its streams.
 
     Raises:
-        ConfigurationError: If the streams do not stand where a run of whole steps leaves them.
+        ConfigurationError: If the positions do not correspond to a whole number of steps.
     """
     emitted = [
         positions[stream].emitted if stream in positions else 0 for stream in range(num_streams)

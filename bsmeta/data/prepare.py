@@ -1,12 +1,13 @@
-"""Makes the training sequences ahead, once for all runs with the same data.
+"""Prepares the training sequences in advance, once for all runs with the same data.
 
     python -m bsmeta.data.prepare --config-name v2 data_config.train_file='shards/*.jsonl.gz' \
         epochs=1 out=FOLDER
 
-takes every key that training takes. Training with the same keys and `data_config.prepared=FOLDER`
-then has the same batches as without, and goes on live behind the prepared epochs. The folder
-appears when it is complete. Called again for a folder that is there, it checks its content.
-`data_config.num_workers` streams are made at a time (0: one, in this process).
+accepts every key that training accepts. Training with the same keys and
+`data_config.prepared=FOLDER` then has the same batches as without it, and continues live after the
+prepared epochs. The folder appears only when it is complete. Called again for an existing folder,
+it checks the content.
+`data_config.num_workers` streams are prepared at a time (0: one, in this process).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from bsmeta.data.tokenizer import load_tokenizer
 
 
 def main(config: PrepareConfig) -> None:
-    """Writes the folder, or checks the one that is there, and says what is in it."""
+    """Writes the folder, or checks an existing one, and prints a summary of its content."""
     refuse_out_of_bounds(config)
     check_data(config.data_config)
     if config.out is None:
@@ -60,8 +61,8 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
         The manifest.
 
     Raises:
-        ConfigurationError: If the folder is there and of other data, or cannot be written.
-        DataError: If documents cannot be read or used, or the folder is there and damaged.
+        ConfigurationError: If the folder exists with other data, or cannot be written.
+        DataError: If documents cannot be read or used, or the folder exists and is damaged.
     """
     data = config.data_config
     plan = BatchPlan.of(config, config.world_size)
@@ -93,7 +94,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 
 
 def written(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
-    """Writes all streams, some at a time, and shows how far it is."""
+    """Writes all streams, several at a time, and shows the progress."""
     streams = []
     with progress() as bar:
         task = bar.add_task("streams", total=len(writer), tokens=0)
@@ -106,7 +107,7 @@ def written(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
 
 
 def progress() -> Progress:
-    """A bar on standard error."""
+    """A progress bar on standard error."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -118,11 +119,11 @@ def progress() -> Progress:
 
 
 def checked(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """The manifest of a folder that is there already, and whole.
+    """The manifest of an existing folder, after checking that it is intact.
 
     Raises:
-        ConfigurationError: If it is of other data, which is left as it is.
-        DataError: If it holds no prepared data, or is damaged.
+        ConfigurationError: If it has other data, which is left unchanged.
+        DataError: If it has no prepared data, or is damaged.
     """
     manifest = read_manifest(out)
     saved = {name: manifest[name] for name in expected}
@@ -138,7 +139,7 @@ def checked(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
 
 
 def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
-    """What a folder holds, in one line."""
+    """A one-line summary of a folder's content."""
     streams: Sequence[dict[str, Any]] = manifest["streams"]
     sequences, tokens, documents = (
         sum(one[name] for one in streams) for name in ("sequences", "tokens", "documents")

@@ -1,8 +1,8 @@
-"""Sequences that were made ahead (`prepare`), in the place of those of `live`.
+"""Sequences prepared in advance (by `prepare`), instead of those of `live`.
 
-A folder holds a manifest and, for each logical stream, one file an array (`COLUMNS`), which are
-mapped into memory. What is kept is the result of `LogicalStream`: each sequence with the position
-behind it. So a run may change between prepared and live data at any sequence.
+A folder contains a manifest and, for each logical stream, one memory-mapped file per array
+(`COLUMNS`). They store the output of `LogicalStream`: each sequence with the position after it. So
+a run may switch between prepared and live data at any sequence.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FORMAT = 4
 MANIFEST = "manifest.json"
 TARGET = 0x80
-"""Set in `marks` where a token is a target; the other bits are its kind."""
+"""Set in `marks` for tokens that are targets; the other bits are the token type."""
 
 COLUMNS = {
     "tokens": "token ids",
@@ -53,7 +53,7 @@ class PreparedStream:
         stream: Number of the stream.
 
     Raises:
-        DataError: If a file is missing or of another size.
+        DataError: If a file is missing or has the wrong size.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], stream: int) -> None:
@@ -71,11 +71,11 @@ class PreparedStream:
         return len(self._rows)
 
     def behind(self, index: int) -> Position:
-        """The position behind a sequence; the beginning for -1."""
+        """The position after a sequence; the beginning for -1."""
         return Position(*self._behind[index].tolist()) if index >= 0 else Position()
 
     def sequence(self, index: int) -> PackedSequence:
-        """A sequence, as `LogicalStream` gave it out."""
+        """A sequence, as `LogicalStream` yielded it."""
         begins = self._rows[index - 1].tolist() if index else [0, 0, 0]
         tokens, pieces, documents = map(slice, begins, self._rows[index].tolist())
         marks = self._marks[tokens]
@@ -96,16 +96,16 @@ class PreparedStream:
 
 
 class PreparedStreams:
-    """All logical streams of a run: prepared, and behind that live.
+    """All logical streams of a run: prepared first, then live.
 
     Args:
         config: `prepared` names the folder.
         tokenizer: The tokenizer of the run.
         seed: Seed of the run.
-        phases: When the metadata's schedule goes on to its next phase.
+        phases: When the metadata schedule switches phases.
 
     Attributes:
-        fingerprint: What decides the sequences.
+        fingerprint: Everything that determines the sequences.
 
     Raises:
         ConfigurationError: If the folder was prepared for other data, or by another version.
@@ -127,7 +127,7 @@ class PreparedStreams:
             log.info("only the prepared epochs can be trained on: %s", error)
             shards = saved["shards"]
         self.fingerprint = as_saved(fingerprint(config, tokenizer, seed, phases, shards))
-        if self.fingerprint["held_out"] == NOT_THERE:  # it was kept out of what is prepared
+        if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
             self.fingerprint["held_out"] = saved["held_out"]
         differences = "\n".join(differing("", saved, self.fingerprint, "when it was prepared"))
         if differences:
@@ -137,12 +137,12 @@ class PreparedStreams:
             )
 
     def sequences(self, stream: int, position: Position) -> Iterator[PackedSequence]:
-        """The sequences of a stream from a position on; endless where the shards are there.
+        """The sequences of a stream from a position on; endless if the shards are available.
 
         Raises:
-            ConfigurationError: If the position is not one of this data.
+            ConfigurationError: If the position does not belong to this data.
             DataError: If files are damaged, or the prepared epochs are used up and no live stream
-                can go on.
+                can continue.
         """
         prepared = PreparedStream(self._folder, self._manifest, stream)
         done = position.emitted
@@ -173,7 +173,7 @@ class PreparedStreams:
 
 
 def file_name(stream: int, column: str) -> str:
-    """Where an array of a stream is kept, in the folder."""
+    """The file of a stream's array, relative to the folder."""
     return f"stream-{stream:05}.{column}"
 
 
@@ -200,7 +200,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of prepared data.
 
     Raises:
-        ConfigurationError: If it is of another version.
+        ConfigurationError: If it has another version.
         DataError: If there is none.
     """
     try:
@@ -222,11 +222,11 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
     """Compares all files with their hashes in the manifest.
 
     Raises:
-        DataError: Naming the first that differs.
+        DataError: Naming the first file that differs.
     """
     for stream, entry in enumerate(manifest["streams"]):
         for column, facts in entry["files"].items():
-            mapped(folder, manifest, stream, column)  # is there, and of the right size
+            mapped(folder, manifest, stream, column)  # raises if missing or of the wrong size
             path = folder / file_name(stream, column)
             if file_hash(path) != facts["xxh3"]:
                 raise DataError(
@@ -236,5 +236,5 @@ def verify(folder: Path, manifest: dict[str, Any]) -> None:
 
 
 def as_saved(value: dict[str, Any]) -> dict[str, Any]:
-    """A dict as it reads when it was saved."""
+    """A dict as it reads back after saving."""
     return json.loads(json.dumps(value))

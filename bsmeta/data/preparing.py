@@ -23,7 +23,7 @@ BUFFER = 1 << 20
 
 
 def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]:
-    """The smallest type of each array of `prepared.COLUMNS`, and its numbers in a row.
+    """The smallest dtype of each array of `prepared.COLUMNS`, and its number of values per row.
 
     Args:
         config: The data.
@@ -96,16 +96,16 @@ class ColumnFiles:
 
 
 class StreamWriter(Dataset):
-    """Writes stream number k when item k is asked for; an item is what the manifest says of it.
+    """Writes stream k when item k is requested; the item is the stream's entry in the manifest.
 
-    So a torch DataLoader writes several at a time. An error that the user can mend is an item, too,
-    which is raised by whoever gets it: no stack trace of a loader process buries it then.
+    This way a torch DataLoader writes several streams at a time. An error that the user can fix is
+    also returned as an item and raised by the receiver, without a loader process's stack trace.
 
     Args:
-        live: Makes the sequences.
+        live: Yields the sequences.
         config: The data.
         columns: See `columns_of`.
-        epochs: How many are prepared.
+        epochs: Number of epochs to prepare.
         folder: Where the files are written.
     """
 
@@ -158,6 +158,6 @@ class StreamWriter(Dataset):
         return {**facts, "files": files.facts()}
 
     def _numbers(self, documents: Sequence[str]) -> list[tuple[int, int]]:
-        """Names of documents as numbers: of the shard, and in it."""
+        """Names of documents as pairs of numbers: of the shard, and of the document in it."""
         parts = [name.rpartition(":") for name in documents]
         return [(self._shards[shard], int(number)) for shard, _, number in parts]

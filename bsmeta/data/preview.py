@@ -1,7 +1,7 @@
-"""A look at the first documents before a run: is the metadata there that it is to train on?
+"""Check the first documents before a run for the metadata that it should train on.
 
-A type that no document has is no error (`metadata_list` may name more than a data set holds), but a
-misspelt one would silently train on text alone.
+A type that no document has is not an error (`metadata_list` may name more types than a data set
+has), but with a misspelled type the run would silently train on text alone.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _NAME = msgspec.json.Decoder(str)
 
 
 def missing_types(config: DataConfig) -> list[str]:
-    """A line about the types of `metadata_list` that none of the first documents has.
+    """A message about the types of `metadata_list` that none of the first documents has.
 
-    Empty where there are none, or where the shards are not on a disk of this machine. Shards that
-    cannot be read are left to the run, which says so in its place.
+    Empty if there are none, or if the shards are not on a local disk. Shards that cannot be read
+    are ignored here: the run itself reports them.
     """
     metadata = config.metadata_config
     phases = phase_configs(metadata)
@@ -39,7 +39,7 @@ def missing_types(config: DataConfig) -> list[str]:
         return []
     try:
         if any("://" in entry for entry in entries_of(config)):
-            return []  # the Hub is asked by the run, in its time
+            return []  # only the run itself requests files from the Hub
         shards = list_shards(config)
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
@@ -66,7 +66,7 @@ def missing_types(config: DataConfig) -> list[str]:
 
 
 def _columns(lines: Sequence[bytes]) -> list[str]:
-    """Names of the metadata that lines have, as columns and in lists of records."""
+    """Names of the metadata types in some lines, as columns and in lists of records."""
     found: set[str] = set()
     for line in lines:
         try:

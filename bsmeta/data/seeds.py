@@ -1,4 +1,4 @@
-"""Seeds of every random choice about the data: a hash of what the choice is about.
+"""Seeds for every random choice about the data: a hash of what identifies the choice.
 
 No generator is shared and none is global, so a choice depends neither on the order in which
 documents are read nor on which process reads them.
@@ -13,7 +13,7 @@ import xxhash
 
 
 def derive(*parts: int | str) -> int:
-    """A 64-bit seed (xxh3) from the parts that name a choice, such as (seed, epoch, shard, 7)."""
+    """A 64-bit seed (xxh3) from the parts that identify a choice: (seed, epoch, shard, 7)."""
     return xxhash.xxh3_64_intdigest("\0".join(map(str, parts)).encode())
 
 
@@ -23,9 +23,9 @@ def document_generator(seed: int, epoch: int, shard: str, document: int) -> rand
 
 
 def permutation(length: int, seed: int) -> np.ndarray:
-    """A permutation (int64[length]) that depends on nothing but the arguments.
+    """A permutation (int64[length]) that depends only on the arguments.
 
-    It sorts raw 64-bit words of PCG64, whose stream NumPy promises to keep, which it does not for
+    It sorts raw 64-bit words of PCG64, whose stream NumPy guarantees to be stable, unlike
     `Generator.permutation`.
     """
     words = np.random.PCG64(seed).random_raw(length)

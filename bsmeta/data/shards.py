@@ -1,4 +1,4 @@
-"""Which files are read: the list of shards, without the held-out one, and what identifies it.
+"""The list of training shards, without the held-out file, and its fingerprint.
 
 First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
 `Shard`s, from which `plan` cuts the logical streams.
@@ -37,10 +37,10 @@ class Shard:
     """A file of documents, one JSON object a line.
 
     Attributes:
-        name: What documents and seeds call it: the file name (with the folders in which the shards
-            differ, where several have one file name). It does not depend on where the data lies.
-        path: Where it is read; a `FileRef` for one on the Hub.
-        size: Bytes of the file.
+        name: Its name for documents and seeds: the file name (with the folders in which the shards
+            differ, if several share a file name). It does not depend on where the data is stored.
+        path: Its path; a `FileRef` for a shard on the Hub.
+        size: Size of the file in bytes.
     """
 
     name: str
@@ -52,8 +52,9 @@ def list_shards(config: DataConfig) -> list[Shard]:
     """The training shards, sorted by name, without the validation file and `exclude`.
 
     Raises:
-        ConfigurationError: If `train_file` is not set, or two shards would have one name.
-        DataError: If a path is missing or no file, a pattern matches nothing, or no shard is left.
+        ConfigurationError: If `train_file` is not set, or two shards would have the same name.
+        DataError: If a path is missing or not a file, a pattern matches nothing, or no shard is
+            left.
     """
     found = [path for entry in entries_of(config) for path in expand(entry, config)]
     found.sort(key=str)
@@ -79,7 +80,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
 
 def entries_of(config: DataConfig) -> list[str]:
-    """What `train_file` and `dataset_name` name: paths and globs, also `hf://`.
+    """The entries of `train_file` and `dataset_name`: paths and globs, also `hf://`.
 
     Raises:
         ConfigurationError: If neither is set.
@@ -100,7 +101,7 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
     """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`).
 
     Raises:
-        ConfigurationError: If it begins with `hf://` and is of no known form.
+        ConfigurationError: If it begins with `hf://` but is malformed.
         DataError: If there is none, or the Hub refuses or cannot be reached.
     """
     if entry.startswith(SCHEME):
@@ -110,7 +111,7 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
 
 
 def expand_local(entry: str) -> list[str]:
-    """What an entry names on the local disk: files, and what is called like a shard but is none."""
+    """The local paths that an entry names: files, and non-files with the name of a shard."""
     if os.path.isdir(entry):
         paths = [os.path.join(entry, name) for name in os.listdir(entry)]
         files = [path for path in paths if path.endswith(SUFFIXES)]
@@ -128,7 +129,7 @@ def expand_local(entry: str) -> list[str]:
 
 
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
-    """Refuses folders, links that lead nowhere, pipes: leaving them out could lose data unnoticed.
+    """Rejects folders, broken links and pipes: skipping them could silently lose data.
 
     Raises:
         DataError: Naming the first few.
@@ -147,7 +148,7 @@ def check_are_files(paths: Sequence[str | FileRef]) -> None:
 
 
 def what_it_is(path: str) -> str:
-    """What a path that is no file leads to, in words."""
+    """Describes what a path that is not a file refers to."""
     if os.path.isdir(path):
         return "a folder"
     if os.path.islink(path) and not os.path.exists(path):
@@ -156,10 +157,10 @@ def what_it_is(path: str) -> str:
 
 
 def hub_settings(config: DataConfig) -> HubSettings:
-    """How files are read from the Hub in a configuration.
+    """The configured settings for reading files from the Hub.
 
     Raises:
-        ConfigurationError: If a value is impossible.
+        ConfigurationError: If a value is invalid.
     """
     check_data(config)
     folder = Cache(config.cache_dir).folder / "hub"
@@ -167,13 +168,13 @@ def hub_settings(config: DataConfig) -> HubSettings:
 
 
 def validation_path(config: DataConfig) -> str | FileRef | None:
-    """Where the validation file is read; None without one.
+    """The path of the validation file; None without one.
 
-    A local one may be missing: it then is left out of training by its name only.
+    A local file may be missing: it is then excluded from training only by its name.
 
     Raises:
-        ConfigurationError: If it begins with `hf://` and is of no known form.
-        DataError: If it is on the Hub and not one file there, or the Hub refuses or cannot be
+        ConfigurationError: If it begins with `hf://` but is malformed.
+        DataError: If it is on the Hub but not a single file, or the Hub refuses or cannot be
             reached.
     """
     if not config.validation_file:
@@ -203,12 +204,12 @@ def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
 
 
 def is_same_file(path: str, other: str) -> bool:
-    """Whether two paths lead to one file that is there."""
+    """Whether two paths lead to the same existing file."""
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
 def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
-    """File names; where two are the same, paths below the folder that all have in common."""
+    """File names; if two are equal, paths relative to the common folder of all files."""
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
@@ -218,19 +219,19 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
 
 
 def real_path(path: str | FileRef) -> str | FileRef:
-    """What tells files apart, whatever leads to them."""
+    """The identity of a file, independent of links to it."""
     return path if isinstance(path, FileRef) else os.path.realpath(path)
 
 
 def shards_fingerprint(
     shards: Sequence[Shard], opened: Callable[[str], BinaryIO] = open_file
 ) -> dict[str, Any]:
-    """What a resumed run must find again; JSON-able.
+    """What must be unchanged in a resumed run; JSON-serializable.
 
-    Of a shard on the Hub its size, and the commit of its data set. Of another its size, and a hash
-    of some of its content: a copy of the file has the same, wherever it lies and whenever it was
-    made, and other content of the same size almost surely has not (the end of a gzip file is a
-    checksum of all of it).
+    For a shard on the Hub: its size, and the commit of its data set. For others: the size, and a
+    hash of samples of the content, which is equal for a copy of the file, wherever and whenever it
+    was made, and almost surely differs for other content of the same size (a gzip file ends with a
+    checksum of its content).
 
     Args:
         shards: The shards.
@@ -252,7 +253,7 @@ def shards_fingerprint(
 
 
 def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
-    """The xxh3 (hexadecimal) of the beginning, the end and a few places between of a shard.
+    """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between.
 
     Raises:
         DataError: If it cannot be read.

@@ -1,7 +1,7 @@
-"""Where a stream's lines come from: the readers of `data_config.reader`.
+"""Sources of a stream's lines: the readers of `data_config.reader`.
 
-`streams` asks a source for windows; it gives the same lines in the same windows as any other. The
-native one reads with `lines` and its access points; `tf_source` with TensorFlow's tf.data.
+`streams` requests windows from a source; all sources return the same lines in the same windows. The
+native source reads with `lines` and its access points, `tf_source` with TensorFlow's tf.data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.windows import Window
 
 PlacedWindow = tuple[int, int, Window]
-"""Place of the share in the order of its epoch, place of the window in its share, the window."""
+"""Index of the share in the order of its epoch, index of the window in its share, the window."""
 
 
 class Source(Protocol):
@@ -29,7 +29,7 @@ class Source(Protocol):
         """The training shards, sorted by name; see `list_shards`."""
 
     def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
-        """What a resumed run must find again; see `shards_fingerprint`."""
+        """What must be unchanged in a resumed run; see `shards_fingerprint`."""
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         """The first lines of a shard."""
@@ -42,24 +42,24 @@ class Source(Protocol):
     ) -> Iterator[PlacedWindow]:
         """The windows of an epoch from a place on.
 
-        Lines are held only until the next window is asked for, if the caller lets go of them.
+        The source drops a window's lines when the next window is requested.
 
         Args:
             epoch: Number of the epoch.
             order: The shares in the order of the epoch.
-            place: The share to begin with.
-            number: The window of that share to begin with.
+            place: The share to start with.
+            number: The window of that share to start with.
 
         Raises:
-            DataError: If a shard cannot be read for another reason than damaged data.
+            DataError: If a shard cannot be read for a reason other than damaged data.
         """
 
 
 class NativeSource:
-    """Reads with `LineReader`, which enters a shard anywhere at the same cost.
+    """Reads with `LineReader`, which can start anywhere in a shard at the same cost.
 
     Args:
-        config: Which shards, and how large windows are.
+        config: Selects the shards and the window size.
     """
 
     def __init__(self, config: DataConfig) -> None:

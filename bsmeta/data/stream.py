@@ -1,8 +1,8 @@
-"""The training stream of one rank: its steps, from the beginning or from a saved state.
+"""The training stream of one rank: its steps, from the start or from a saved state.
 
 Last stage, and what the task passes to the trainer. The trainer merges the states of all ranks
 after a step and saves the result with the fingerprint; passed back here, in a run of any world size
-and number of loader processes, it continues the very same sequence of global batches.
+and number of loader processes, it continues exactly the same sequence of global batches.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class TrainStream:
         seed: Seed of the run.
         rank: This process.
         world_size: Number of processes.
-        global_batch_size: Sequences in a step of all processes.
-        max_train_steps: Steps of the run, which the shares of the metadata's schedule divide;
-            needed only where there is a schedule.
+        global_batch_size: Sequences per step over all processes.
+        max_train_steps: Steps of the run, which the shares of the metadata schedule divide; only
+            needed with a schedule.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
-            None begins.
+            None starts from the beginning.
 
     Attributes:
-        fingerprint: What decides which sequences the stream gives.
+        fingerprint: Everything that determines the sequences of the stream.
 
     Raises:
-        ConfigurationError: If numbers do not divide each other, a key has no known value, or the
-            state is of other data.
+        ConfigurationError: If a divisibility constraint is violated, a key has an unknown value,
+            or the state belongs to other data.
         DataError: If shards are missing, or a stream would have none.
     """
 
@@ -85,7 +85,7 @@ class TrainStream:
             self._streams = LiveStreams(config, tokenizer, seed, phases)
             if rank == 0:
                 self._streams.warn_of_slow_resumes()
-        # Prepared sequences serve both kinds of attention; a run keeps to one.
+        # Prepared sequences work with both kinds of attention; a run uses only one.
         self.fingerprint = {
             **self._streams.fingerprint,
             "cross_document_attention": config.cross_document_attention,
@@ -132,14 +132,14 @@ class TrainStream:
             yield StepData(batches, {"streams": dict(own)}, phase)
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The positions of all streams, from those that each rank has read since the start."""
+        """Merge the positions of the streams that each rank has read into those of all streams."""
         streams = {number: position.state() for number, position in self._positions.items()}
         for state in states:
             streams |= {int(number): position for number, position in state["streams"].items()}
         return {"streams": dict(sorted(streams.items()))}
 
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
-        """The sequences of one loader process; a stream is opened when its turn first comes."""
+        """The sequences of one loader process; a stream is opened on its first turn."""
         opened: dict[int, Iterator[PackedSequence]] = {}
         for number in self._division.sequences(self._done, worker):
             stream = number % self._config.num_streams

@@ -1,7 +1,7 @@
 """One logical stream: the packed sequences of its windows, epoch after epoch.
 
-Each sequence carries the position behind it. The position behind the last sequence that was trained
-on is all that a resumed run needs: it makes that window again and goes on in it.
+Each sequence carries the position after it. The position after the last trained sequence is all
+that a resumed run needs: it rebuilds that window and continues in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bsmeta.data.sources import Source
 from bsmeta.data.windows import Window, WindowMaker
 
 Sequences = list[tuple[PackedWindow, int]]
-"""The sequences of a window, each as its part of the window and its place in that."""
+"""The sequences of a window, each as a packed window and its index in it."""
 
 
 class LogicalStream:
@@ -29,11 +29,11 @@ class LogicalStream:
     Args:
         stream: Number of the stream.
         shares: What it owns.
-        maker: Makes windows into sequences.
+        maker: Turns windows into sequences.
         config: `max_bad_documents` is used.
         seed: Seed of the run.
         source: Reads the shares.
-        phases: When the metadata's schedule goes on to its next phase.
+        phases: When the metadata schedule switches phases.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class LogicalStream:
         """The sequences from a position on.
 
         Args:
-            position: Where to begin.
-            epochs: Number of the epoch to stop before; None goes on for ever.
+            position: Where to start.
+            epochs: Number of the epoch to stop before; None never stops.
 
         Raises:
-            DataError: If a whole epoch gives none, too many documents are bad, or one is bad where
+            DataError: If a whole epoch yields none, too many documents are bad, or one is bad where
                 `bad_documents` is strict.
         """
         keys = self._config.metadata_config.metadata_list
@@ -94,10 +94,10 @@ class LogicalStream:
             position = Position(epoch=position.epoch + 1, emitted=position.emitted)
 
     def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Sequences, Counter[str]]]:
-        """What is left of an epoch: place of the share, place of the window in it, the window.
+        """The rest of an epoch: share index, window index in the share, sequences, and skips.
 
-        And how many of its documents were left out. Lines are let go of before a window is given
-        out: they may be ten times as large.
+        The skips count the documents of the window that were left out. The lines of a window are
+        released before its sequences are yielded: they may be ten times as large.
         """
         emitted = begin.emitted - begin.sequence
         order = order_of(self._shares, self._seed, begin.epoch, self._stream)
@@ -111,12 +111,12 @@ class LogicalStream:
     def _made(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
         """The sequences of a window, and how many documents were left out, by reason.
 
-        Where the schedule switches inside it, the documents of which nothing was used yet are made
-        again for the new phase; what is left of half-used ones is dropped.
+        If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
+        and the rest of partly used documents is dropped.
 
         Args:
             window: The window.
-            emitted: Sequences that the stream gave out before the window's first.
+            emitted: Number of sequences that the stream yielded before the window.
         """
         made: Sequences = []
         documents, skipped = self._maker.documents(window, self._phases.of(self._stream, emitted))

@@ -1,13 +1,13 @@
-"""Lines through TensorFlow's tf.data (`data_config.reader=tf`): any file system that it knows.
+"""Read lines with TensorFlow's tf.data (`data_config.reader=tf`), from any supported file system.
 
-Gives the windows of the native reader, with these differences: TensorFlow cannot enter a file in
-the middle, so a resumed stream, and one of several that share a shard, reads the shard again up to
-its window; carriage returns are dropped from lines (JSON has none inside a string); and where
-compressed data is damaged, not merely cut, some lines before the damage are lost, too: what is in
-TensorFlow's buffer (`BUFFER`), and what belongs to the same window.
+Returns the windows of the native reader, with these differences: TensorFlow cannot start in the
+middle of a file, so a resumed stream, or one of several that share a shard, reads the shard again
+up to its window; carriage returns are dropped from lines (JSON has none inside a string); and if
+compressed data is damaged, not merely truncated, some lines before the damage are also lost: those
+in TensorFlow's buffer (`BUFFER`), and those in the same window.
 
-TensorFlow is imported when the source is made, its runtime started only in the process that reads:
-its threads would not survive the fork of the loader processes.
+TensorFlow is imported when the source is created, but its runtime starts only in the process that
+reads, because its threads would not survive the fork of the loader processes.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from bsmeta.data.sources import PlacedWindow
 from bsmeta.data.windows import Window
 
 READ_AHEAD = 1  # windows: each may be tens of megabytes
-BUFFER = 1 << 20  # bytes of a file that are read at once
+BUFFER = 1 << 20  # bytes per read of a file
 UNKNOWN = ("hf://", "http://", "https://")
 
 
 @lru_cache(maxsize=1)
 def tensorflow() -> Any:
-    """TensorFlow, which says nothing and sees no GPU: those belong to the training.
+    """Import TensorFlow without log output and without GPUs, which are reserved for training.
 
     Raises:
         ConfigurationError: If it is not installed.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 0 says everything, 3 only what is fatal
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # 0 logs everything, 3 only fatal errors
     try:
         import tensorflow
     except ImportError as error:
@@ -67,7 +67,7 @@ class TensorFlowSource:
     """Reads lines with tf.data.
 
     Args:
-        config: Which shards, and how large windows are.
+        config: Selects the shards and the window size.
     """
 
     def __init__(self, config: DataConfig) -> None:
@@ -75,10 +75,10 @@ class TensorFlowSource:
         self._tf = tensorflow()
 
     def shards(self) -> list[Shard]:
-        """The training shards, sorted by name; also `gs://`, `s3://` and what else is known.
+        """The training shards, sorted by name; also on `gs://`, `s3://` and other file systems.
 
         Raises:
-            ConfigurationError: If a shard is of a format or on a file system that is not known.
+            ConfigurationError: If the format or the file system of a shard is not supported.
             DataError: If a pattern matches nothing, or no shard is left.
         """
         entries = entries_of(self._config)
@@ -110,7 +110,7 @@ class TensorFlowSource:
     def windows(
         self, epoch: int, order: Sequence[Share], place: int, number: int
     ) -> Iterator[PlacedWindow]:
-        """The windows of an epoch from a place on; see `Source`.
+        """The windows of an epoch from a position on; see `Source`.
 
         Raises:
             DataError: If a shard cannot be read for another reason than damaged data.
@@ -126,13 +126,13 @@ class TensorFlowSource:
                 place, number, intact = place + 1, 0, reader.intact
 
     def _blocks(self, shares: Sequence[Share], number: int) -> Iterator[np.ndarray]:
-        """Lines of the windows of some shares, window by window, and an empty block behind each.
+        """Lines of some shares, window by window, with an empty block after each share.
 
-        Shards are opened and read in parallel with what is done with them, in their order.
+        Shards are opened and read in order, in parallel with their processing.
 
         Args:
             shares: The shares.
-            number: The window of the first one to begin with.
+            number: The window of the first share to start with.
         """
         data, count = self._tf.data, self._config.window_documents
         behind = data.Dataset.from_tensors(self._tf.constant([], self._tf.string))
@@ -168,7 +168,7 @@ class TensorFlowSource:
         return blocks.prefetch(READ_AHEAD).as_numpy_iterator()
 
     def _list(self, entries: Sequence[str]) -> list[Shard]:
-        """`list_shards` for file systems that only TensorFlow knows."""
+        """`list_shards` for file systems that only TensorFlow supports."""
         gfile = self._tf.io.gfile
         found = sorted({path for entry in entries for path in self._expand(entry)})
         kept = [path for path in found if not is_excluded(path, self._config)]
@@ -193,7 +193,7 @@ class TensorFlowSource:
         return files
 
     def _lines(self, shard: Shard) -> Iterator[bytes]:
-        """The lines of a shard, one after the other, without starting TensorFlow's runtime."""
+        """The lines of a shard, one by one, without starting TensorFlow's runtime."""
         rest = b""
         with self._tf.io.gfile.GFile(shard.path, "rb") as file:
             try:
@@ -201,7 +201,7 @@ class TensorFlowSource:
                     *lines, rest = (rest + block).split(b"\n")
                     yield from lines
             except DamagedFileError:
-                return  # said where the shard is read
+                return  # reported when the shard is read
         if rest:
             yield rest
 
@@ -211,14 +211,14 @@ class ShareReader:
 
     Args:
         share: The share.
-        number: The window to begin with.
+        number: The window to start with.
         blocks: Lines of its windows, and an empty block; then those of other shares.
-        count: Lines of a window.
+        count: Number of lines per window.
 
     Attributes:
-        number: The window that comes next.
-        ended: Whether the share has no more.
-        intact: Whether the blocks of other shares can be read behind it.
+        number: The next window.
+        ended: Whether the share has no more windows.
+        intact: Whether the blocks of other shares can be read after it.
     """
 
     def __init__(self, share: Share, number: int, blocks: Iterator[np.ndarray], count: int) -> None:
@@ -229,13 +229,13 @@ class ShareReader:
         self.ended = False
         self.intact = True
         self._is_whole = number == 0 and share.is_whole
-        self._size = 0  # bytes of lines and their ends
+        self._size = 0  # bytes of lines, including their ends
 
     def read(self, epoch: int) -> Window:
         """The next window.
 
         Raises:
-            DataError: If the shard cannot be read for another reason than damaged data.
+            DataError: If the shard cannot be read for a reason other than damaged data.
         """
         errors, shard = tensorflow().errors, self._share.shard
         numbers = self._share.documents(self.number, self._count)
@@ -246,7 +246,7 @@ class ShareReader:
             lines = [line if len(line) <= LONGEST_LINE else OVERLONG for line in lines]
             self.ended = len(lines) < self._count
             if lines and self.ended:
-                next(self._blocks)  # the empty one
+                next(self._blocks)  # the empty block
         except errors.DataLossError as error:
             self.ended, self.intact = True, False
             return Window(epoch, shard, numbers, [], f"cannot be decompressed: {error.message}")
@@ -260,10 +260,10 @@ class ShareReader:
         return Window(epoch, shard, numbers, lines, damage)
 
     def _is_complete(self) -> bool:
-        """Whether all content was read, as far as the end of the file tells it.
+        """Whether all content was read, as far as the end of the file reveals it.
 
-        TensorFlow takes a cut file for a short one. A gzip file ends in the size of its last member
-        (RFC 1952, section 2.3.1), which mostly is its only one; the last line may have no end.
+        TensorFlow mistakes a truncated file for a short one. A gzip file ends with the size of its
+        last member (RFC 1952, section 2.3.1), usually its only one; the last line may lack an end.
         """
         if not self._is_whole or not self._share.shard.size:
             return False
@@ -274,9 +274,9 @@ class ShareReader:
 
 
 def cut_of(path: str) -> tuple[str, int]:
-    """Why a gzip file cannot be read to its end (empty if it can), and its whole lines.
+    """Why a gzip file cannot be read to its end (empty if it can), and its number of whole lines.
 
-    One more pass over it, by a decompressor that notices.
+    Makes another pass over it, with a decompressor that detects truncation.
     """
     lines = 0
     with tensorflow().io.gfile.GFile(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The tokenizer of a run, as its data sees it."""
+"""Load the tokenizer of a run, and check its vocabulary."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
 
 
 def check_vocabulary(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """Refuses the tokenizer that transformers makes up for a folder without a tokenizer's files.
+    """Rejects the default tokenizer that transformers builds for a folder without tokenizer files.
 
-    It has the special tokens of the model's class and no others, and reads every text as empty.
+    It only has the special tokens of the model's class, and encodes every text as empty.
 
     Args:
         tokenizer: The tokenizer.
         where: The key that names it, and its value.
 
     Raises:
-        ConfigurationError: It has no tokens but special ones.
+        ConfigurationError: If it only has special tokens.
     """
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigurationError(

@@ -1,8 +1,8 @@
-"""Texts into token ids and, where asked for, the characters that each token covers.
+"""Encode texts into token ids and, on request, the characters that each token covers.
 
 For byte-level BPE (GPT-2, Llama 3, Qwen, ...) the tokens of a text are its bytes cut into parts, so
-the characters follow from the tokens' lengths in bytes by cumulative sums, and no tokenizer need
-keep track of them, which costs as much as the encoding. Others report their own offsets.
+the characters follow from cumulative sums of the tokens' byte lengths. This avoids offset tracking
+in the tokenizer, which costs as much as the encoding. Other tokenizers report their own offsets.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tokens:
     def characters(self) -> tuple[np.ndarray, np.ndarray]:
         """First character of each token, and the end of its last one (both int32[n]).
 
-        A character that takes several tokens lies in the span of each of them.
+        A character encoded by several tokens is in the span of each of them.
         """
         if self._characters is None:
             self._characters = self._find_characters()
@@ -68,12 +68,12 @@ class Tokens:
         return character[starts], character[ends - 1] + 1
 
     def within(self, beginning: str) -> int:
-        """How many of the first tokens lie wholly in the beginning of the text."""
+        """Number of leading tokens that lie entirely in the beginning of the text."""
         if self._lengths is None:
             assert self._offsets is not None
             return int(np.searchsorted(self._offsets[:, 1], len(beginning), side="right"))
         size = len(beginning.encode())
-        ends = np.cumsum(self._lengths[self.ids[:size]])  # a token has at least one byte
+        ends = np.cumsum(self._lengths[self.ids[:size]])  # every token has at least one byte
         return int(np.searchsorted(ends, size, side="right"))
 
 
@@ -81,7 +81,7 @@ _NOWHERE = np.zeros(0, np.int64)
 
 
 class SpecialTokens:
-    """The special tokens of a tokenizer: where they are in tokens, and texts encoded without them.
+    """Finds a tokenizer's special tokens among tokens, and encodes texts without them.
 
     Args:
         tokenizer: The tokenizer; it is copied.
@@ -100,15 +100,15 @@ class SpecialTokens:
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def places(self, tokens: Tokens) -> np.ndarray:
-        """Which of the tokens are special (int64)."""
+        """Indices of the special tokens (int64)."""
         ids = tokens.ids
-        if not len(ids) or ids.max() < self._smallest:  # mostly: they have the last numbers
+        if not len(ids) or ids.max() < self._smallest:  # usually: special ids are the last
             return _NOWHERE
         places = np.flatnonzero(ids >= self._smallest)
         return places[self._is_special[ids[places]]]
 
     def all_inside(self, tokens: Tokens, places: np.ndarray, parts: np.ndarray) -> bool:
-        """Whether the tokens at these places lie in these parts of the text (int[m, 2], sorted)."""
+        """Whether the tokens at these indices lie in the parts of the text (int[m, 2], sorted)."""
         starts, ends = tokens.characters()
         starts, ends = starts[places], ends[places]
         rows = np.searchsorted(parts[:, 0], starts, side="right") - 1
@@ -116,7 +116,7 @@ class SpecialTokens:
         return bool((ends <= limits[rows]).all())
 
     def encode(self, text: str, parts: np.ndarray, lengths: np.ndarray | None) -> Tokens:
-        """The tokens of a text in which special tokens are meant in these parts only.
+        """Encodes a text, recognizing special tokens in these parts only.
 
         Args:
             text: The text.
@@ -151,8 +151,8 @@ class TextTokenizer:
 
     Args:
         tokenizer: The tokenizer.
-        backend: A name of `choose_backend`; another than `hf` is for byte-level BPE only.
-        sample: Texts on which it must give the ids of the tokenizer itself.
+        backend: A name of `choose_backend`; all except `hf` are for byte-level BPE only.
+        sample: Texts on which it must return the same ids as the tokenizer itself.
 
     Raises:
         ConfigurationError: If the tokenizer is not a fast one, or the backend does not suit it.
@@ -167,7 +167,7 @@ class TextTokenizer:
                 f"tokenizer_name: {tokenizer.name_or_path} is no fast tokenizer (it has no "
                 "tokenizer.json); expected one that the tokenizers library can run"
             )
-        self._oracle = Tokenizer.from_str(fast.to_str())  # ours: its settings are changed
+        self._oracle = Tokenizer.from_str(fast.to_str())  # a copy: its settings are changed
         self._oracle.no_truncation()
         self._oracle.no_padding()
         self._special = SpecialTokens(self._oracle)
@@ -185,8 +185,8 @@ class TextTokenizer:
 
         Args:
             texts: The texts.
-            own: For the number of a text the parts of it (int[m, 2], sorted) in which a special
-                token that is written out is meant; elsewhere it is text. None: it is meant
+            own: Maps the index of a text to the parts of it (int[m, 2], sorted) in which literal
+                special tokens are recognized; elsewhere they are text. None: they are recognized
                 everywhere.
         """
         if self._lengths is not None:
@@ -204,8 +204,8 @@ class TextTokenizer:
             ]
         if own is None:
             return tokens
-        # Hardly any text has one written out: all are encoded as if they were meant, at full
-        # speed, and those in which one was found where none is meant a second time.
+        # Few texts contain literal special tokens: all texts are encoded with them recognized, at
+        # full speed, and those with one outside the allowed parts are encoded a second time.
         for number, one in enumerate(tokens):
             places = self._special.places(one)
             if len(places) and not self._special.all_inside(one, places, own(number)):
@@ -214,9 +214,9 @@ class TextTokenizer:
 
 
 def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
-    """Length in bytes of each entry of a byte-level BPE vocabulary (int32); None for other kinds.
+    """Byte length of each entry of a byte-level BPE vocabulary (int32); None for other tokenizers.
 
-    A byte-level vocabulary writes each byte as one character, so lengths are those of the entries.
+    A byte-level vocabulary represents each byte as one character, so lengths are those of entries.
     """
     parts = json.loads(tokenizer.to_str())
     steps = (parts["pre_tokenizer"] or {}).get("pretokenizers", [parts["pre_tokenizer"] or {}])
@@ -229,7 +229,7 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         lengths[number] = len(entry)
     for entry, number in added.items():
         lengths[number] = len(entry.encode())
-    # A tokenizer may still add, drop or replace characters: it has many ways to.
+    # A tokenizer may still add, drop or replace characters in many ways.
     whole = [PROBE, *(f"a{entry} b" for entry in added), " a", "a "]
     totals = [
         int(lengths[encoding.ids].sum())

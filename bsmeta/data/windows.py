@@ -1,8 +1,8 @@
-"""A window: some documents of a shard, from lines to packed sequences.
+"""Windows: process some documents of a shard from lines to packed sequences.
 
-Where the stream's time goes: `streams` says which window, this module decodes its lines, chooses
-and renders metadata, encodes, cuts and packs. All of it follows from (seed, epoch, shard, document
-numbers) alone, so a window can be made again at any time.
+Most of the stream's time is spent here: `streams` selects the window, this module decodes its
+lines, samples and renders metadata, encodes, cuts and packs. The result depends only on (seed,
+epoch, shard, document numbers), so a window can be rebuilt at any time.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ ENCODED_AT_ONCE = 8_000_000  # characters
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Some documents of a shard that are made into sequences together.
+    """Some documents of a shard that are turned into sequences together.
 
     Attributes:
         epoch: The epoch of the stream that reads them.
         shard: Where they come from.
-        numbers: Numbers in the shard of the documents that belong to it, rising.
-        lines: One document each, the first ones of those numbers: fewer where the shard ends.
+        numbers: Shard-level numbers of the documents that belong to it, increasing.
+        lines: One document each, for the first of those numbers: fewer if the shard ends.
         damage: Why the shard cannot be read beyond them; empty if it can.
     """
 
@@ -66,7 +66,7 @@ class WindowDocument:
     Attributes:
         number: Its number in the shard.
         rendered: The document with the metadata that was drawn for it.
-        pieces: What is trained on, in order.
+        pieces: The chunks to train on, in order.
     """
 
     number: int
@@ -75,13 +75,13 @@ class WindowDocument:
 
 
 class WindowMaker:
-    """Makes windows into sequences.
+    """Turns windows into sequences.
 
     Args:
         config: Where documents come from, and how they become sequences.
         tokenizer: A fast tokenizer with an EOS token.
         seed: Seed of the run.
-        held_out: What must not be trained on.
+        held_out: Documents that must not be trained on.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
 
     Raises:
@@ -124,12 +124,12 @@ class WindowMaker:
 
         Args:
             window: Their lines.
-            phase: The phase of the metadata's schedule that metadata is drawn by.
-            leave_out: Numbers of documents to pass over.
+            phase: The phase of the metadata schedule to sample metadata with.
+            leave_out: Numbers of documents to skip.
 
         Raises:
-            DataError: If a document is bad or the shard damaged, and `bad_documents` is strict;
-                or one is held out, and `on_test_overlap` is error.
+            DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
+                or if a document is held out, and `on_test_overlap` is error.
         """
         rejecter = Rejecter(self._config, window.shard)
         numbers, rendered = [], []
@@ -145,7 +145,7 @@ class WindowMaker:
         return [WindowDocument(*one) for one in parts], rejecter.counts
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
-        """The sequences that hold the pieces of a window's documents."""
+        """The sequences that hold the chunks of a window's documents."""
         cuts = [one.pieces for one in documents]
         owner = np.repeat(np.arange(len(cuts)), [len(pieces) for pieces in cuts])
         types = np.array([self._type_bits(one.rendered) for one in documents], np.int32)[owner]
@@ -166,7 +166,7 @@ class WindowMaker:
         )
 
     def _with_everything(self, line: bytes) -> Rendered | None:
-        """A document with all metadata that it has; None if it is bad."""
+        """A document rendered with all of its metadata; None if it is bad."""
         try:
             document = self._decoder.decode(line)
             rendered = self._renderer.render(document, self._metadata.metadata_list)
@@ -215,7 +215,7 @@ class WindowMaker:
         return sum(self._bits[key] for key in rendered.types)
 
     def _cut(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
-        """The pieces of each document that are trained on."""
+        """The chunks of each document that are trained on."""
         return [pieces for batch in batches_of(rendered) for pieces in self._cut_batch(batch)]
 
     def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
@@ -232,10 +232,10 @@ class WindowMaker:
 
 
 def batches_of(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
-    """Documents in batches, each of about `ENCODED_AT_ONCE` characters or of one longer document.
+    """Documents in batches of about `ENCODED_AT_ONCE` characters, or of one longer document.
 
-    A tokenizer needs 10 to 80 bytes of memory for a character of the texts that it is given at
-    once, which for a window of long documents is many gigabytes.
+    A tokenizer needs 10 to 80 bytes of memory per character of a batch, which for a whole window
+    of long documents would be many gigabytes.
     """
     begin = size = 0
     for place, one in enumerate(rendered):

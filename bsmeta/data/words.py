@@ -1,10 +1,10 @@
-"""A memory of words before a tokenizer: what was encoded once is not encoded again.
+"""A word cache in front of a tokenizer: no word is encoded twice.
 
-The tokenizers library takes more than a microsecond for each word, whether it knows it or not, and
-nine words in ten come again. A byte-level tokenizer splits a text by a pattern and encodes the
-parts one by one; with the patterns below it always splits between a visible character and a space
-behind it, and what stands on one side does not change how the other is split. So a text may be cut
-there, and the ids of the parts put together.
+The tokenizers library takes more than a microsecond per word, whether or not it has seen it before,
+and nine words in ten recur. A byte-level tokenizer splits a text by a pattern and encodes the parts
+separately; with the patterns below it always splits between a visible character and a space after
+it, and the text on one side does not affect how the other side is split. So a text may be cut
+there, and the ids of the parts concatenated.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ Backend = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to token ids (int32); special tokens in a text are recognized, none are added."""
 
 GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""What a `ByteLevel` pre-tokenizer splits by where it does so itself."""
+"""The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
 
 _LATER = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPACED_PATTERNS = frozenset({GPT2_PATTERN, _LATER % "{1,3}", _LATER % ""})
-"""Patterns (of GPT-2, Llama 3, Qwen 2) of which no match holds a space behind another character
-than a space, and none depends on what is before it, or behind the white space that follows it."""
+"""Patterns (of GPT-2, Llama 3, Qwen 2) whose matches never contain a space after a non-space
+character, and never depend on text before the match or after the whitespace that follows it."""
 
-MOST_WORDS = 1 << 16  # about 12 MB; a larger memory is slower to look up
-LONGEST_WORD = 64  # bytes; longer ones seldom come again
+MOST_WORDS = 1 << 16  # about 12 MB; lookups in a larger cache are slower
+LONGEST_WORD = 64  # bytes; longer words rarely recur
 JOINED = 256  # unknown words that are encoded as one text
 SPACE, FIRST_VISIBLE, VISIBLE = 32, 33, 94  # "!" to "~": visible in every encoding of UTF-8
 
 
 class WordMemory:
-    """A backend that remembers the ids of words; the ids are those of the backend behind it.
+    """A backend that caches the ids of words; the ids are those of the wrapped backend.
 
     Args:
-        backend: What encodes the words that are not known.
-        tokenizer: What the backend stands in for. It splits by one of `SPACED_PATTERNS`, does not
-            normalize the text, and its special tokens do not depend on what is around them.
+        backend: Encodes the words that are not cached.
+        tokenizer: The tokenizer that the backend implements. It splits by one of
+            `SPACED_PATTERNS`, does not normalize the text, and its special tokens do not depend on
+            the surrounding text.
     """
 
     def __init__(self, backend: Backend, tokenizer: Tokenizer) -> None:
@@ -52,7 +53,7 @@ class WordMemory:
             token.content.encode(): np.int32(number).tobytes() for number, token in added.items()
         }
         self._words = dict(self._special)  # ids as int32
-        # The tokenizer, too, first looks for those that do not ask for a normalized text.
+        # Like the tokenizer, first find those that do not require normalized text.
         groups = [
             [one.content.encode() for one in added.values() if one.normalized == n]
             for n in (False, True)
@@ -61,7 +62,7 @@ class WordMemory:
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self._lengths = np.zeros(max(vocabulary.values()) + 1, np.int64)
         for entry, number in vocabulary.items():
-            self._lengths[number] = len(entry)  # a byte is written as one character
+            self._lengths[number] = len(entry)  # a byte is represented as one character
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The ids of each text (int32[n], read-only)."""
@@ -104,7 +105,7 @@ class WordMemory:
         ]
 
     def _learn(self, words: list[bytes]) -> dict[bytes, bytes]:
-        """Encodes words, many at once where they may stand one behind the other."""
+        """Encodes words, many at once if they can be concatenated."""
         can_join = [word for word in words if word[0] == SPACE and is_visible(word[-1])]
         learned: dict[bytes, bytes] = {}
         groups = [can_join[i : i + JOINED] for i in range(0, len(can_join), JOINED)]
@@ -118,7 +119,7 @@ class WordMemory:
             if any(name in text for name in self._special) or not np.array_equal(
                 token_ends[np.minimum(stops, len(ids)) - 1], ends
             ):
-                continue  # a special token came about, or one of another length: each by itself
+                continue  # a token spans two words, or a special token was formed
             bounds = itertools.pairwise([0, *stops.tolist()])
             learned |= {
                 word: ids[begin:end].tobytes()
@@ -130,18 +131,18 @@ class WordMemory:
 
 
 def alternatives(strings: Sequence[bytes]) -> re.Pattern[bytes]:
-    """A pattern of all strings, as one group; the longest is found where several begin."""
+    """A pattern that matches any of the strings, as one group, preferring the longest match."""
     longest_first = sorted(strings, key=len, reverse=True)
     return re.compile(b"(" + b"|".join(map(re.escape, longest_first)) + b")")
 
 
 def is_visible(byte: int) -> bool:
-    """Whether a byte of UTF-8 is a character that is no white space; "no" if it may be."""
+    """Whether a UTF-8 byte is surely a character other than whitespace."""
     return 0 <= byte - FIRST_VISIBLE < VISIBLE
 
 
 def split_words(raw: bytes) -> list[bytes]:
-    """Cuts a text (in UTF-8) between visible characters and the spaces behind them."""
+    """Cuts a text (in UTF-8) between visible characters and the spaces after them."""
     codes = np.frombuffer(raw, np.uint8)
     before = np.flatnonzero(codes[1:] == SPACE)
     before = before[codes[before] - np.uint8(FIRST_VISIBLE) < VISIBLE]

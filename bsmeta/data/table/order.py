@@ -1,7 +1,7 @@
-"""Which rows make up each step of an epoch: arithmetic on integers, no row is read.
+"""Which rows make up each step of an epoch: integer arithmetic, without reading rows.
 
-The order follows from (seed, epoch) and knows nothing of processes: step t holds the same rows for
-every world size, number of loader workers and split into micro-batches. Every row is in exactly one
+The order depends only on (seed, epoch), not on the processes: step t has the same rows for every
+world size, number of loader workers and split into micro-batches. Every row is in exactly one
 step of an epoch.
 """
 
@@ -37,17 +37,17 @@ class StepOrder(Protocol):
     """Cuts every epoch into steps."""
 
     steps_per_epoch: int
-    """The same for every epoch."""
+    """Number of steps, the same for every epoch."""
 
     shares: int | None
-    """What processes x accumulation must divide; None: any number will do."""
+    """The number that processes x accumulation must divide; None: no constraint."""
 
     def epoch(self, epoch: int) -> EpochOrder:
-        """The steps of an epoch, from 0."""
+        """The steps of an epoch (counted from 0)."""
 
 
 class FixedSize:
-    """Steps of `batch_size` rows; the last one of an epoch holds what is left.
+    """Steps of `batch_size` rows; the last step of an epoch has the remaining rows.
 
     Raises:
         ConfigurationError: If there are no rows, or the batch size is not positive.
@@ -74,7 +74,7 @@ class FixedSize:
 class TokenBudget:
     """Steps of rows of similar length whose padded tokens fit a budget over all processes.
 
-    Rows are bucketed by `length // span`. A step holds rows of one bucket: as many as fit when each
+    Rows are bucketed by `length // span`. A step has rows of one bucket: as many as fit when each
     is padded to the bucket's longest row and the budget is cut into `shares` equal parts, so that
     no process exceeds its part of the budget, for any number of processes that divides `shares`.
 

@@ -1,8 +1,8 @@
-"""A table of encoded examples on disk: built once per machine, never used for other settings.
+"""A table of encoded examples on disk: built once per machine, never reused for other settings.
 
-The store is an Arrow folder of `datasets`, memory-mapped by every process. Beside the rows lies
-what decided them: the content hash of the source and every setting that shapes a row. A store that
-was built with others is refused by the name of the setting that differs.
+The store is an Arrow folder of `datasets`, memory-mapped by every process. It also
+stores what determines the rows: the content hash of the source and every setting that affects a
+row. A store built with different settings is rejected, naming the setting that differs.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ KEY = "key.json"
 
 
 def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset]) -> Dataset:
-    """The rows of a store, which is built first where there is none.
+    """The rows of a store, which is built first if there is none.
 
     Every process of a run calls it: one process per machine builds while the others wait.
 
     Args:
         folder: Where the store is, or will be.
-        key: What decides the rows, JSON-able: the source's content hash, and every setting.
-        build: Makes the rows (`Dataset.map(num_proc=...)` inside).
+        key: What determines the rows, JSON-serializable: the source's content hash and every
+            setting.
+        build: Builds the rows (`Dataset.map(num_proc=...)` inside).
 
     Raises:
         ConfigurationError: If the store was built from another source or with other settings.
@@ -62,7 +63,7 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
 
 
 def _write(folder: Path, key: dict[str, Any], rows: Dataset) -> None:
-    """Writes a store aside and renames it: an interrupted build leaves none."""
+    """Writes a store to a temporary folder and renames it: an interrupted build leaves no store."""
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     rows.save_to_disk(str(part))

@@ -1,7 +1,7 @@
-"""The steps of one rank over a table: its micro-batches, from the beginning or a saved state.
+"""The steps of one rank over a table: its micro-batches, from the start or from a saved state.
 
-The rows of a step are dealt to processes and micro-batches within the step, so its global batch
-does not depend on them. The state is the number of steps done.
+The rows of a step are divided among processes and micro-batches within the step, so its global
+batch does not depend on them. The state is the number of steps done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bsmeta.data.loader import set_up_worker
 from bsmeta.data.table.order import EpochOrder, StepOrder
 
 Collate = Callable[[np.ndarray, int], MicroBatch]
-"""Makes a micro-batch of some rows (at least one) in an epoch."""
+"""Builds a micro-batch from some rows (at least one) in an epoch."""
 
 
 class TableStream:
@@ -29,13 +29,14 @@ class TableStream:
 
     Args:
         order: Which rows make up a step.
-        collate: Makes a micro-batch; called in the loader workers.
+        collate: Builds a micro-batch; called in the loader workers.
         rank: This process.
         world_size: Number of processes.
-        accumulation: Micro-batches of a step; each process has as many in every step.
-        num_workers: Loader processes; 0 makes everything in this one.
+        accumulation: Micro-batches per step, the same for each process and step.
+        num_workers: Number of loader processes; 0 does all work in this process.
         fingerprint: What must be equal for a saved state to be usable.
-        state: `{"steps": n, ...}` as saved with a checkpoint; None begins.
+        state: `{"steps": n, ...}` as saved with a checkpoint; None starts from the
+            beginning.
 
     Raises:
         ConfigurationError: If processes x accumulation do not divide the order's shares.
@@ -73,7 +74,7 @@ class TableStream:
         """The steps from the state on.
 
         Raises:
-            UserError: What making a batch raised, in whichever process.
+            UserError: Raised while building a batch, in any process.
         """
         loader = DataLoader(
             self._steps,
@@ -81,7 +82,7 @@ class TableStream:
             batch_size=None,
             num_workers=self._num_workers,
             worker_init_fn=set_up_worker,
-            generator=torch.Generator(),  # the global one is the dropout's
+            generator=torch.Generator(),  # the global generator is used by dropout
         )
         for number, batches in enumerate(loader, start=self._done + 1):
             if isinstance(batches, UserError):
@@ -90,7 +91,7 @@ class TableStream:
 
     @staticmethod
     def merge(states: list[dict[str, Any]]) -> dict[str, Any]:
-        """The state of the run from those of all ranks, which are in the same step."""
+        """The state of the run from those of all ranks, which are at the same step."""
         assert all(state == states[0] for state in states), f"ranks disagree: {states}"
         return states[0]
 
@@ -114,7 +115,7 @@ class _Steps(Dataset):
         try:
             return [self._micro_batch(dealt[part], rows, epoch) for part in self._own]
         except UserError as error:
-            return error  # raised in the trainer's process, where no stack trace buries it
+            return error  # raised in the trainer's process, without a worker's stack trace
 
     def _micro_batch(self, own: np.ndarray, rows: np.ndarray, epoch: int) -> MicroBatch:
         if len(own):
