@@ -33,7 +33,7 @@ class EncodedDocument:
         prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`; 0 for BOS.
         prefix_targets: bool[p], whether the token's type is trained on.
         ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
-        kinds: uint8[n], 0 for text and EOS, otherwise as in `prefix_kinds`.
+        kinds: uint8[n], token types: 0 for text and EOS, otherwise as in `prefix_kinds`.
         targets: bool[n], as in `prefix_targets`; text and EOS always are.
         run: int32[n], equal for tokens between which no chunk may end (they share an inserted
             string); -1 for text.

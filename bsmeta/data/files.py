@@ -119,7 +119,7 @@ def refuse_bad_copy(path: str | FileRef) -> None:
     """Raises if a rejected document may come from a bad cached copy.
 
     Raises:
-        DataError: If the cached content differed from the Hub's; it is now right.
+        DataError: If the cached content differed from the Hub's; it has been replaced.
     """
     if not isinstance(path, FileRef):
         return

@@ -37,7 +37,7 @@ def fingerprint(
     """Everything that determines the sequences of a run; JSON-serializable.
 
     Args:
-        config: Where documents come from, and how they become sequences.
+        config: The sources of documents, and how they are turned into sequences.
         tokenizer: The tokenizer.
         seed: Seed of the run.
         phases: When the metadata schedule switches phases.

@@ -37,7 +37,7 @@ class LiveStreams:
     """All logical streams of a run, read from the shards.
 
     Args:
-        config: Where documents come from, and how they become sequences.
+        config: The sources of documents, and how they are turned into sequences.
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
         seed: Seed of the run.
         phases: When the metadata schedule switches phases.

@@ -28,7 +28,7 @@ class PackedSequence:
 
     Attributes:
         ids: int32[n].
-        kinds: uint8[n], 0 for text and EOS, 1 + i for metadata of type metadata_list[i].
+        kinds: uint8[n], token types: 0 for text and EOS, 1 + i for type metadata_list[i].
         loss_mask: bool[n], the targets.
         lengths: int64[p], number of tokens of each chunk.
         types: int32[p], metadata types rendered for each chunk's document (bit i:

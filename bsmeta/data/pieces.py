@@ -50,7 +50,7 @@ class Piece:
 
     @property
     def kinds(self) -> np.ndarray:
-        """0 for text and EOS, 1 + i for metadata of type metadata_list[i] (uint8)."""
+        """Token types (uint8): 0 for text and EOS, 1 + i for type metadata_list[i]."""
         return self._behind(self.document.prefix_kinds, self.document.kinds)
 
     @property

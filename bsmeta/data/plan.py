@@ -105,7 +105,7 @@ class Division:
 
     Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
     g mod S. Rank r takes the g = r (mod world size), in order, and its loader processes take turns
-    at these. So every stream has exactly one reader, whatever the numbers are.
+    at these. So every stream always has exactly one reader.
     """
 
     num_streams: int

@@ -30,7 +30,7 @@ class TrainStream:
     """This rank's steps in the order of the run; endless.
 
     Args:
-        config: Where documents come from, and how they become batches.
+        config: The sources of documents, and how they are turned into batches.
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
         seed: Seed of the run.
         rank: This process.

@@ -78,7 +78,7 @@ class WindowMaker:
     """Turns windows into sequences.
 
     Args:
-        config: Where documents come from, and how they become sequences.
+        config: The sources of documents, and how they are turned into sequences.
         tokenizer: A fast tokenizer with an EOS token.
         seed: Seed of the run.
         held_out: Documents that must not be trained on.

@@ -39,7 +39,7 @@ class LocalTags:
     """What the local records of one type insert: one row per record, in the order of the data.
 
     Attributes:
-        kind: 1 + the type's index in `metadata_list`.
+        kind: Token type: 1 + the type's index in `metadata_list`.
         spans: int64 [n, 2], character offsets in the text.
         relative: int64 [n, 2], relative start and end positions, if every record has them.
         openings: Strings to insert at the starts; may be empty.

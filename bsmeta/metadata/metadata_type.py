@@ -93,7 +93,7 @@ class MetadataType:
         """The rendered global record; None leaves it out.
 
         Raises:
-            BadDocument: If the value cannot be what the type says it is.
+            BadDocument: If the value is invalid for the type.
         """
         value = self._value(record)
         if value is None:
@@ -146,7 +146,7 @@ class MetadataType:
         """The group of a text with this value (a host, a year); None: no group.
 
         Raises:
-            BadDocument: If the value cannot be what the type says it is.
+            BadDocument: If the value is invalid for the type.
         """
         return value
 

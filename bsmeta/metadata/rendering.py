@@ -35,7 +35,7 @@ class RecordText(NamedTuple):
     """A string of the prefix or suffix.
 
     Attributes:
-        kind: 1 + the index of its type in `metadata_list`.
+        kind: Token type: 1 + the type's index in `metadata_list`.
         text: The string.
         start: Number of leading characters that come from the configuration, not from the record.
         end: Number of trailing characters that do.

@@ -125,7 +125,7 @@ class Bucketing:
         self._labels = [f"{Decimal(str(bound)).normalize():f}" for bound in self._bounds or ()]
 
     def __call__(self, value: str | int | float) -> str:
-        """The value as it is rendered.
+        """The rendered value.
 
         Raises:
             BadDocument: `not_a_number`, if buckets are configured.
