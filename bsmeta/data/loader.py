@@ -233,7 +233,10 @@ def set_up_worker(_: int) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    # Blocked, it stays pending for the thread below. Ignored, because a thread of a library that
+    # does not block it would otherwise take it and end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     threading.Thread(target=_end_with_the_trainer, daemon=True).start()
 
 

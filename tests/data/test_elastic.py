@@ -104,8 +104,8 @@ def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> No
 
 
 def marked(number: int) -> ParameterSet:
-    """A third of the combinations (each of processes and workers) belongs to the quick tests."""
-    marks = [pytest.mark.slow] if number % 3 else []
+    """A sixth of the combinations (each of processes and workers) belongs to the quick tests."""
+    marks = [pytest.mark.slow] if number % 6 else []
     return pytest.param(number, marks=marks, id="-".join(map(str, COMBINATIONS[number])))
 
 

@@ -94,7 +94,7 @@ def test_row_4_a_signal_while_the_output_is_lost(tmp_path: Path) -> None:
     keys = (*LONG, "trackers=[]", "num_warmup_steps=2", "eval_steps=0", f"out_dir={tmp_path}")
     process = subprocess.Popen(
         [sys.executable, "tests/faults/faulty_task.py", *keys],
-        env={**os.environ, "FAULT": "slow:0.05"},
+        env={**os.environ, "FAULT": "slow:0.3"},
         cwd=REPOSITORY,
         stdout=writing,
         stderr=writing,

@@ -35,7 +35,11 @@ def finished(tmp_path: Path) -> dict[str, str]:
     ("override", "message"),
     [
         ("seed=1", "holds an earlier run; expected an empty folder"),
-        ("learning_rate=-1", "learning_rate in Hydra configuration: found -1.0"),
+        pytest.param(
+            "learning_rate=-1",
+            "learning_rate in Hydra configuration: found -1.0",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_start_in_the_folder_of_a_finished_run(
@@ -47,7 +51,14 @@ def test_a_start_in_the_folder_of_a_finished_run(
     assert kept == finished
 
 
-@pytest.mark.parametrize("override", ["seed=1", "learning_rate=-1", "overwrite_out_dir=true"])
+@pytest.mark.parametrize(
+    "override",
+    [
+        pytest.param("seed=1", marks=pytest.mark.slow),
+        pytest.param("learning_rate=-1", marks=pytest.mark.slow),
+        "overwrite_out_dir=true",
+    ],
+)
 def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.tex").write_text("mine")
@@ -56,7 +67,7 @@ def test_a_folder_of_other_files(override: str, tmp_path: Path) -> None:
     assert [entry.name for entry in (tmp_path / "run").iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("out_dir", [".", "'${oc.env:HOME}'"])
+@pytest.mark.parametrize("out_dir", [pytest.param(".", marks=pytest.mark.slow), "'${oc.env:HOME}'"])
 def test_the_working_folder_and_home_get_no_files(out_dir: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

@@ -33,7 +33,7 @@ def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
     return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
 
 
-@pytest.mark.parametrize("stage", ["", "2"])
+@pytest.mark.parametrize("stage", ["", pytest.param("2", marks=pytest.mark.slow)])
 def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str
 ) -> None:

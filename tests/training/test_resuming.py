@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
 
 
-@pytest.mark.parametrize("stage", [None, "2"])
+@pytest.mark.parametrize("stage", [None, pytest.param("2", marks=pytest.mark.slow)])
 def test_a_model_of_another_shape_is_refused(
     stage: str | None,
     launch: Callable[..., subprocess.CompletedProcess[str]],

@@ -80,7 +80,11 @@ def test_every_split_of_the_global_batch_gives_the_same_step(
 
 @pytest.mark.parametrize(
     ("stage", "precision"),
-    [("", "no"), ("2", "no"), pytest.param("3", "bf16", marks=pytest.mark.slow)],
+    [
+        pytest.param("", "no", marks=pytest.mark.slow),
+        ("2", "no"),
+        pytest.param("3", "bf16", marks=pytest.mark.slow),
+    ],
 )
 def test_a_resumed_run_repeats_the_undisturbed_one(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, stage: str, precision: str
