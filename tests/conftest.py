@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,11 @@ from hypothesis import settings
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TIMEOUT_S = 240
+
+# Runs that tests start inherit what is ignored, as it is under nohup and in the background of a
+# script; those tests are about what these signals do.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # An example that takes long on a busy machine is not a wrong one.
 settings.register_profile("bsmeta", deadline=None)
