@@ -28,6 +28,7 @@ setup(
     install_requires=requirements(),
     extras_require={
         "fast": ["gigatoken==0.10.0"],
+        "cluster": ["datatrove==0.10.1"],  # annotation through Slurm or Ray
         "trackers": ["wandb==0.31.0", "trackio==0.43.0"],  # tested; tensorboard is always there
     },
 )
