@@ -1,0 +1,120 @@
+"""The schema of `task=classification`: texts of a CSV file, each with a label."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from bsmeta.config.keys import key
+from bsmeta.config.schema import RunConfig
+
+
+@dataclass(kw_only=True)
+class ClassificationDataConfig:
+    """The table of texts and labels, its chunks and its splits."""
+
+    csv: str | None = key(
+        None,
+        "the table: .csv or .csv.gz with a header, or the .sqlite that an earlier run made of it",
+        is_path=True,
+    )
+    text_column: str = key("text", "column of the text")
+    label_column: str = key("label", "column of the label")
+    database: str | None = key(
+        None,
+        "SQLite file that the table is read into, once; null: beside the CSV file, with its name",
+        is_path=True,
+    )
+    csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
+    csv_encoding: str = key("auto", "encoding of the file; auto: UTF-8, UTF-16 or Windows-1252")
+    on_bad_row: str = key(
+        "refuse",
+        "a row without text or label, or with too many or too few columns; skip: leave it out, "
+        "and count",
+        choices=("refuse", "skip"),
+    )
+
+    fold_by: str = key(
+        "tokens",
+        "how a long text becomes several rows of max_length: at any token, or between words only",
+        choices=("tokens", "words"),
+    )
+    max_length: int = key(
+        128, "tokens of a row, with the special ones; longer texts are folded", at_least=3
+    )
+    split_by: str | None = key(
+        None,
+        "column whose values are groups that no split divides (an author, a site); null: each "
+        "source row is its own",
+    )
+    split_fractions: list[float] = key(
+        [0.8, 0.1, 0.1], "shares of training, validation and test, stratified by label"
+    )
+    split_column: str | None = key(
+        None, "column that says train, validation or test, instead of split_fractions"
+    )
+
+    per_device_train_batch_size: int = key(
+        16,
+        "rows in a micro-batch of one process",
+        deepspeed="train_micro_batch_size_per_gpu",
+        at_least=1,
+    )
+    per_device_eval_batch_size: int = key(
+        32, "rows in an evaluation batch of one process", at_least=1
+    )
+    num_workers: int = key(
+        0, "loader processes of each rank (0: in the training process)", at_least=0
+    )
+
+
+@dataclass(kw_only=True)
+class ClassificationConfig(RunConfig):
+    """A training run of a text classifier."""
+
+    micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
+
+    task: str = key(
+        "classification", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task"
+    )
+    data_config: ClassificationDataConfig = key(
+        ClassificationDataConfig, "the table of texts and labels"
+    )
+    prep_only: bool = key(False, "read the table into its database, and stop")
+
+    model_name: str = key(
+        "google-bert/bert-base-uncased",
+        "a folder or Hub name to load; its weights unless model_config_file",
+        is_path=True,
+        heading="Model",
+    )
+    model_config_file: str | None = key(
+        None,
+        "JSON of a transformers config: start from random weights of this shape instead",
+        is_path=True,
+    )
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+    dropout: float | None = key(
+        None, "every dropout of the model; null: those of its config", at_least=0, below=1
+    )
+    class_weights: Any = key(
+        "none",
+        "what a row counts in the loss; balanced: rows / (labels x rows of its label); or a "
+        "mapping of labels to weights, {left: 2, right: 1} (1 for those that it leaves out)",
+    )
+    label_smoothing: float = key(
+        0.0, "share of the target that is spread evenly over all labels", at_least=0, below=1
+    )
+
+    results_dir: str | None = key(
+        None,
+        "folder of the result files NAME_testset_predictions.csv, NAME_train_test_stats.json and "
+        "NAME_trained_model.sav; null: that of the CSV file",
+        is_path=True,
+        heading="Results",
+    )
+    bootstrap_resamples: int = key(
+        2000,
+        "resamples of the test set's texts (or groups) for each interval of the report",
+        at_least=1,
+    )
