@@ -119,6 +119,9 @@ class RunConfig:
     )
     start_with_eval: bool = key(False, "evaluate before the first update, too")
     save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end", at_least=0)
+    saves_per_epoch: int | None = key(
+        None, "checkpoints in an epoch, instead of save_steps", at_least=1
+    )
     extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
     async_save: bool = key(
         False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
@@ -134,6 +137,14 @@ class RunConfig:
     )
     keep_best_by: str | None = key(
         None, "the checkpoint with the best such metric of the evaluation is never deleted"
+    )
+    export_best: bool = key(
+        False, "model/ of the finished run is the best checkpoint's by keep_best_by, not the last"
+    )
+    early_stopping_patience: int | None = key(
+        None,
+        "end the run after so many evaluations in a row without a better keep_best_by; null: never",
+        at_least=1,
     )
     on_nonfinite: str = key(
         "stop",

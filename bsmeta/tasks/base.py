@@ -86,11 +86,11 @@ class FinishContext(EvaluationContext):
 
     Attributes:
         folder: The run folder.
-        best: The best checkpoint by `keep_best_by`, if there is one.
+        best: The best checkpoint by `keep_best_by`; the last one if none has a finite value of it.
     """
 
     folder: Path
-    best: Path | None
+    best: Path
 
 
 class Task(Protocol):

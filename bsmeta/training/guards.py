@@ -1,6 +1,6 @@
-"""Guards against non-finite steps and loss spikes, which stop a run or make it recover.
+"""Guards against non-finite steps, loss spikes and evaluations that no longer improve.
 
-They only use values that were summed over the ranks, so every rank makes the same decision.
+They only use values that are equal on all ranks, so every rank makes the same decision.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 
 from bsmeta.config.errors import TrainingError
 from bsmeta.data.batch import MicroBatch
+from bsmeta.tasks.base import Metric
 
 
 def is_finite(loss: float, norm: float | None) -> bool:
@@ -151,3 +152,46 @@ class SpikeGuard:
         """Restores the losses from a checkpoint."""
         self._losses.clear()
         self._losses.extend(float(loss) for loss in state)
+
+
+class EarlyStopping:
+    """Ends a run whose evaluations have stopped improving.
+
+    Args:
+        name: The metric that is compared, in its own direction (`Metric.better`).
+        patience: Consecutive evaluations without a better value than the best after which the run
+            ends; None: never.
+
+    Attributes:
+        is_due: Whether the run should end now.
+    """
+
+    def __init__(self, name: str | None, patience: int | None) -> None:
+        self._name = name
+        self._patience = patience
+        self._best: float | None = None  # negated if higher values are better
+        self._without = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._patience is not None and self._without >= self._patience
+
+    def record(self, metrics: Sequence[Metric]) -> None:
+        """Records an evaluation; a value that is not a number counts as no improvement."""
+        values = [metric for metric in metrics if metric.name == self._name]
+        if not values:
+            return
+        metric = values[0]
+        cost = -metric.value if metric.better == "max" else metric.value
+        if not math.isnan(cost) and (self._best is None or cost < self._best):
+            self._best, self._without = cost, 0
+        else:
+            self._without += 1
+
+    def state(self) -> dict[str, Any]:
+        """The best value and the evaluations since, for a checkpoint."""
+        return {"best": self._best, "without": self._without}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restores the state from a checkpoint."""
+        self._best, self._without = state["best"], int(state["without"])

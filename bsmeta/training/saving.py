@@ -113,12 +113,20 @@ class Saver:
         return [self._finished.get() for _ in range(self._finished.qsize())]
 
     def export(self, folder: Path) -> None:
-        """Replaces `folder` with the current model and its manifest; all ranks call it."""
+        """Replaces `folder` with the model and its manifest; all ranks call it.
+
+        The model is the current one, or with `export_best` that of the best checkpoint.
+        """
         if not isinstance(self._task, Exports):
             return
         temporary = folder.with_name(f".tmp-{folder.name}")
         self._processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        self._write_model(temporary)
+        best = self._processes.on_main(self.retention.best) if self._config.export_best else None
+        if best is None:
+            self._write_model(temporary)
+        else:
+            model = best.folder / "model"
+            self._processes.on_main(lambda: shutil.copytree(model, temporary))
 
         def replace() -> None:
             write_model_manifest(temporary)

@@ -42,22 +42,24 @@ class Schedule:
         if config.num_train_epochs is not None:
             epoch = _epoch("num_train_epochs", steps_per_epoch)
             max_steps = max(1, round(config.num_train_epochs * epoch))
-        logging_steps, eval_steps = config.logging_steps, config.eval_steps
-        if config.logs_per_epoch is not None:
-            logging_steps = max(
-                1, _epoch("logs_per_epoch", steps_per_epoch) // config.logs_per_epoch
-            )
-        if config.evals_per_epoch is not None:
-            eval_steps = max(
-                1, _epoch("evals_per_epoch", steps_per_epoch) // config.evals_per_epoch
-            )
+
+        def interval(key: str, steps: int) -> int:
+            times: int | None = getattr(config, key)
+            return steps if times is None else max(1, _epoch(key, steps_per_epoch) // times)
+
         extra = frozenset(config.extra_steps_to_eval_save_at)
         if extra and max(extra) > max_steps:
             raise ConfigurationError(
                 f"extra_steps_to_eval_save_at={sorted(extra)}: the run has {max_steps:,} steps "
                 f"({config.num_train_epochs} epochs of {steps_per_epoch:,}); drop those after them"
             )
-        return cls(max_steps, logging_steps, eval_steps, config.save_steps, extra)
+        return cls(
+            max_steps,
+            logging_steps=interval("logs_per_epoch", config.logging_steps),
+            eval_steps=interval("evals_per_epoch", config.eval_steps),
+            save_steps=interval("saves_per_epoch", config.save_steps),
+            extra_steps=extra,
+        )
 
     def logs(self, step: int) -> bool:
         """Whether the metrics of a step are logged; those of the last step always are."""

@@ -29,11 +29,11 @@ from bsmeta.tasks.base import (
     Task,
 )
 from bsmeta.training import random_state
-from bsmeta.training.checkpoint import DATA, STATE, Checkpoint
+from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import Processes
 from bsmeta.training.engines import make_engine
 from bsmeta.training.garbage import GarbageCollection
-from bsmeta.training.guards import NonFiniteGuard, SpikeGuard
+from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
 from bsmeta.training.optim import build_optimizer
 from bsmeta.training.profiling import Profile
@@ -118,6 +118,7 @@ class Trainer:
         self.spikes = SpikeGuard(
             config.loss_spike_deviations, config.loss_spike_window, config.max_rollbacks
         )
+        self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
         self._context = EvaluationContext(
             self.processes.rank, self.processes.size, self.processes.device, self.processes.gather
         )
@@ -177,7 +178,7 @@ class Trainer:
     def _loop(self) -> Outcome:
         self.stop.begin()
         self.throughput.start()
-        while self.progress.step < self.schedule.max_steps:
+        while not self._is_done():
             if self.steps.next_data is None:
                 self._read()  # reports why there is no data, if a step came before
             if not self._stopping:
@@ -194,10 +195,13 @@ class Trainer:
         self.saver.finish()
         if self._out_of_data:
             self.steps.raise_error()
-        if self.progress.step == self.schedule.max_steps:
+        if self._is_done():
             return Outcome.DONE
         self.tracker.event("stop", self.progress.step, reason=self.stop.name)
         return Outcome.PREEMPTED
+
+    def _is_done(self) -> bool:
+        return self.early_stopping.is_due or self.progress.step == self.schedule.max_steps
 
     # --- one step ---------------------------------------------------------------------------
 
@@ -299,6 +303,9 @@ class Trainer:
         check_metric(self.config.keep_best_by, metrics)
         self._evaluated = (self.progress.step, metrics)
         self._log_metrics(metrics)
+        self.early_stopping.record(self.processes.broadcast(metrics))
+        if self.early_stopping.is_due:
+            self.tracker.event("early_stop", self.progress.step, metric=self.config.keep_best_by)
 
     def _finish(self) -> None:
         """Runs the work that the task has after the last step."""
@@ -307,8 +314,9 @@ class Trainer:
         self.watchdog.enter("finishing")
         self.model.eval()
         best = self.processes.on_main(self.saver.retention.best)
+        last = self.run.path / name(self.progress.step)
         context = FinishContext(
-            **vars(self._context), folder=self.run.path, best=None if best is None else best.folder
+            **vars(self._context), folder=self.run.path, best=last if best is None else best.folder
         )
         self._log_metrics(self.task.finish(self.model, context))
 
@@ -339,6 +347,7 @@ class Trainer:
             "evaluation": [asdict(metric) for metric in metrics],
             "consecutive_skips": self.nonfinite.consecutive,
             "last_losses": self.spikes.state(),
+            "early_stopping": self.early_stopping.state(),
         }
         self.saver.save(step, state, data)
         self._last_saved = step
@@ -364,6 +373,7 @@ class Trainer:
         self._phase = int(state["phase"])
         self.nonfinite.consecutive = int(state["consecutive_skips"])
         self.spikes.restore(state["last_losses"])
+        self.early_stopping.restore(state["early_stopping"])
         self._last_saved = saved.step
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank

@@ -79,7 +79,9 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     assert "model" not in rows
 
 
-@pytest.mark.parametrize("name", ["num_train_epochs", "evals_per_epoch", "logs_per_epoch"])
+@pytest.mark.parametrize(
+    "name", ["num_train_epochs", "evals_per_epoch", "logs_per_epoch", "saves_per_epoch"]
+)
 def test_epochs_are_refused_for_a_task_without(name: str, tmp_path: Path) -> None:
     config = RowsConfig(out_dir=str(tmp_path / "run"), **{name: 2})
     without = TaskEntry(config=RowsConfig, make=ROWS.make)
@@ -93,6 +95,7 @@ def test_a_schedule_turns_epochs_into_steps() -> None:
     config = RowsConfig(num_train_epochs=2.5, evals_per_epoch=3, logs_per_epoch=20, save_steps=7)
     assert Schedule.of(config, 10) == Schedule(25, logging_steps=1, eval_steps=3, save_steps=7)
     assert Schedule.of(RowsConfig(), 10).max_steps == 100_000
+    assert Schedule.of(RowsConfig(saves_per_epoch=2), 10).save_steps == 5
     config.extra_steps_to_eval_save_at = [25, 26]
     with pytest.raises(ConfigurationError, match=r"\[25, 26\]: the run has 25 steps"):
         Schedule.of(config, 10)

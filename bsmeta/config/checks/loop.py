@@ -46,6 +46,11 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
     """Yields a `keep_best_by` without evaluations, or with a metric that they do not have."""
     best = config.keep_best_by
     if best is None:
+        for key in ("early_stopping_patience", "export_best"):
+            if getattr(config, key):
+                expected = "a metric by which checkpoints are better or worse"
+                fix = f"keep_best_by=loss, for example, or leave {key} out"
+                yield Problem("keep_best_by", HYDRA, f"null, but {key} is set", expected, fix)
         return
     if config.eval_steps == 0 and config.evals_per_epoch is None:
         expected = "null, because eval_steps=0 evaluates nothing"
@@ -59,12 +64,17 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
 
 def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
     """Yields the epoch keys that are set for a task without epochs."""
-    for key in ("num_train_epochs", "evals_per_epoch", "logs_per_epoch"):
+    instead = {
+        "num_train_epochs": "max_train_steps",
+        "evals_per_epoch": "eval_steps",
+        "logs_per_epoch": "logging_steps",
+        "saves_per_epoch": "save_steps",
+    }
+    for key, in_steps in instead.items():
         value = getattr(config, key)
         if value is not None and not entry.has_epochs:
-            instead = {"num_train_epochs": "max_train_steps", "evals_per_epoch": "eval_steps"}
             expected = f"null: task={config.task} has no epochs"
-            fix = f"{key}=null, and {instead.get(key, 'logging_steps')}"
+            fix = f"{key}=null, and {in_steps}"
             yield Problem(key, HYDRA, show(value), expected, fix)
 
 

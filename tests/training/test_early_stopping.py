@@ -1,0 +1,86 @@
+"""A run ends when its evaluations stop improving, on all ranks and after a resume alike."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bsmeta.tasks.base import Metric
+from bsmeta.training.guards import EarlyStopping
+
+TOY = Path(__file__).with_name("toy_task.py")
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def due_after(patience: int | None, better: Any, *values: float) -> list[bool]:
+    guard, found = EarlyStopping("score", patience), []
+    for value in values:
+        guard.record([Metric("other", 0.0), Metric("score", value, better=better)])
+        again = EarlyStopping("score", patience)
+        again.restore(json.loads(json.dumps(guard.state())))
+        assert again.is_due == guard.is_due
+        guard = again
+        found.append(guard.is_due)
+    return found
+
+
+def test_evaluations_without_a_better_value_are_counted_in_the_direction_of_the_metric() -> None:
+    assert due_after(2, "min", 3.0, 2.0, 2.0, 1.0, 1.5, 1.0) == [False] * 5 + [True]
+    assert due_after(2, "max", 0.5, 0.6, 0.6, 0.4) == [False, False, False, True]
+    assert due_after(1, "max", math.nan, 0.1, math.nan) == [True, False, True]
+    assert due_after(None, "max", 0.5, 0.4, 0.3) == [False, False, False]
+
+
+def test_a_run_without_the_metric_in_its_evaluation_never_ends_early() -> None:
+    guard = EarlyStopping(None, 1)
+    guard.record([Metric("score", 1.0)])
+    guard.record([Metric("score", 2.0)])
+    assert not guard.is_due
+
+
+def events(out_dir: Path, *names: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    left_out = ("seconds", "loop_seconds", "checkpoint")
+    return [
+        {name: value for name, value in line.items() if name not in left_out}
+        for line in lines
+        if line["event"] in names
+    ]
+
+
+def test_two_processes_end_at_the_same_step_resumed_or_not(launch: Launch, tmp_path: Path) -> None:
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    arguments = (
+        "trackers=[]", "max_train_steps=50", "learning_rate=0.01", "lr_scheduler_type=constant",
+        "num_warmup_steps=0", "eval_steps=2", "save_steps=2", "keep_last_checkpoints=0",
+        "keep_best_by=at_one", "early_stopping_patience=3", "export_best=true",
+    )  # fmt: skip
+    # The toy's value at (1, 1) rises from the start, and lower is better: the first evaluation
+    # stays the best.
+    launch(TOY, *arguments, f"out_dir={whole}", processes=2)
+    assert [e["step"] for e in events(whole, "eval")] == [2, 4, 6, 8]
+    assert events(whole, "early_stop") == [{"event": "early_stop", "step": 8, "metric": "at_one"}]
+    status = json.loads((whole / "status.json").read_text())
+    assert (status["state"], status["step"], status["exit_code"]) == ("done", 8, 0)
+
+    exported, best, last = (
+        (whole / folder / "model.safetensors").read_bytes()
+        for folder in ("model", "checkpoint-2step/model", "checkpoint-8step/model")
+    )
+    assert exported == best != last
+
+    shutil.copytree(whole, resumed)  # as if killed in step 5
+    for step in (6, 8):
+        shutil.rmtree(resumed / f"checkpoint-{step}step")
+    latest = (f"out_dir={resumed}", "resume_from_checkpoint_dir=latest")
+    launch(TOY, *arguments, *latest, processes=2)
+    names = ("eval", "early_stop", "save")
+    assert events(resumed, *names) == events(whole, *names)
+
+    launch(TOY, *arguments, *latest, processes=2)  # a finished run stays finished
+    assert events(resumed, *names) == events(whole, *names)
