@@ -64,7 +64,7 @@ def imported(tree: ast.AST) -> list[str]:
 
 
 def part_of(path: Path) -> str | None:
-    """`data` for bsmeta/data/stream.py; None for an entry point and bsmeta/__init__.py."""
+    """`data` for bsmeta/data/batch.py; None for an entry point and bsmeta/__init__.py."""
     parts = path.relative_to(PACKAGE).parts
     return parts[0] if len(parts) > 1 else None
 

@@ -11,7 +11,7 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.model_card import example
 from bsmeta.evaluation.prompts import PromptRenderer, prompt_config

@@ -24,8 +24,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bsmeta.config.errors import UserError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Position
+from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.stream.plan import Position
 
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """Inputs that the model needs in another dtype than the stored one."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import FORM, OWN, PROMPT, SEPARATOR, TRAINING, Arm
 from bsmeta.evaluation.controls import Donors
 from bsmeta.evaluation.documents import HeldOutDocuments

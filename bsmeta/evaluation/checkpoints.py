@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
-from bsmeta.data.tokenizer import check_vocabulary
+from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, load_weights
 
 HUB = "hf://"

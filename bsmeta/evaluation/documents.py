@@ -19,11 +19,11 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.bad_documents import check_length, reason_of
-from bsmeta.data.files import refuse_bad_copy
-from bsmeta.data.hub import FileRef
-from bsmeta.data.lines import Line, LineReader
-from bsmeta.data.shards import validation_path
+from bsmeta.data.io.files import refuse_bad_copy
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.lines import Line, LineReader
+from bsmeta.data.io.shards import validation_path
+from bsmeta.data.stream.bad_documents import check_length, reason_of
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import column_keys
 from bsmeta.metadata.records import BadDocument, Document

@@ -10,9 +10,15 @@ from typing import Any
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import SCHEME, DataConfig
 from bsmeta.config.errors import DataError, UserError
-from bsmeta.data.files import size_of
-from bsmeta.data.hub import FileRef
-from bsmeta.data.shards import Shard, entries_of, list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.files import size_of
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.shards import (
+    Shard,
+    entries_of,
+    list_shards,
+    shards_fingerprint,
+    validation_path,
+)
 from bsmeta.evaluation.checkpoints import Location
 
 

@@ -14,8 +14,8 @@ from dataclasses import replace
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.encoding import EncodedDocument
-from bsmeta.data.pieces import Piece, cut
+from bsmeta.data.text.chunks import Piece, cut
+from bsmeta.data.text.encoding import EncodedDocument
 from bsmeta.evaluation.scoring import Window
 from bsmeta.evaluation.segments import Reading
 

@@ -15,7 +15,7 @@ from typing import Any
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.shards import Shard
+from bsmeta.data.io.shards import Shard
 from bsmeta.metadata.processors import column_keys, type_of
 
 NAMES_SHOWN = 5

@@ -22,14 +22,14 @@ from bsmeta.config.checks.data import check_data
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.metadata import phase_starts
-from bsmeta.data.cache import Cache
-from bsmeta.data.dealing import Share, deal
-from bsmeta.data.index import IndexCache
-from bsmeta.data.lines import LineReader
-from bsmeta.data.live import held_out, sample_lines
-from bsmeta.data.pieces import Piece
-from bsmeta.data.shards import Shard, list_shards
-from bsmeta.data.windows import Window, WindowDocument, WindowMaker
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.stream.dealing import Share, deal
+from bsmeta.data.stream.live import held_out, sample_lines
+from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
+from bsmeta.data.text.chunks import Piece
 from bsmeta.explaining.request import find, no_such_document, with_types
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered

@@ -15,9 +15,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.backends import byte_alphabet
-from bsmeta.data.pieces import Piece
-from bsmeta.data.tokens import byte_lengths
+from bsmeta.data.text.backends import byte_alphabet
+from bsmeta.data.text.chunks import Piece
+from bsmeta.data.text.tokens import byte_lengths
 from bsmeta.metadata.rendering import Rendered
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer

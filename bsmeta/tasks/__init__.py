@@ -9,7 +9,7 @@ from bsmeta.config.checks import causal_lm as causal_lm_checks
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.notes import notes
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.data.preview import missing_types
+from bsmeta.data.stream.preview import missing_types
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks import causal_lm_summary
 from bsmeta.tasks.base import Task

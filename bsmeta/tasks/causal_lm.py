@@ -24,9 +24,9 @@ from bsmeta.config.checks.problems import refuse
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.batch import MicroBatch, StepData, Stream
-from bsmeta.data.counts import WITH_METADATA
-from bsmeta.data.stream import TrainStream
-from bsmeta.data.tokenizer import load_tokenizer
+from bsmeta.data.stream.counts import WITH_METADATA
+from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.subset import SubsetEvaluation

@@ -16,9 +16,9 @@ from typing import Any
 import psutil
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.data.inflate import fastest
-from bsmeta.data.lines import LineReader
-from bsmeta.data.shards import list_shards
+from bsmeta.data.io.inflate import fastest
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.shards import list_shards
 
 SAMPLE_PAGES = 1000
 MB = 2**20

@@ -20,8 +20,8 @@ from common import own_arguments, resident_mb
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.stream import TrainStream
-from bsmeta.data.tokenizer import load_tokenizer
+from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.text.tokenizer import load_tokenizer
 
 OWN_KEYS = {"epochs": "3"}
 

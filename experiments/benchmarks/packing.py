@@ -23,11 +23,11 @@ from common import own_arguments
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.lines import LineReader
-from bsmeta.data.packing import best_fit, one_each
-from bsmeta.data.shards import list_shards
-from bsmeta.data.tokenizer import load_tokenizer
-from bsmeta.data.windows import Window, WindowMaker
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.shards import list_shards
+from bsmeta.data.stream.packing import best_fit, one_each
+from bsmeta.data.stream.windows import Window, WindowMaker
+from bsmeta.data.text.tokenizer import load_tokenizer
 
 OWN_KEYS = {"documents": "4096"}
 WINDOWS = (64, 256, 512, 1024, 4096)

@@ -25,11 +25,11 @@ from common import best_ms, large_shard, own_arguments, sample_pages
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.data import DataConfig
-from bsmeta.data.cache import Cache
-from bsmeta.data.index import IndexCache
-from bsmeta.data.plan import Position
-from bsmeta.data.stream import TrainStream
-from bsmeta.data.tokenizer import load_tokenizer
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.stream.plan import Position
+from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.text.tokenizer import load_tokenizer
 
 OWN_KEYS = {"raw_mb": "700", "repeats": "3"}
 PLACES = {"10%": (0, 0.1), "50%": (0, 0.5), "90%": (0, 0.9), "50% of epoch 10": (9, 0.5)}

@@ -34,10 +34,10 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.batch import StepData
-from bsmeta.data.lines import LineReader
-from bsmeta.data.shards import list_shards
-from bsmeta.data.stream import TrainStream
-from bsmeta.data.tokenizer import load_tokenizer
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.shards import list_shards
+from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import DocumentDecoder
 
 PLAIN_TEXTS = 1000

@@ -18,8 +18,8 @@ from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.config.notes import launch_notes, notes
-from bsmeta.data import preview
-from bsmeta.data.preview import missing_types
+from bsmeta.data.stream import preview
+from bsmeta.data.stream.preview import missing_types
 from bsmeta.evaluation.statistics import Figures
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks import TASKS

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.stream.train_stream import TrainStream
 
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "12", "cafés", "😀"]
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from bsmeta.data import files
-from bsmeta.data import hub as hub_requests
-from bsmeta.data.hub import FileRef, HubSettings
-from bsmeta.data.hub_listing import commit_of
+from bsmeta.data.io import files
+from bsmeta.data.io import hub as hub_requests
+from bsmeta.data.io.hub import FileRef, HubSettings
+from bsmeta.data.io.hub_listing import commit_of
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
 
 BLOCK = 1000

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data import backends
-from bsmeta.data.backends import (
+from bsmeta.data.text import backends
+from bsmeta.data.text.backends import (
     BACKENDS,
     Unavailable,
     choose_backend,
@@ -21,7 +21,7 @@ from bsmeta.data.backends import (
     hf_backend,
     tiktoken_backend,
 )
-from bsmeta.data.tokens import TextTokenizer
+from bsmeta.data.text.tokens import TextTokenizer
 from tests.data.helpers import small_tokenizer
 
 SMALL = small_tokenizer().backend_tokenizer

@@ -15,12 +15,13 @@ from zstandard import ZstdCompressor
 import bsmeta.metadata
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data import lines, windows
-from bsmeta.data.bad_documents import REASONS
-from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.data.inflate import BLOCK
-from bsmeta.data.lines import OVERLONG, LineReader
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.io import lines
+from bsmeta.data.io.inflate import BLOCK
+from bsmeta.data.io.lines import OVERLONG, LineReader
+from bsmeta.data.stream import windows
+from bsmeta.data.stream.bad_documents import REASONS
+from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.rendering import Rendered
 from tests.data.helpers import Taken, page, pages, small_config, small_tokenizer, taken, write_shard
 

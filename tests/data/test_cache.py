@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.data.cache import Arrays, Cache
+from bsmeta.data.io.cache import Arrays, Cache
 
 FACTS = {"numbers": np.arange(1000)}
 

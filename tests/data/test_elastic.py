@@ -16,7 +16,7 @@ import pytest
 from _pytest.mark import ParameterSet
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
     WORDS,
     Run,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder, EncodedDocument, mark_spans
-from bsmeta.data.pieces import cut
+from bsmeta.data.text.chunks import cut
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument, mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer

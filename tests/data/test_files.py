@@ -14,9 +14,9 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
-from bsmeta.data import hub as hub_requests
-from bsmeta.data.files import HubFile, open_file, size_of
-from bsmeta.data.hub import FileRef, asked_wait
+from bsmeta.data.io import hub as hub_requests
+from bsmeta.data.io.files import HubFile, open_file, size_of
+from bsmeta.data.io.hub import FileRef, asked_wait
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 

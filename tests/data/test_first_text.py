@@ -8,8 +8,8 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.data.pieces import cut
+from bsmeta.data.text.chunks import cut
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.data.helpers import small_tokenizer

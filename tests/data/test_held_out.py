@@ -16,9 +16,9 @@ import pytest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.cache import Cache
-from bsmeta.data.held_out import HeldOutDocuments
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document
 from tests.data.helpers import (

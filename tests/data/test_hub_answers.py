@@ -14,9 +14,9 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data import hub as hub_module
-from bsmeta.data.hub_listing import commit_of
-from bsmeta.data.shards import list_shards
+from bsmeta.data.io import hub as hub_module
+from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.shards import list_shards
 from tests.data.hub_fixtures import CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, failing, is_anything, is_content
 from tests.data.test_files import read

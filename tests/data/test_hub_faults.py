@@ -15,9 +15,9 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data import files
 from bsmeta.data.batch import StepData
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.io import files
+from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, taken, write_shards
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, cutting, failing, shards_in
 from tests.data.test_hub_stream import now_and_then, slow

@@ -14,10 +14,10 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.hub import FileRef
-from bsmeta.data.hub_listing import HubPattern, commit_of
-from bsmeta.data.preview import missing_types
-from bsmeta.data.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.hub_listing import HubPattern, commit_of
+from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.stream.preview import missing_types
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 
 FILES = ["a.jsonl.gz", "b.jsonl.gz", "notes.txt", "test.jsonl.gz", "2019/c.jsonl.gz"]
@@ -232,7 +232,14 @@ def test_globs(pattern: str, file: str, expected: bool) -> None:
 
 def test_the_environment_names_endpoint_and_token(files: Hub, tmp_path: Path) -> None:
     files.token = TOKEN
-    command = [sys.executable, "-m", "bsmeta.data.index", "--cache", str(tmp_path), f"{URL}/[ab]*"]
+    command = [
+        sys.executable,
+        "-m",
+        "bsmeta.data.io.index",
+        "--cache",
+        str(tmp_path),
+        f"{URL}/[ab]*",
+    ]
     environment = {**os.environ, "HF_ENDPOINT": files.endpoint, "HF_HUB_OFFLINE": "0"}
     files.files = files.listed = {"a.jsonl": b"{}\n" * 9, "b.jsonl": b"{}\n"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

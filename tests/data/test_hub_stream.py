@@ -14,13 +14,13 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data import files, inflate
-from bsmeta.data import index as index_module
-from bsmeta.data.cache import Cache
-from bsmeta.data.hub_listing import commit_of
-from bsmeta.data.index import IndexCache
-from bsmeta.data.lines import LineReader
-from bsmeta.data.shards import list_shards
+from bsmeta.data.io import files, inflate
+from bsmeta.data.io import index as index_module
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import (
     TOKEN,

@@ -10,10 +10,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.data.cache import Cache
-from bsmeta.data.index import IndexCache
-from bsmeta.data.inflate import BLOCK
-from bsmeta.data.lines import LineReader, has_line
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.inflate import BLOCK
+from bsmeta.data.io.lines import LineReader, has_line
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from bsmeta.data.loader import SequenceBlocks, merged, stacked
-from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Position
+from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.stream.plan import Position
 
 
 def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:

@@ -17,7 +17,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
 from bsmeta.config.prepare import PrepareConfig
 from bsmeta.data.prepare import prepare, summary
-from bsmeta.data.prepared import COLUMNS, read_manifest
+from bsmeta.data.stream.prepared import COLUMNS, read_manifest
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards
 
 SIZES = [30, 41, 17, 26, 33, 9]

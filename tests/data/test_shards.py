@@ -13,7 +13,7 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.generation.contexts import Contexts
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer

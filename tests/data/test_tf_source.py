@@ -12,9 +12,9 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.dealing import Share
-from bsmeta.data.sources import NativeSource, Source, source_of
-from bsmeta.data.tf_source import TensorFlowSource, tensorflow
+from bsmeta.data.stream.dealing import Share
+from bsmeta.data.stream.sources import NativeSource, Source, source_of
+from bsmeta.data.stream.tf_source import TensorFlowSource, tensorflow
 from tests.data.helpers import Run, pages, run, same, small_config, write_shard, write_shards
 
 pytest.importorskip("tensorflow")

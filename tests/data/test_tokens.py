@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.tokens import TextTokenizer, byte_lengths
+from bsmeta.data.text.tokens import TextTokenizer, byte_lengths
 from tests.data.helpers import small_tokenizer
 
 SMALL = small_tokenizer()

@@ -11,8 +11,8 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.data.pieces import Piece, cut
+from bsmeta.data.text.chunks import Piece, cut
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Renderer
 

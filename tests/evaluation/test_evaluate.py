@@ -17,7 +17,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.data.shards import Shard, shards_fingerprint
+from bsmeta.data.io.shards import Shard, shards_fingerprint
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
 from tests.evaluation.conftest import documents, write_shard

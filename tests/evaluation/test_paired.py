@@ -18,7 +18,7 @@ from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation

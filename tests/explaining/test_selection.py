@@ -12,9 +12,9 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.explain import ExplainConfig
-from bsmeta.data.dealing import deal
-from bsmeta.data.shards import list_shards
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.io.shards import list_shards
+from bsmeta.data.stream.dealing import deal
+from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.explaining.selection import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
 from tests.explaining.helpers import (

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.generation.attribution import Attribution, by_candidate, posterior, summarize
 from bsmeta.generation.candidates import Candidates, Labels, find_candidates

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import DocumentEncoder
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.generation.contexts import Context, Contexts
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer

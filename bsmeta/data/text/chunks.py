@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.encoding import EncodedDocument
+from bsmeta.data.text.encoding import EncodedDocument
 
 
 @dataclass(frozen=True, slots=True)

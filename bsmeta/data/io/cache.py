@@ -17,7 +17,7 @@ import numpy as np
 import xxhash
 from filelock import FileLock
 
-from bsmeta.data.hub import FileRef
+from bsmeta.data.io.hub import FileRef
 
 log = logging.getLogger(__name__)
 

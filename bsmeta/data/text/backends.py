@@ -17,7 +17,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.words import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
+from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 
 log = logging.getLogger(__name__)
 

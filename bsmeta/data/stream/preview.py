@@ -13,8 +13,8 @@ import msgspec
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
 from bsmeta.config.metadata import phase_configs
-from bsmeta.data.lines import first_lines
-from bsmeta.data.shards import entries_of, list_shards
+from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shards import entries_of, list_shards
 from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import type_of

@@ -18,9 +18,9 @@ import xxhash
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.cache import Arrays, Cache
-from bsmeta.data.hub import FileRef
-from bsmeta.data.lines import Line, LineReader
+from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.lines import Line, LineReader
 from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY

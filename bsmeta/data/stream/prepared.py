@@ -19,11 +19,11 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, DataError, UserError
-from bsmeta.data.fingerprint import NOT_THERE, file_hash, fingerprint
-from bsmeta.data.live import LiveStreams
-from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Phases, Position
-from bsmeta.data.sources import source_of
+from bsmeta.data.stream.fingerprint import NOT_THERE, file_hash, fingerprint
+from bsmeta.data.stream.live import LiveStreams
+from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.stream.plan import Phases, Position
+from bsmeta.data.stream.sources import source_of
 
 log = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bsmeta.data.files import open_file, shard_content
-from bsmeta.data.hub import FileRef
-from bsmeta.data.index import IndexCache, ShardIndex
-from bsmeta.data.inflate import AccessPoint, DamagedFileError
+from bsmeta.data.io.files import open_file, shard_content
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.index import IndexCache, ShardIndex
+from bsmeta.data.io.inflate import AccessPoint, DamagedFileError
 
 Line = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bsmeta.data.bad_documents import REASONS
+from bsmeta.data.stream.bad_documents import REASONS
 
 TEST_OVERLAP = "test_overlap"
 """Training documents dropped because they are held out."""

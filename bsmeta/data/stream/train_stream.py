@@ -17,13 +17,13 @@ from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
-from bsmeta.data.counts import count_names
-from bsmeta.data.fingerprint import check_fingerprint
-from bsmeta.data.live import LiveStreams, phases_of
 from bsmeta.data.loader import SequenceBlocks, steps
-from bsmeta.data.packed import PackedSequence
-from bsmeta.data.plan import Position, division, sequences_done
-from bsmeta.data.prepared import PreparedStreams
+from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.fingerprint import check_fingerprint
+from bsmeta.data.stream.live import LiveStreams, phases_of
+from bsmeta.data.stream.packing import PackedSequence
+from bsmeta.data.stream.plan import Position, division, sequences_done
+from bsmeta.data.stream.prepared import PreparedStreams
 
 
 class TrainStream:

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.tokens import TextTokenizer, Tokens
+from bsmeta.data.text.tokens import TextTokenizer, Tokens
 from bsmeta.metadata.masks import loss_tables, text_positions
 from bsmeta.metadata.rendering import Rendered
 

@@ -1,7 +1,7 @@
 """The list of training shards, without the held-out file, and its fingerprint.
 
 First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
-`Shard`s, from which `plan` cuts the logical streams.
+`Shard`s, from which `dealing` cuts the logical streams.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import xxhash
 from bsmeta.config.checks.data import check_data
 from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.cache import Cache
-from bsmeta.data.files import open_file, size_of
-from bsmeta.data.hub import FileRef, HubSettings
-from bsmeta.data.hub_listing import EVERYWHERE, HubPattern, hub_files
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.files import open_file, size_of
+from bsmeta.data.io.hub import FileRef, HubSettings
+from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern, hub_files
 
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
 

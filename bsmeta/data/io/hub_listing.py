@@ -26,7 +26,7 @@ from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
 
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.hub import FileRef, HubSettings, get_json
+from bsmeta.data.io.hub import FileRef, HubSettings, get_json
 
 log = logging.getLogger(__name__)
 

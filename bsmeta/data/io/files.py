@@ -1,7 +1,7 @@
 """Open files of documents, on the local disk (`str`) or on the Hub (`FileRef`), the same way.
 
-A `HubFile` fetches blocks of several megabytes through the cache of `blocks` and prefetches the
-next block in a thread. A faulty download must not stay in the cache: a file is compared with its
+A `HubFile` fetches blocks of several megabytes through `block_cache` and prefetches the next block
+in a thread. A faulty download must not stay in the cache: a file is compared with its
 hash when it has been read completely, and when it turns out to be damaged.
 """
 
@@ -22,9 +22,9 @@ from fsspec.spec import AbstractBufferedFile
 from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
-from bsmeta.data.blocks import BlockCache
-from bsmeta.data.hub import CancelledError, FileRef, read_range
-from bsmeta.data.inflate import AccessPoint, DamagedFileError, content
+from bsmeta.data.io.block_cache import BlockCache
+from bsmeta.data.io.hub import CancelledError, FileRef, read_range
+from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content
 
 BLOCK = 4 << 20  # bytes of a file per request
 

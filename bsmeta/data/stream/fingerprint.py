@@ -18,9 +18,9 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.hub import FileRef
-from bsmeta.data.plan import Phases
-from bsmeta.data.shards import validation_path
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.shards import validation_path
+from bsmeta.data.stream.plan import Phases
 
 log = logging.getLogger(__name__)
 

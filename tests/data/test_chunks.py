@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.encoding import EncodedDocument
-from bsmeta.data.pieces import cut, cut_alike
+from bsmeta.data.text.chunks import cut, cut_alike
+from bsmeta.data.text.encoding import EncodedDocument
 
 ROOM = 12
 

@@ -19,8 +19,8 @@ from functools import lru_cache
 
 import numpy as np
 
+from bsmeta.data.io.shards import Shard
 from bsmeta.data.seeds import derive, permutation
-from bsmeta.data.shards import Shard
 
 SLOTS = 64
 """Minimum slots of a stream in a divided shard: a share is accurate to one part in this many."""

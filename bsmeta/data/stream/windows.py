@@ -1,6 +1,6 @@
 """Windows: process some documents of a shard from lines to packed sequences.
 
-Most of the stream's time is spent here: `streams` selects the window, this module decodes its
+Most of the stream's time is spent here: `live` selects the window, this module decodes its
 lines, samples and renders metadata, encodes, cuts and packs. The result depends only on (seed,
 epoch, shard, document numbers), so a window can be rebuilt at any time.
 """
@@ -17,15 +17,15 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_configs
-from bsmeta.data.bad_documents import Rejecter, check_length, reason_of
-from bsmeta.data.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
-from bsmeta.data.encoding import DocumentEncoder
-from bsmeta.data.held_out import HeldOutDocuments
-from bsmeta.data.lines import Line
-from bsmeta.data.packed import PackedWindow, PieceTable
-from bsmeta.data.pieces import Piece, cut, cut_alike
+from bsmeta.data.io.lines import Line
+from bsmeta.data.io.shards import Shard
 from bsmeta.data.seeds import derive, document_generator
-from bsmeta.data.shards import Shard
+from bsmeta.data.stream.bad_documents import Rejecter, check_length, reason_of
+from bsmeta.data.stream.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
+from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.packing import PackedWindow, PieceTable
+from bsmeta.data.text.chunks import Piece, cut, cut_alike
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -57,6 +57,10 @@ class Window:
     def first(self) -> int:
         """Number in the shard of the first document."""
         return self.numbers[0]
+
+
+PlacedWindow = tuple[int, int, Window]
+"""Index of the share in the order of its epoch, index of the window in its share, the window."""
 
 
 @dataclass(frozen=True, slots=True)

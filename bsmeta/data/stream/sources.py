@@ -1,6 +1,6 @@
 """Sources of a stream's lines: the readers of `data_config.reader`.
 
-`streams` requests windows from a source; all sources return the same lines in the same windows. The
+`live` requests windows from a source; all sources return the same lines in the same windows. The
 native source reads with `lines` and its access points, `tf_source` with TensorFlow's tf.data.
 """
 
@@ -11,15 +11,12 @@ from typing import Any, Protocol
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data.cache import Cache
-from bsmeta.data.dealing import Share
-from bsmeta.data.index import IndexCache
-from bsmeta.data.lines import LineReader, first_lines, has_line
-from bsmeta.data.shards import Shard, list_shards, shards_fingerprint
-from bsmeta.data.windows import Window
-
-PlacedWindow = tuple[int, int, Window]
-"""Index of the share in the order of its epoch, index of the window in its share, the window."""
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import LineReader, first_lines, has_line
+from bsmeta.data.io.shards import Shard, list_shards, shards_fingerprint
+from bsmeta.data.stream.dealing import Share
+from bsmeta.data.stream.windows import PlacedWindow, Window
 
 
 class Source(Protocol):
@@ -106,7 +103,7 @@ class NativeSource:
 def source_of(config: DataConfig) -> Source:
     """The source that `reader` names; TensorFlow is imported only for `tf`."""
     if config.reader == "tf":
-        from bsmeta.data.tf_source import TensorFlowSource
+        from bsmeta.data.stream.tf_source import TensorFlowSource
 
         return TensorFlowSource(config)
     return NativeSource(config)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.data.blocks import BlockCache, evict
-from bsmeta.data.hub import FileRef
+from bsmeta.data.io.block_cache import BlockCache, evict
+from bsmeta.data.io.hub import FileRef
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
 from tests.data.test_files import ranges, read

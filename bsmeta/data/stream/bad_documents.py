@@ -10,9 +10,9 @@ from collections import Counter
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
-from bsmeta.data.files import refuse_bad_copy
-from bsmeta.data.lines import LONGEST_LINE, OVERLONG
-from bsmeta.data.shards import Shard
+from bsmeta.data.io.files import refuse_bad_copy
+from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
+from bsmeta.data.io.shards import Shard
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
-from bsmeta.data import words
-from bsmeta.data.backends import hf_backend, remembering_backend
-from bsmeta.data.words import SPACED_PATTERNS, WordMemory, split_words
+from bsmeta.data.text import word_cache
+from bsmeta.data.text.backends import hf_backend, remembering_backend
+from bsmeta.data.text.word_cache import SPACED_PATTERNS, WordMemory, split_words
 from tests.data.helpers import small_tokenizer
 
 
@@ -73,11 +73,11 @@ def test_a_known_word_is_not_encoded_again(monkeypatch: pytest.MonkeyPatch) -> N
 
     oracle = hf_backend(tokenizer())
     memory = WordMemory(backend, tokenizer())
-    long = " " + words.LONGEST_WORD * "a"
+    long = " " + word_cache.LONGEST_WORD * "a"
     for _ in range(2):
         memory(["a quick fox quick fox" + long])
     assert asked == [[" quick fox" + long], ["a"], [long], []]
-    monkeypatch.setattr(words, "MOST_WORDS", 3)
+    monkeypatch.setattr(word_cache, "MOST_WORDS", 3)
     memory([" quick"])
     assert asked[4:] == [[" quick"], []]
 

@@ -23,10 +23,9 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.dealing import Share, step_of
-from bsmeta.data.inflate import DamagedFileError, content
-from bsmeta.data.lines import LONGEST_LINE, OVERLONG
-from bsmeta.data.shards import (
+from bsmeta.data.io.inflate import DamagedFileError, content
+from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
+from bsmeta.data.io.shards import (
     SUFFIXES,
     Shard,
     entries_of,
@@ -35,8 +34,8 @@ from bsmeta.data.shards import (
     shard_names,
     shards_fingerprint,
 )
-from bsmeta.data.sources import PlacedWindow
-from bsmeta.data.windows import Window
+from bsmeta.data.stream.dealing import Share, step_of
+from bsmeta.data.stream.windows import PlacedWindow, Window
 
 READ_AHEAD = 1  # windows: each may be tens of megabytes
 BUFFER = 1 << 20  # bytes per read of a file

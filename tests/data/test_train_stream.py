@@ -17,8 +17,8 @@ import torch
 import zstandard
 
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.plan import Position
-from bsmeta.data.stream import TrainStream
+from bsmeta.data.stream.plan import Position
+from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
     Run,
     pages,

@@ -1,6 +1,6 @@
 """Access points of shards, so that reading from the middle is as fast as from the beginning.
 
-    python -m bsmeta.data.index 'shards/*.jsonl.gz' [--cache FOLDER]
+    python -m bsmeta.data.io.index 'shards/*.jsonl.gz' [--cache FOLDER]
 
 builds them in advance. Otherwise a loader process builds those of the shards that it reads, in a
 background thread, for the resumed run that will need them.
@@ -25,11 +25,11 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
-from bsmeta.data.cache import Arrays, Cache
-from bsmeta.data.files import open_file, size_of
-from bsmeta.data.hub import FileRef
-from bsmeta.data.inflate import BLOCK, AccessPoint
-from bsmeta.data.shards import check_are_files, expand
+from bsmeta.data.io.cache import Arrays, Cache
+from bsmeta.data.io.files import open_file, size_of
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.inflate import BLOCK, AccessPoint
+from bsmeta.data.io.shards import check_are_files, expand
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""Bytes and lines of shards: local and remote files, compression, access points."""

@@ -1,0 +1,1 @@
+"""The endless, deterministic training stream: windows, logical streams, batches, state."""

@@ -1,0 +1,300 @@
+"""The logical streams, produced from the shards during training, and their fingerprint.
+
+A logical stream yields the packed sequences of its windows, epoch after epoch, each with the
+position after it. The position after the last trained sequence is all that a resumed run needs: it
+rebuilds that window and continues in it. `train_stream` divides the sequences among ranks;
+`prepared` has the role of this module for sequences prepared in advance.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import phase_starts
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.lines import first_lines
+from bsmeta.data.io.shards import Shard, validation_path, what_it_is
+from bsmeta.data.stream.bad_documents import REASONS
+from bsmeta.data.stream.counts import HALF_USED, skipped_counts
+from bsmeta.data.stream.dealing import Share, deal, order_of
+from bsmeta.data.stream.fingerprint import fingerprint
+from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.packing import PackedSequence, PackedWindow
+from bsmeta.data.stream.plan import Phases, Position
+from bsmeta.data.stream.sources import Source, source_of
+from bsmeta.data.stream.windows import Window, WindowMaker
+
+Sequences = list[tuple[PackedWindow, int]]
+"""The sequences of a window, each as a packed window and its index in it."""
+
+
+class LogicalStream:
+    """The endless sequences of one stream.
+
+    Args:
+        stream: Number of the stream.
+        shares: What it owns.
+        maker: Turns windows into sequences.
+        config: `max_bad_documents` is used.
+        seed: Seed of the run.
+        source: Reads the shares.
+        phases: When the metadata schedule switches phases.
+    """
+
+    def __init__(
+        self,
+        stream: int,
+        shares: Sequence[Share],
+        maker: WindowMaker,
+        config: DataConfig,
+        seed: int,
+        source: Source,
+        phases: Phases,
+    ) -> None:
+        self._stream = stream
+        self._shares = shares
+        self._maker = maker
+        self._config = config
+        self._seed = seed
+        self._source = source
+        self._phases = phases
+
+    def sequences(self, position: Position, epochs: int | None = None) -> Iterator[PackedSequence]:
+        """The sequences from a position on.
+
+        Args:
+            position: Where to start.
+            epochs: Number of the epoch to stop before; None never stops.
+
+        Raises:
+            DataError: If a whole epoch yields none, too many documents are bad, or one is bad where
+                `bad_documents` is strict.
+        """
+        keys = self._config.metadata_config.metadata_list
+        skipped: Counter[str] = Counter()  # not yet reported by a sequence
+        while epochs is None or position.epoch < epochs:
+            begin = position
+            for share, number, packed, bad in self._epoch(begin):
+                here = position._replace(share=share, window=number)
+                position = Position(
+                    epoch=here.epoch,
+                    share=share,
+                    window=number + 1,
+                    emitted=here.emitted + len(packed) - here.sequence,
+                    bad=self._checked(here.bad + sum(bad[reason] for reason in REASONS)),
+                )
+                if here.sequence == 0:  # otherwise reported before the run was resumed
+                    skipped.update(bad)
+                for index in range(here.sequence, len(packed)):
+                    here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
+                    behind = here if index + 1 < len(packed) else position
+                    part, place = packed[index]
+                    sequence = part.sequence(place, self._stream, behind)
+                    if skipped:
+                        sequence.counts += skipped_counts(skipped, keys)
+                        skipped.clear()
+                    yield sequence
+            if begin.is_epoch_start() and position.emitted == begin.emitted:
+                raise DataError(self._no_sequences())
+            position = Position(epoch=position.epoch + 1, emitted=position.emitted)
+
+    def _epoch(self, begin: Position) -> Iterator[tuple[int, int, Sequences, Counter[str]]]:
+        """The rest of an epoch: share index, window index in the share, sequences, and skips.
+
+        The skips count the documents of the window that were left out. The lines of a window are
+        released before its sequences are yielded: they may be ten times as large.
+        """
+        emitted = begin.emitted - begin.sequence
+        order = order_of(self._shares, self._seed, begin.epoch, self._stream)
+        windows = self._source.windows(begin.epoch, order, begin.share, begin.window)
+        for place, number, window in windows:
+            packed, bad = self._made(window, emitted)
+            del window
+            yield place, number, packed, bad
+            emitted += len(packed)
+
+    def _made(self, window: Window, emitted: int) -> tuple[Sequences, Counter[str]]:
+        """The sequences of a window, and how many documents were left out, by reason.
+
+        If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
+        and the rest of partly used documents is dropped.
+
+        Args:
+            window: The window.
+            emitted: Number of sequences that the stream yielded before the window.
+        """
+        made: Sequences = []
+        documents, skipped = self._maker.documents(window, self._phases.of(self._stream, emitted))
+        used: set[int] = set()
+        while True:
+            packed = self._maker.pack(window, documents)
+            left = self._phases.left(self._stream, emitted)
+            count = len(packed) if left is None else min(left, len(packed))
+            made += [(packed, place) for place in range(count)]
+            if count == len(packed):
+                return made, skipped
+            opened = packed.documents(0, count)
+            skipped[HALF_USED] += len(opened & packed.documents(count, len(packed)))
+            used |= opened
+            emitted += count
+            phase = self._phases.of(self._stream, emitted)
+            documents, _ = self._maker.documents(window, phase, leave_out=used)
+
+    def _checked(self, bad: int) -> int:
+        most = self._config.max_bad_documents
+        if bad > most:
+            raise DataError(
+                f"stream {self._stream} skipped {bad} bad documents in this epoch: more than "
+                f"data_config.max_bad_documents={most}"
+            )
+        return bad
+
+    def _no_sequences(self) -> str:
+        names = ", ".join(share.shard.name for share in self._shares)
+        return f"stream {self._stream} has no usable document in its part of {names}"
+
+
+log = logging.getLogger(__name__)
+
+SAMPLE_LINES = 8
+
+
+class LiveStreams:
+    """All logical streams of a run, read from the shards.
+
+    Args:
+        config: The sources of documents, and how they are turned into sequences.
+        tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
+        seed: Seed of the run.
+        phases: When the metadata schedule switches phases.
+
+    Attributes:
+        shards: The shards.
+        fingerprint: Everything that determines the sequences.
+
+    Raises:
+        ConfigurationError: If a key has an invalid value, or there are too many streams.
+        DataError: If shards are missing.
+    """
+
+    def __init__(
+        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Phases
+    ) -> None:
+        self._config = config
+        self._seed = seed
+        self._phases = phases
+        self._source = source_of(config)
+        self.shards = self._source.shards()
+        self._dealt = deal(self.shards, config.num_streams)
+        check_streams_have_documents(self._source, self._dealt, config)
+        self._maker = WindowMaker(
+            config,
+            tokenizer,
+            seed,
+            held_out=held_out(config, Cache(config.cache_dir)),
+            sample=[
+                line
+                for shard in some_of(self.shards)
+                for line in self._source.first_lines(shard, SAMPLE_LINES)
+            ],
+        )
+        self.fingerprint = fingerprint(
+            config, tokenizer, seed, phases, self._source.fingerprint(self.shards)
+        )
+
+    def sequences(
+        self, stream: int, position: Position, epochs: int | None = None
+    ) -> Iterator[PackedSequence]:
+        """The sequences of a stream; see `LogicalStream.sequences`."""
+        shares = self._dealt[stream]
+        logical = LogicalStream(
+            stream, shares, self._maker, self._config, self._seed, self._source, self._phases
+        )
+        return logical.sequences(position, epochs)
+
+    def warn_of_slow_resumes(self) -> None:
+        """Logs a warning if shards can only be read from their beginning."""
+        slow = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
+        if slow:
+            log.warning(
+                "%d of the %d shards are .zst, which has no access points: a resumed run reads "
+                "such a shard again up to its place (.gz and plain .jsonl are entered anywhere)",
+                len(slow),
+                len(self.shards),
+            )
+
+
+def check_streams_have_documents(
+    source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
+) -> None:
+    """Checks that streams that do not own the beginning of a shard have at least one document.
+
+    Raises:
+        ConfigurationError: If a stream has none.
+    """
+    for stream, shares in enumerate(dealt):
+        firsts = [(share, share.documents(0, 1)[0]) for share in shares]
+        if any(first == 0 for _, first in firsts):
+            continue
+        if not any(source.has_line(share.shard, first) for share, first in firsts):
+            where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
+            raise ConfigurationError(
+                f"data_config.num_streams={config.num_streams} is too many: no document is left "
+                f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
+                "shards"
+            )
+
+
+def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
+    """The documents that must not be trained on; None without a validation file.
+
+    Raises:
+        DataError: If the validation file cannot be read.
+    """
+    path = validation_path(config)
+    if path is None:
+        return None
+    if not isinstance(path, FileRef) and not os.path.exists(path):
+        log.warning(
+            "data_config.validation_file: %s is not there: it is left out by name only", path
+        )
+        return None
+    if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
+        raise DataError(
+            f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
+            "documents"
+        )
+    try:
+        return HeldOutDocuments.of(path, cache)
+    except OSError as error:
+        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
+
+
+def some_of(shards: Sequence[Shard]) -> list[Shard]:
+    """A few shards, the same on every rank."""
+    return [shards[index] for index in sorted({0, len(shards) // 2, len(shards) - 1})]
+
+
+def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
+    """The first lines of a few shards."""
+    return [line for shard in some_of(shards) for line in first_lines(shard.path, SAMPLE_LINES)]
+
+
+def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) -> Phases:
+    """When the metadata schedule switches phases.
+
+    Args:
+        config: The data.
+        max_train_steps: Steps of the run, which the schedule's shares divide.
+        global_batch_size: Sequences per step over all processes.
+    """
+    starts = phase_starts(config.metadata_config, max_train_steps)
+    return Phases(tuple(start * global_batch_size for start in starts), config.num_streams)
