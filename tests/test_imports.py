@@ -21,6 +21,7 @@ ALLOWED = {
     "evaluation": {"evaluation", "models", "data", "metadata", "config"},
     "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
+    "annotate": {"annotate", "data", "metadata", "config"},
     "models": {"models", "config"},
     "tasks": {"tasks", "training", "models", "evaluation", "data", "metadata", "config"},
 }

@@ -1,0 +1,193 @@
+"""A page: its HTML parsed once into text, tags with offsets, and what the page says about itself.
+
+Everything that annotators need of a page's HTML comes from here; no annotator parses it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
+
+from bsmeta.annotate.walking import NEVER_TEXT, Profile, Rules, TagRecord, names, walk
+
+_PARAGRAPHS = names(
+    """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
+    article main section address aside"""
+)
+_JSON_LD = 'script[type="application/ld+json"]'
+_DECLARATIONS = f"meta, time, {_JSON_LD}"
+_RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
+
+
+class PageError(ValueError):
+    """A page that cannot be used.
+
+    Attributes:
+        reason: A short slug used as a counter key, such as `too_large`.
+        detail: What was found.
+    """
+
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(f"{reason}: {detail}" if detail else reason)
+        self.reason = reason
+        self.detail = detail
+
+
+class Link(NamedTuple):
+    """A hyperlink: where it leads, its span in the text, and the text that it spans."""
+
+    href: str
+    start: int
+    end: int
+    text: str
+
+
+class Block(NamedTuple):
+    """A block element that bounds paragraphs: its tag and its span in the text."""
+
+    name: str
+    start: int
+    end: int
+
+
+@dataclass
+class Declared:
+    """What a page declares about itself.
+
+    Attributes:
+        meta: The content of each `<meta>` by its name, property, itemprop or http-equiv in lower
+            case; the first of a name.
+        json_ld: The decoded JSON-LD objects.
+        times: The `datetime` of each `<time>`, or else its text.
+    """
+
+    meta: dict[str, str] = field(default_factory=dict)
+    json_ld: list[Any] = field(default_factory=list)
+    times: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Page:
+    """A parsed page.
+
+    Attributes:
+        text: The text that all offsets refer to.
+        tags: The records of `metadata_html`, in document order.
+        title: The page's title, on one line; None if it has none.
+        head: Its `<head>`, serialized (`html_head`).
+        footer: Its `<footer>`s, serialized (`html_footer`); none within another.
+        title_tags: Its `<title>`s, serialized (`html_title`); none within another.
+        declared: What it declares about itself.
+        url: Its address, as given.
+    """
+
+    text: str
+    tags: list[TagRecord]
+    title: str | None = None
+    head: list[str] = field(default_factory=list)
+    footer: list[str] = field(default_factory=list)
+    title_tags: list[str] = field(default_factory=list)
+    declared: Declared = field(default_factory=Declared)
+    url: str = ""
+
+    @property
+    def links(self) -> list[Link]:
+        """The hyperlinks in the text, in document order."""
+        return list(self._links())
+
+    def _links(self) -> Iterator[Link]:
+        for tag in self.tags:
+            if tag.value == "a" and "href" in tag.html_attrs.attrs:
+                href = tag.html_attrs.values[tag.html_attrs.attrs.index("href")]
+                start, end = tag.char_start_idx, tag.char_end_idx
+                yield Link(str(href), start, end, self.text[start:end])
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The block elements that bound paragraphs, in document order."""
+        return [
+            Block(tag.value, tag.char_start_idx, tag.char_end_idx)
+            for tag in self.tags
+            if tag.value in _PARAGRAPHS
+        ]
+
+
+def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "published") -> Page:
+    """Parses a page.
+
+    Args:
+        html: The page.
+        url: Its address.
+        profile: `published` removes what the annotators of the published data remove (see
+            docs/annotation.md); `all` keeps every element.
+
+    Raises:
+        PageError: The page cannot be used.
+    """
+    tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
+    head, body = tree.head, tree.body
+    page = Page(
+        "",
+        [],
+        title=_title(tree),
+        head=[head.html or ""] if head is not None else [],
+        footer=_outermost(tree, "footer"),
+        title_tags=_outermost(tree, "title"),
+        declared=_declared(tree),
+        url=url,
+    )
+    if body is None:  # a page of frames
+        return page
+    rules = _RULES[profile]
+    if rules.without_content:
+        body.strip_tags(list(rules.without_content), recursive=True)
+    else:
+        for node in body.css(", ".join(NEVER_TEXT)):
+            node.inner_html = ""
+    found = walk(body.html or "", rules)
+    page.text, page.tags = found.text, found.tags
+    return page
+
+
+def _title(tree: LexborHTMLParser) -> str | None:
+    """The text of the first title that is the page's, not that of an image in it."""
+    for node in tree.css("title"):
+        if not _is_within(node, "svg"):
+            return " ".join(node.text().split()) or None
+    return None
+
+
+def _is_within(node: LexborNode, tag: str) -> bool:
+    parent = node.parent
+    while parent is not None:
+        if parent.tag == tag:
+            return True
+        parent = parent.parent
+    return False
+
+
+def _outermost(tree: LexborHTMLParser, tag: str) -> list[str]:
+    """The elements of a tag, serialized, without those within another of the same tag."""
+    return [node.html or "" for node in tree.css(tag) if not _is_within(node, tag)]
+
+
+def _declared(tree: LexborHTMLParser) -> Declared:
+    declared = Declared()
+    for node in tree.css(_DECLARATIONS):
+        if node.tag == "meta":
+            attributes = node.attributes
+            for kind in ("name", "property", "itemprop", "http-equiv"):
+                name, content = attributes.get(kind), attributes.get("content")
+                if name and content:
+                    declared.meta.setdefault(name.lower(), content)
+        elif node.tag == "time":
+            declared.times.append(node.attributes.get("datetime") or node.text().strip())
+        else:
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                declared.json_ld.append(msgspec.json.decode(node.text()))
+    return declared
