@@ -36,11 +36,15 @@ class ClassificationDataConfig:
 
     fold_by: str = key(
         "tokens",
-        "how a long text becomes several rows of max_length: at any token, or between words only",
+        "how a long text becomes several rows of max_length: tokens: at any token; words: between "
+        "words (and at the tokenizer's model_max_length)",
         choices=("tokens", "words"),
     )
     max_length: int = key(
-        128, "tokens of a row, with the special ones; longer texts are folded", at_least=3
+        128,
+        "length of a row, beyond which a text continues in further rows: tokens, with the special "
+        "ones; under fold_by=words: words",
+        at_least=1,
     )
     split_by: str | None = key(
         None,
@@ -52,6 +56,11 @@ class ClassificationDataConfig:
     )
     split_column: str | None = key(
         None, "column that says train, validation or test, instead of split_fractions"
+    )
+    split_seed: int = key(
+        42,
+        "seed of the splits, apart from that of the run: runs with other seeds are comparable",
+        at_least=0,
     )
 
     per_device_train_batch_size: int = key(

@@ -53,7 +53,7 @@ class FixedSize:
         ConfigurationError: If there are no rows, or the batch size is not positive.
     """
 
-    shares = None
+    shares: int | None = None
 
     def __init__(self, num_rows: int, batch_size: int, seed: int) -> None:
         if num_rows < 1 or batch_size < 1:

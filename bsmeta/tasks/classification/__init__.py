@@ -1,0 +1,1 @@
+"""Texts of a table classified by a label: CSV -> SQLite -> chunks -> model."""

@@ -1,0 +1,191 @@
+"""The examples of a database: the chunks of each split, read by their ids, in any process."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.errors import DataError
+from bsmeta.tasks.classification.splits import SPLITS
+
+IDS = np.dtype("<i4")
+"""How the ids of a chunk are stored."""
+
+_ROWS_PER_QUERY = 1000
+_WRITE_TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A part of a source text that fits into the model, and the label of the text.
+
+    Attributes:
+        ids: Its tokens, with the special tokens of the model.
+        label: The number of its label in `Examples.labels`.
+        source: The number of its source row in the CSV file, from 1.
+        number: Its position in the text, from 0.
+        text: Its part of the text.
+    """
+
+    ids: list[int]
+    label: int
+    source: int
+    number: int
+    text: str
+
+
+class Examples:
+    """A database, opened for reading.
+
+    Can be used by forked loader processes: each opens a connection of its own.
+
+    Attributes:
+        database: The file.
+        key: What determines its content.
+        facts: What is known about its making: `notes`, `rows`, `skipped`.
+        labels: The labels, in the order of their numbers.
+
+    Raises:
+        DataError: If it is no database of this program, or is damaged.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self.database = database
+        self._connections: dict[int, sqlite3.Connection] = {}
+        _check_size(database)
+        facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
+        self.key: dict[str, Any] = facts.pop("key")
+        self.facts: dict[str, Any] = facts
+        self.labels = tuple(
+            name for (name,) in self._query("SELECT name FROM labels ORDER BY number")
+        )
+
+    def sources(self, split: str) -> np.ndarray:
+        """The numbers of a split's source rows, ascending, int64[rows]."""
+        return self._column("row", split)
+
+    def source_labels(self, split: str) -> np.ndarray:
+        """The number of the label of each of a split's source rows, int64[rows]."""
+        return self._column("label", split)
+
+    def groups(self, split: str) -> list[str]:
+        """The group of each of a split's source rows; without groups, the row's number."""
+        sql = "SELECT coalesce(group_name, row) FROM sources WHERE split = ? ORDER BY row"
+        return [str(group) for (group,) in self._query(sql, (SPLITS.index(split),))]
+
+    def chunks(self, split: str) -> np.ndarray:
+        """The ids of a split's chunks, ascending, int64[chunks]."""
+        first, count = self._column("first_chunk", split), self._column("chunks", split)
+        ends = np.cumsum(count)
+        return np.repeat(first - (ends - count), count) + np.arange(count.sum())
+
+    def label_counts(self, split: str) -> dict[str, int]:
+        """How many of a split's source rows have each label."""
+        counts = np.bincount(self.source_labels(split), minlength=len(self.labels))
+        return dict(zip(self.labels, counts.tolist(), strict=True))
+
+    def read(self, chunk_ids: Sequence[int] | np.ndarray) -> list[Chunk]:
+        """The chunks with these ids, in this order."""
+        wanted = [int(number) for number in chunk_ids]
+        found: dict[int, Chunk] = {}
+        for first in range(0, len(wanted), _ROWS_PER_QUERY):
+            part = wanted[first : first + _ROWS_PER_QUERY]
+            places = ",".join("?" * len(part))
+            sql = (
+                "SELECT id, ids, sources.label, source, number, text FROM chunks JOIN sources "
+                f"ON sources.row = chunks.source WHERE id IN ({places})"
+            )
+            for number, ids, *rest in self._query(sql, part):
+                found[number] = Chunk(np.frombuffer(ids, IDS).tolist(), *rest)
+        return [found[number] for number in wanted]
+
+    def texts(self, split: str) -> Iterator[tuple[int, str, int]]:
+        """Yields the number, the whole text and the number of the label of each source row."""
+        sql = (
+            "SELECT source, text, sources.label FROM chunks JOIN sources "
+            "ON sources.row = chunks.source WHERE sources.split = ? ORDER BY chunks.id"
+        )
+        row, label, parts = 0, 0, [""]
+        for source, text, number in self._query(sql, (SPLITS.index(split),)):
+            if source != row:
+                if row:
+                    yield row, "".join(parts), label
+                row, label, parts = source, number, []
+            parts.append(text)
+        if row:
+            yield row, "".join(parts), label
+
+    def save_results(self, run: str, results: dict[str, Any]) -> None:
+        """Keeps the results of a run in the database; call it on one process only.
+
+        Raises:
+            DataError: If the database cannot be written.
+        """
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            connection = sqlite3.connect(self.database, timeout=_WRITE_TIMEOUT_S)
+            with connection:
+                connection.execute(
+                    "INSERT INTO results (run, time, results) VALUES (?, ?, ?)",
+                    (run, now, json.dumps(results)),
+                )
+            connection.close()
+        except sqlite3.Error as error:
+            raise DataError(f"{self.database} cannot be written: {error}") from error
+
+    def results(self) -> list[dict[str, Any]]:
+        """The results of all runs, the oldest first."""
+        rows = self._query("SELECT run, time, results FROM results ORDER BY number")
+        return [{"run": run, "time": time, **json.loads(found)} for run, time, found in rows]
+
+    def _column(self, name: str, split: str) -> np.ndarray:
+        sql = f"SELECT {name} FROM sources WHERE split = ? ORDER BY row"
+        values = (value for (value,) in self._query(sql, (SPLITS.index(split),)))
+        return np.fromiter(values, np.int64)
+
+    def _query(self, sql: str, values: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        try:
+            process = os.getpid()
+            if process not in self._connections:
+                # SQLite forbids to use a connection after a fork; the parent's is not closed here.
+                self._connections[process] = connect(self.database)
+            yield from self._connections[process].execute(sql, values)
+        except sqlite3.Error as error:
+            raise damaged(self.database, str(error)) from error
+
+
+def connect(database: Path) -> sqlite3.Connection:
+    """A connection that only reads."""
+    return sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def damaged(database: Path, reason: str) -> DataError:
+    """The error about a file that cannot be used."""
+    return DataError(
+        f"{database} is damaged, or no database of this task ({reason}); delete it to build it "
+        "again from the CSV file, or name another file with data_config.database"
+    )
+
+
+def _check_size(database: Path) -> None:
+    """Finds a file that was cut off, of which SQLite only notices the missing pages it reads."""
+    try:
+        size = database.stat().st_size
+        with open(database, "rb") as file:
+            head = file.read(100)
+    except OSError as error:
+        raise DataError(f"{database} cannot be read: {error.strerror}") from error
+    page = int.from_bytes(head[16:18], "big")
+    expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
+    if not head.startswith(b"SQLite format 3\0"):
+        raise damaged(database, "it is not an SQLite file")
+    if size != expected:
+        raise damaged(database, f"{size:,} bytes instead of {expected:,}")

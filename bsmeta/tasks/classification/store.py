@@ -1,0 +1,146 @@
+"""The SQLite database of a table: its texts in chunks, with labels and splits; built once.
+
+    CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database -> Examples
+
+It is written to a temporary file and renamed, by one process of a machine while the others wait. It
+holds everything that determines its content, and is refused for other settings.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.classification import ClassificationDataConfig
+from bsmeta.config.differences import differing
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
+from bsmeta.data.table.csv_format import is_sqlite, open_bytes
+from bsmeta.tasks.classification.examples import Examples
+from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.splits import check_fractions
+from bsmeta.tasks.classification.table import build
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_SHAPES_ROWS = (
+    "text_column",
+    "label_column",
+    "csv_separator",
+    "csv_encoding",
+    "on_bad_row",
+    "fold_by",
+    "max_length",
+    "split_by",
+    "split_column",
+    "split_fractions",
+    "split_seed",
+)
+"""Keys of `data_config` that determine the content of the database."""
+
+
+def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase) -> Examples:
+    """The examples of a table; its database is built first if there is none.
+
+    Every process of a run calls it: one process per machine builds while the others wait.
+
+    Raises:
+        ConfigurationError: If the database was built from another CSV file or with other settings,
+            or a column is missing.
+        DataError: If the CSV file cannot be used, or the database is damaged.
+    """
+    csv = _path_of(config)
+    check_fractions(config.split_fractions)
+    if is_sqlite(csv):
+        return _checked(Examples(csv), _settings(config, tokenizer), "")
+    database = database_of(config)
+    if not csv.exists() and database.exists():
+        raise DataError(
+            f"{csv}: there is no such file; data_config.csv={database} uses the database that was "
+            "built from it"
+        )
+    open_bytes(csv)[1].close()  # says what is wrong with it
+    key = {"content of the CSV file": file_hash(csv), **_settings(config, tokenizer)}
+    if not database.exists():
+        _build_once(csv, database, config, tokenizer, key)
+    return _checked(Examples(database), key, f" from {csv}")
+
+
+def database_of(config: ClassificationDataConfig) -> Path:
+    """Where the database of a table is, or will be.
+
+    Raises:
+        ConfigurationError: If no table is named.
+    """
+    csv = _path_of(config)
+    if config.database is not None:
+        return Path(config.database)
+    if is_sqlite(csv):
+        return csv
+    name = csv.name.removesuffix(".gz").removesuffix(".csv")
+    return csv.with_name(f"{name}.sqlite")
+
+
+def _path_of(config: ClassificationDataConfig) -> Path:
+    if config.csv is None:
+        raise ConfigurationError(
+            "data_config.csv is not set; expected a CSV file with a text and a label column",
+            ["data_config.csv"],
+        )
+    return Path(config.csv)
+
+
+def _settings(
+    config: ClassificationDataConfig, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    values = dataclasses.asdict(config)
+    Folding(tokenizer, config.fold_by, config.max_length)  # encodes: no truncation in what follows
+    return {
+        "format": FORMAT,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        **{f"data_config.{name}": values[name] for name in _SHAPES_ROWS},
+    }
+
+
+def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
+    saved = {name: examples.key.get(name, "absent") for name in key}
+    differences = "\n".join(differing("", saved, key, "in the database"))
+    if differences:
+        raise ConfigurationError(
+            f"{examples.database} was built with other settings or from another file; restore "
+            f"them, name another database (data_config.database=FILE), or delete it to build it "
+            f"again{source}:\n{differences}"
+        )
+    return examples
+
+
+def _build_once(
+    csv: Path,
+    database: Path,
+    config: ClassificationDataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    key: dict[str, Any],
+) -> None:
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(f"{database}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            log.info("waiting for another process, which builds %s", database)
+            lock.acquire()
+        try:
+            if not database.exists():
+                build(csv, database, config, tokenizer, key)
+        finally:
+            lock.release()
+    except OSError as error:
+        raise DataError(
+            f"{database} cannot be written: {error}; data_config.database=FILE names another place"
+        ) from error

@@ -1,0 +1,74 @@
+"""A small tokenizer with special tokens, and small tables."""
+
+from __future__ import annotations
+
+import csv
+import re
+import string
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from bsmeta.config.classification import ClassificationDataConfig
+
+TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+
+
+def bert_tokenizer() -> PreTrainedTokenizerFast:
+    """A WordPiece tokenizer like that of BERT, with 512 positions."""
+    letters = string.ascii_lowercase + string.digits + string.punctuation
+    words = [*letters, *(f"##{letter}" for letter in letters), *re.findall(r"\w{2,}", TEXT.lower())]
+    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *words])}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=512, pad_token="[PAD]", unk_token="[UNK]",
+        cls_token="[CLS]", sep_token="[SEP]",
+    )  # fmt: skip
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer like that of GPT-2: no special tokens, and no stated limit."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=320,
+        special_tokens=["<eos>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT] * 3, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
+
+
+def write_csv(path: Path, rows: Sequence[Sequence[object]], header: Sequence[str]) -> Path:
+    """Writes a well-formed CSV file."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([header, *rows])
+    return path
+
+
+def write_leanings(folder: Path, rows: int = 60, length: int = 30) -> Path:
+    """Texts of 1 to `length` words with three labels, and the speaker of each: six texts of one."""
+    words = TEXT.split()
+    table = [
+        (
+            " ".join(words[(row + n) % len(words)] for n in range(1 + row % length)),
+            ("left", "right", "neutral")[row % 3],
+            f"speaker {row // 6}",
+        )
+        for row in range(rows)
+    ]
+    return write_csv(folder / "leanings.csv", table, ["text", "label", "speaker"])
+
+
+def data_config(csv: Path, **more: object) -> ClassificationDataConfig:
+    """The configuration of a table with short sequences."""
+    return ClassificationDataConfig(**{"csv": str(csv), "max_length": 16, **more})
