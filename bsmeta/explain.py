@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.explain import ExplainConfig
 
 if TYPE_CHECKING:
     from bsmeta.explaining.selection import ExplainedWindow
@@ -37,12 +37,12 @@ def main(config: ExplainConfig) -> None:
 def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.explaining.lines import json_line
+    from bsmeta.explaining.facts import json_line
     from bsmeta.explaining.page import page
     from bsmeta.explaining.selection import Selection
     from bsmeta.explaining.terminal import TerminalView
     from bsmeta.explaining.tokens import TokenTexts
-    from bsmeta.tasks.causal_lm import CausalLanguageModel
+    from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config
     tokenizer = CausalLanguageModel(config).tokenizer

@@ -20,8 +20,8 @@ from bsmeta.config.generation import GenerateConfig
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.generation.attributing import attribute
-    from bsmeta.generation.writing import write
+    from bsmeta.generation.attribute_mode import attribute
+    from bsmeta.generation.text_mode import write
 
     modes = {"text": write, "attribute": attribute}
     refuse_out_of_bounds(config)

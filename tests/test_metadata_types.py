@@ -12,9 +12,9 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.evaluation.controls import PromptRenderer, prompt_config
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.model_card import example
-from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
 from bsmeta.generation.contexts import Contexts
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS

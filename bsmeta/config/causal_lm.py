@@ -1,4 +1,7 @@
-"""The schema of `task=causal_lm`: language modelling on text with metadata."""
+"""The schema of `task=causal_lm`, and of the entry points that take all of its keys.
+
+`explain.py` and `bsmeta.data.prepare` build the data of a training run, so their schemas add to it.
+"""
 
 from __future__ import annotations
 
@@ -59,4 +62,51 @@ class CausalLMConfig(RunConfig):
         "held-out documents used by the evaluations during training",
         at_least=1,
         heading="Evaluation during training",
+    )
+
+
+@dataclass(kw_only=True)
+class ExplainConfig(CausalLMConfig):
+    """Documents as a training run with these keys sees them."""
+
+    document: str | None = key(
+        None,
+        "the document to show, as logs name it: <shard>:<number>; null: the very first",
+        heading="What to show",
+    )
+    limit: int = key(1, "documents to show, from that one on", at_least=1)
+    epoch: int = key(0, "the pass over the data whose random choices are shown", at_least=0)
+    step: int = key(
+        1, "with a schedule of the metadata: the update (from 1) whose phase is shown", at_least=1
+    )
+    types: list[str] | None = key(
+        None, "give every document those of these types that it has, instead of drawing; []: none"
+    )
+    json: bool = key(
+        False, "one JSON object a document and line on standard output, and nothing else there"
+    )
+    html: str | None = key(
+        None, "write a page to this file instead of showing it in the terminal", is_path=True
+    )
+    tokens: bool = key(False, "in the terminal: show where each token begins")
+    sequences: int = key(
+        8, "in the terminal and the page: packed sequences of a window to show", at_least=0
+    )
+
+
+@dataclass(kw_only=True)
+class PrepareConfig(CausalLMConfig):
+    """The training sequences of a run with these keys, made ahead."""
+
+    out: str | None = key(
+        None,
+        "folder to write, for data_config.prepared of the run",
+        is_path=True,
+        heading="What to prepare",
+    )
+    epochs: int = key(1, "passes of each stream over its shards that are prepared", at_least=1)
+    world_size: int = key(
+        1,
+        "processes of the run, from which follows where a schedule of the metadata switches",
+        at_least=1,
     )

@@ -30,11 +30,11 @@ from bsmeta.config.checks.problems import HYDRA, Problem, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
-from bsmeta.config.fit import misfits
+from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.keys import expand_home
+from bsmeta.config.mistakes import misfits
 from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
-from bsmeta.config.schema_choice import choose, store_name
 from bsmeta.config.secrets import redact, redact_values
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -2,28 +2,104 @@
 
 Hydra stops at the first mistake. `mistakes` drops the invalid keys of files one by one, then tries
 each override alone, so that one message can name all mistakes. It also returns the configuration
-without them.
+without them, so that the checks of what is left can report in the same message. Values are checked
+against the schema key by key, because OmegaConf merges all or nothing, stops at the first error,
+and often does not report its location.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.checks.problems import Problem, closest, nearest, show
 from bsmeta.config.command_line import COMMAND_LINE
-from bsmeta.config.describe import group_options, key_names, keys, suggestion
-from bsmeta.config.fit import Misfit, misfits
+from bsmeta.config.describe import entries_of, group_options, key_names, keys, suggestion, type_name
 from bsmeta.config.hydra_ext import nested, reading, shown_path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Misfit:
+    """A value that the schema does not accept.
+
+    Attributes:
+        key: Its dotted key; entries of lists by their index.
+        value: What was found.
+        expected: The type as text; None: there is no such key.
+        siblings: If there is no such key: the keys of the section.
+        reason: OmegaConf's message, or "".
+        outermost: The key that must be removed for the rest to fit.
+    """
+
+    key: str
+    value: Any
+    expected: str | None
+    reason: str
+    outermost: str
+    siblings: tuple[str, ...] = ()
+
+
+def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterator[Misfit]:
+    """Yields the values that do not fit the dataclass of a section.
+
+    Args:
+        values: The values as parsed from YAML; interpolations fit everywhere.
+        schema: The dataclass.
+        prefix: The dotted key of the section with a trailing dot, or "".
+    """
+    types = typing.get_type_hints(schema)
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in types:
+            siblings = tuple(f"{prefix}{one}" for one in types)
+            yield Misfit(
+                key=key, value=value, expected=None, reason="", outermost=key, siblings=siblings
+            )
+        elif dataclasses.is_dataclass(types[name]) and isinstance(value, Mapping):
+            yield from misfits(value, types[name], f"{key}.")
+        elif not _is_interpolation(value):
+            yield from _of_value(schema, name, value, types[name], key)
+
+
+def _of_value(schema: type, name: str, value: Any, kind: Any, key: str) -> Iterator[Misfit]:
+    entries = entries_of(kind)
+    if entries is not None and isinstance(value, list):
+        found: list[Misfit] = []
+        for number, entry in enumerate(value):
+            if isinstance(entry, Mapping):
+                found += misfits(entry, entries, f"{key}.{number}.")
+        if found:
+            yield from (dataclasses.replace(misfit, outermost=key) for misfit in found)
+            return
+    try:
+        OmegaConf.merge(OmegaConf.structured(schema), {name: value})
+    except OmegaConfBaseException as error:
+        is_section = dataclasses.is_dataclass(kind)
+        expected = f"a value of type {type_name(kind)}"
+        if is_section:
+            expected = "keys and values (an empty section must be deleted)"
+        reason = str(error).splitlines()[0]
+        inner = re.search(rf"full_key: {re.escape(name)}[.\[](\w+)", str(error))
+        place = f"{key}.{inner[1]}" if inner else key
+        yield Misfit(key=place, value=value, expected=expected, reason=reason, outermost=key)
+
+
+def _is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
+
 
 HELP = "see --help for every key"
 # Advice on "+key=value" cannot work, because the schema is closed; the rest is of no use to a user.

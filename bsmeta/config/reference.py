@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.generation import GenerateConfig
-from bsmeta.config.prepare import PrepareConfig
 from bsmeta.config.schema import RunConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"

@@ -12,13 +12,10 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import FORM, OWN, PROMPT, SEPARATOR, TRAINING, Arm
-from bsmeta.evaluation.controls import Donors
+from bsmeta.evaluation.batches import Windows, plan_batches
+from bsmeta.evaluation.controls import Donors, FormRenderer, PromptRenderer, prompt_config
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.form import FormRenderer
-from bsmeta.evaluation.plan import plan_batches
-from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
 from bsmeta.evaluation.scoring import Window, max_batch_tokens
-from bsmeta.evaluation.windows import Windows
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 

@@ -1,11 +1,12 @@
 """The paired evaluation: scores every document in every arm and sums over identical bytes.
 
-    documents -> blocks (plan) -> this rank's blocks -> render, encode, windows -> batches -> model
+    documents -> blocks of this rank -> render, encode, windows -> batches -> model
     -> log-probabilities -> readings -> paired sums -> gathered from all ranks
 
 Blocks are built, scored and freed one at a time, so memory does not grow with the set. All ranks
 call the model equally often (otherwise collective forward passes would hang): a rank with fewer
-batches makes dummy calls.
+batches makes dummy calls. During training, a fixed subset in two arms is prepared once and scored
+repeatedly.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison
+from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
+from bsmeta.evaluation.batches import WINDOWS, own_blocks, plan_blocks, reading_of
 from bsmeta.evaluation.blocks import Block, BlockMaker
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.plan import own_blocks, plan_blocks
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
 from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
-from bsmeta.evaluation.windows import WINDOWS, reading_of
+from bsmeta.evaluation.statistics import figures_of
 
 Progress = Callable[[float], None]
 
@@ -68,7 +69,7 @@ class PairedEvaluation:
         tokenizer: The model's tokenizer.
         documents: The held-out documents.
         comparisons: What to compare.
-        windows: Window policy: a name in `bsmeta.evaluation.windows.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.evaluation.batches.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
         ranks: The processes that share the work.
         seed: Seed of the controls.
@@ -218,3 +219,61 @@ def check_edges(position_edges: Sequence[int]) -> None:
         raise ConfigurationError(
             f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"
         )
+
+
+RESAMPLES = 10_000
+
+FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
+"""The most important metrics, which come first so that a narrow screen shows them."""
+
+
+class SubsetEvaluation:
+    """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
+
+    Every rank creates one, and all ranks call `run` together.
+
+    Args:
+        config: The held-out file and how it is rendered.
+        tokenizer: The model's tokenizer.
+        max_documents: Number of documents in the subset.
+        seed: Seed of the bootstrap.
+        ranks: The processes that share the work.
+
+    Raises:
+        ConfigurationError, DataError: See `HeldOutDocuments`.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        max_documents: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        documents = HeldOutDocuments(config, max_documents=max_documents, deduplicate=True)
+        comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
+        self._evaluation = PairedEvaluation(
+            config, tokenizer, documents, [text_alone(), *comparisons], ranks=ranks
+        )
+        self._blocks = list(self._evaluation.blocks())
+        self._seed = seed
+
+    def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
+        """Score the subset; returns the metrics of `Figures` as a flat dict, equal on all ranks.
+
+        Those of `FIRST` come first. `text_bits_per_byte` is over all documents without metadata; if
+        no document has metadata, it is the only metric besides `documents` and `bytes`.
+        """
+        sums = self._evaluation.run(model, device, blocks=self._blocks)
+        stacked = np.stack([sums[name].totals for name in ("text", "all")])
+        text, both = figures_of(stacked, resamples=RESAMPLES, seed=self._seed)
+        if text is None:
+            return {"documents": 0, "bytes": 0}
+        figures = {"text_bits_per_byte": text.bits_per_byte_without}
+        if both is None:
+            return {**figures, "documents": text.documents, "bytes": text.bytes}
+        # there are no intervals for a single document
+        figures |= {name: value for name, value in both.as_dict().items() if value is not None}
+        return {**{name: figures[name] for name in FIRST}, **figures}

@@ -20,6 +20,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.arms import configured_comparisons
 from bsmeta.evaluation.checkpoints import (
     Location,
+    check_not_trained_on,
     load_model,
     locate,
     resolve_config,
@@ -39,7 +40,6 @@ from bsmeta.evaluation.results import (
     slice_rows_of,
 )
 from bsmeta.evaluation.slices import make_slices
-from bsmeta.evaluation.trained_on import check_not_trained_on
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:

@@ -1,12 +1,14 @@
-"""The descriptions of documents, chunks and packing that the terminal and the page share."""
+"""Descriptions of documents, chunks and packing: JSON Lines for programs, sentences for views."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
-from bsmeta.explaining.tokens import Part, ShownToken
+from bsmeta.explaining.tokens import Part, ShownToken, metadata_mask
 
 
 def document_facts(
@@ -94,3 +96,28 @@ def padding(sequence: Sequence[PackedPiece], capacity: int) -> int:
 def count(number: int, name: str) -> str:
     """`1 piece`, `2,000 pieces`."""
     return f"{number:,} {name}" + ("" if number == 1 else "s")
+
+
+def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
+    """One document as a line of JSON, without the newline.
+
+    `text` is the whole text that the model reads, including `prefix` (untruncated, even if it is
+    truncated in the chunks). The lists of a chunk have one entry per token; masks are 0 or 1.
+    """
+    rendered = document.rendered
+    pieces = [
+        {
+            "input_ids": piece.ids.tolist(),
+            "metadata_mask": metadata_mask(piece, rendered, config).astype(int).tolist(),
+            "loss_mask": piece.loss_mask.astype(int).tolist(),
+        }
+        for piece in document.pieces
+    ]
+    return json.dumps(
+        {
+            "document": document.name,
+            "text": rendered.prefix + rendered.lead + rendered.body + rendered.suffix,
+            "prefix": rendered.prefix,
+            "pieces": pieces,
+        }
+    )

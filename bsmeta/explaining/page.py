@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.explaining.facts import (
     document_facts,
     packing_facts,

@@ -12,7 +12,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.explain import ExplainConfig
+from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.explaining.facts import (
     document_facts,
     packing_facts,

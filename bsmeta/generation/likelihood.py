@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.plan import plan_batches
+from bsmeta.evaluation.batches import plan_batches
 from bsmeta.evaluation.scoring import Window, max_batch_tokens, scoring
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer

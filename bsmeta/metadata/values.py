@@ -10,11 +10,16 @@ from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from urllib.parse import unquote_plus, urlsplit
 
+import tldextract
 import xxhash
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.records import BadDocument
+
+extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
+"""Splits a host into subdomain, domain and public suffix."""
+
 
 MONTHS = (
     "January",
@@ -104,7 +109,6 @@ def readable_url(url: str, granularity: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _domain_and_suffix(host: str) -> tuple[str, str]:
     # Imported here: it is slow to load, and most configurations do not need it.
-    from bsmeta.metadata.suffixes import extract
 
     parts = extract(host)
     return parts.top_domain_under_public_suffix or host, parts.suffix

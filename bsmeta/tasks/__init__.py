@@ -11,13 +11,13 @@ from bsmeta.config.notes import notes
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.data.stream.preview import missing_types
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
-from bsmeta.tasks import causal_lm_summary
 from bsmeta.tasks.base import Task
+from bsmeta.tasks.causal_lm import summary
 
 
 def _causal_lm(config: CausalLMConfig) -> Task:
     # Imported here because transformers takes seconds, and the configuration is checked first.
-    from bsmeta.tasks.causal_lm import CausalLanguageModel
+    from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     return CausalLanguageModel(config)
 
@@ -38,7 +38,7 @@ TASKS: dict[str, TaskEntry] = {
         make=_causal_lm,
         value_problems=_causal_lm_values,
         start_problems=causal_lm_checks.start_problems,
-        summary=causal_lm_summary.rows,
+        summary=summary.rows,
         notes=_causal_lm_notes,
         metrics=causal_lm_checks.METRICS,
     ),

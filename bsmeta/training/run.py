@@ -11,7 +11,7 @@ from bsmeta.config.errors import UserError
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.base import HasEpochs, Task
-from bsmeta.training import hub
+from bsmeta.training import publish
 from bsmeta.training.disk import explained
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
@@ -70,7 +70,7 @@ def run(
     finally:
         watchdog.stop()
     if config.push_to_hub and code == 0 and processes.is_main:
-        hub.push(folder.path, config.push_to_hub, schedule.max_steps)
+        publish.push(folder.path, config.push_to_hub, schedule.max_steps)
     return code
 
 

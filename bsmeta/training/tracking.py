@@ -1,19 +1,30 @@
-"""Logs metrics to `metrics.jsonl`, to Accelerate's trackers if configured, and to the screen."""
+"""Logs metrics to `metrics.jsonl`, to Accelerate's trackers if configured, and to the screen.
+
+A resumed run stays one run at its trackers (tensorboard, wandb, trackio): its name there is
+generated once and stored in the run folder (`trackers.json`), the same wandb or trackio run is
+continued, and tensorboard drops what was logged after the step that the run resumes from. No
+secrets are passed: each library reads its own key (`WANDB_API_KEY`, `HF_TOKEN`).
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
+import os
+import secrets
 import sys
 import time
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bsmeta.config.checks.problems import HYDRA, Problem, refuse
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
@@ -174,3 +185,70 @@ def flat(config: RunConfig) -> dict[str, Any]:
         name: value if isinstance(value, (int, float, str, bool)) else str(value)
         for name, value in _leaves(redact_values(dataclasses.asdict(config)))
     }
+
+
+RUNS = "trackers.json"
+
+
+class Starter(Protocol):
+    """The method of an Accelerator that starts trackers."""
+
+    def init_trackers(
+        self, project_name: str, config: dict[str, Any], init_kwargs: dict[str, Any]
+    ) -> None: ...
+
+
+def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: int) -> None:
+    """Starts every tracker of the configuration; called on rank 0.
+
+    Args:
+        accelerator: Created with `log_with=config.trackers`.
+        config: The run; `run_name` is the project's name at the trackers.
+        folder: The run folder.
+        step: The step that the run resumes from, 0 at its beginning.
+
+    Raises:
+        ConfigurationError: If a tracker cannot start (no key, no network).
+    """
+    if not config.trackers:
+        return
+    keep_tensorflow_out()
+    try:
+        accelerator.init_trackers(
+            config.run_name, config=flat(config), init_kwargs=arguments(folder, step)
+        )
+    except Exception as error:
+        expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
+        found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
+        refuse([Problem("trackers", HYDRA, found, expected, "mend that, or leave it out")])
+
+
+def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:
+    """The arguments for each library that make a resumed run continue the same run there."""
+    name = run_name(folder)
+    return {
+        "tensorboard": {"purge_step": step + 1} if step else {},
+        "wandb": {"id": name, "name": name, "resume": "allow", "dir": str(folder)},
+        "trackio": {"name": name, "resume": "allow"},
+    }
+
+
+def run_name(folder: Path) -> str:
+    """The run's name at wandb and trackio: the folder's with eight letters, generated only once.
+
+    An empty file counts as missing: it was being written when the machine crashed.
+    """
+    file = folder / RUNS
+    try:
+        return str(json.loads(file.read_text())["run"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        name = f"{_plain(folder.name)}-{secrets.token_hex(4)}"
+        temporary = file.with_suffix(".tmp")
+        temporary.write_text(json.dumps({"run": name}) + "\n")
+        os.replace(temporary, file)
+        return name
+
+
+def _plain(name: str) -> str:
+    """Replaces characters that a wandb id must not contain (`/\\#?%:`), and truncates it (128)."""
+    return "".join(one if one.isalnum() or one in "-_." else "-" for one in name)[:100]

@@ -52,8 +52,7 @@ from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
 from bsmeta.training.step import StepRunner
-from bsmeta.training.tracking import Tracker
-from bsmeta.training.tracking_runs import start_trackers
+from bsmeta.training.tracking import Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import StepData, Stream
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
 POOL = 16
 """Number of steps whose batches are built beforehand and reused, with feed=memory."""

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
 from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.explain import ExplainConfig
 
 METADATA = "data_config.metadata_config"
 TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"

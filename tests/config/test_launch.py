@@ -11,7 +11,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.checks.deepspeed_file import read_json
+from bsmeta.config.checks.deepspeed import read_json
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch, read_launch

@@ -10,7 +10,7 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.checks.shared import AUTO
+from bsmeta.config.checks.problems import AUTO
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.evaluation import EvaluateConfig

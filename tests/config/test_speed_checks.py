@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.causal_lm import speed_problems
 from bsmeta.config.checks.loop import loop_problems
-from bsmeta.config.checks.speed import speed_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.checks.bounds import bound_lines, bound_problems
 from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.values import value_problems
@@ -17,11 +17,9 @@ from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.config.describe import describe, keys
 from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.keys import Values, values_of
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.prepare import PrepareConfig
 from bsmeta.config.reference import reference
 from bsmeta.tasks import TASKS
 

@@ -20,8 +20,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.evaluation.paired import SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks, current_ranks
-from bsmeta.evaluation.subset import SubsetEvaluation
 from tests.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")

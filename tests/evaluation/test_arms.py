@@ -8,9 +8,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.arms import Arm, configured_comparisons, controlled
-from bsmeta.evaluation.controls import Donors
-from bsmeta.evaluation.form import WORDS, FormRenderer
-from bsmeta.evaluation.prompts import PromptRenderer, prompt_config
+from bsmeta.evaluation.controls import WORDS, Donors, FormRenderer, PromptRenderer, prompt_config
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
 

@@ -18,7 +18,7 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
 LM_EVAL = os.environ.get("LM_EVAL") or shutil.which("lm_eval")
 

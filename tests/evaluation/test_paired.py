@@ -20,13 +20,12 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
+from bsmeta.evaluation.batches import sliding
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation
+from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation, SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.evaluation.statistics import figures_of
-from bsmeta.evaluation.subset import SubsetEvaluation
-from bsmeta.evaluation.windows import sliding
 from bsmeta.metadata.rendering import Renderer
 from tests.evaluation.plain import bits_of_document
 

@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, Selection
 from bsmeta.explaining.tokens import TokenTexts
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 
 SHARD = "c4-en-html_cc-main-2019-18_pq00-00{}.jsonl.gz"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.explaining.selection import Selection
 from tests.explaining.helpers import SHARD, demo, demo_tokenizer
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.explain import ExplainConfig
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.dealing import deal
 from bsmeta.data.stream.train_stream import TrainStream

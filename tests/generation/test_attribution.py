@@ -19,8 +19,15 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.generation.attribution import Attribution, by_candidate, posterior, summarize
-from bsmeta.generation.candidates import Candidates, Labels, find_candidates
+from bsmeta.generation.attribution import (
+    Attribution,
+    Candidates,
+    Labels,
+    by_candidate,
+    find_candidates,
+    posterior,
+    summarize,
+)
 from bsmeta.generation.likelihood import Likelihoods
 from bsmeta.metadata.rendering import Rendered
 from tests.evaluation.conftest import document, write_shard

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.masks import loss_tables, text_positions
+from bsmeta.data.text.encoding import loss_tables, text_positions
 
 
 def array(values: object) -> np.ndarray:

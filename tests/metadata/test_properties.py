@@ -12,8 +12,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.text.encoding import text_positions
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.masks import text_positions
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.metadata.helpers import config, html, local, render, world

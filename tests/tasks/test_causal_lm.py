@@ -21,7 +21,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.models import attention
 from bsmeta.tasks.base import EvaluationContext, Metric
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ from torch import nn
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.tasks.base import Loss
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
 from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate

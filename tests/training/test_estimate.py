@@ -19,7 +19,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.launch import REPOSITORY
 from bsmeta.models.layers import recompute
 from bsmeta.tasks.base import Shape
-from bsmeta.tasks.causal_lm import CausalLanguageModel
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import Counts, activations, count, held, state
 from bsmeta.training.optim import build_optimizer

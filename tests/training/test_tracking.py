@@ -18,8 +18,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.tracking import Tracker
-from bsmeta.training.tracking_runs import RUNS, arguments, run_name, start_trackers
+from bsmeta.training.tracking import RUNS, Tracker, arguments, run_name, start_trackers
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]

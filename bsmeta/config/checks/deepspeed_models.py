@@ -12,8 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bsmeta.config.checks.problems import Problem, nearest, show
-from bsmeta.config.checks.shared import AUTO
+from bsmeta.config.checks.problems import AUTO, Problem, nearest, show
 
 # Blocks that DeepSpeed reads without a pydantic model.
 _PLAIN_BLOCKS = ("aio", "checkpoint", "data_types", "flops_profiler", "optimizer", "scheduler")

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
-from bsmeta.config.checks.shared import same
+from bsmeta.config.checks.problems import HYDRA, Problem, nearest, same, show
 from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
 from bsmeta.config.schema import RunConfig
 

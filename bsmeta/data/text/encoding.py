@@ -1,10 +1,13 @@
-"""Encode rendered documents into token ids, with the type and the text position of each token.
+"""Encodes rendered documents into token ids, with the type and the text position of each token.
 
 Middle stage of a window (read, render, encode, cut, pack). Prefix and suffix are encoded separately
 from the body, so that the prefix can be repeated on each chunk and the body has the same tokens
-after any prefix.
-Evaluation and `explain` use the same encoder, which is why it also maps tokens to characters of
-the original text.
+after any prefix. Evaluation and `explain` use the same encoder, which is why it also maps tokens to
+characters of the original text.
+
+The renderer returns the spans of metadata in characters, int32 [m, 2] (start, end), sorted and
+disjoint, one row per inserted string. Token types are uint8: 0 is text, 1 + i the i-th type of
+`metadata_list`.
 """
 
 from __future__ import annotations
@@ -14,13 +17,59 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.tokens import TextTokenizer, Tokens
-from bsmeta.metadata.masks import loss_tables, text_positions
 from bsmeta.metadata.rendering import Rendered
+
+Int32 = NDArray[np.int32]
+Bools = NDArray[np.bool_]
+
+
+def text_positions(positions: Int32, spans: Int32) -> Int32:
+    """Map positions in the rendered body to positions in the text without its metadata.
+
+    Args:
+        positions: int32 [n], character positions in the body, which may include the body's end.
+        spans: int32 [m, 2], the inserted strings.
+
+    Returns:
+        int32 [n]: the number of text characters before each position.
+    """
+    if not len(spans):
+        return positions
+    lengths = spans[:, 1] - spans[:, 0]
+    before = np.concatenate(([0], np.cumsum(lengths)))
+    rows = np.searchsorted(spans[:, 0], positions, side="right")
+    overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
+    overhang[rows == 0] = 0
+    return (positions - before[rows] + overhang).astype(np.int32)
+
+
+def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
+    """Which token types contribute to the loss.
+
+    Args:
+        config: `loss_on_metadata`, `loss_on_metadata_types` and
+            `treat_local_metadata_as_regular_text` decide.
+
+    Returns:
+        Two bool [256] tables indexed by token type: for tokens of the prefix or suffix, and for
+        tokens of the body. Token type 0 (text) is always trained on.
+    """
+    wanted = config.loss_on_metadata_types
+    outside = np.zeros(256, np.bool_)
+    outside[0] = True
+    for kind, key in enumerate(config.metadata_list, start=1):
+        outside[kind] = config.loss_on_metadata and (wanted is None or key in wanted)
+    body = outside.copy()
+    if config.treat_local_metadata_as_regular_text:
+        body[:] = True
+    return outside, body
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.training.hub import push
+from bsmeta.training.publish import push
 from tests.training.hub_server import HubServer
 
 REPOSITORY = Path(__file__).resolve().parents[2]

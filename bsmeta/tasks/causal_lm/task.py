@@ -28,8 +28,8 @@ from bsmeta.data.stream.counts import WITH_METADATA
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.evaluation.model_card import write_card
+from bsmeta.evaluation.paired import SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.subset import SubsetEvaluation
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import attention as attention_of
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss

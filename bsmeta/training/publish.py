@@ -1,7 +1,7 @@
 """The upload of a finished model to the Hub, after the run and without any effect on its result.
 
 It runs in a separate process with a time limit: whatever the server does (refuses, fails, does not
-respond for hours), the run stays done. `python -m bsmeta.training.hub FOLDER NAME` is that
+respond for hours), the run stays done. `python -m bsmeta.training.publish FOLDER NAME` is that
 process.
 """
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.explaining.lines import json_line
+from bsmeta.explaining.facts import json_line
 from tests.data.helpers import page, small_tokenizer
 from tests.explaining.helpers import demo, demo_documents, demo_tokenizer, own_config, own_windows
 
