@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from bsmeta.config.errors import DataError
 from bsmeta.data.table.csv_format import (
@@ -108,7 +109,7 @@ def read_rows(
     text, file = open_text(path, form.encoding)
     number = 0
     with file, text:
-        lines = _Lines(iter(lambda: text.readline(LONGEST_RECORD), ""))
+        lines = _Lines(_lines_of(text))
         try:
             for line, cells, problem in _records(lines, form):
                 number += 1
@@ -178,6 +179,14 @@ def _reason(error: csv.Error) -> str:
     if "expected after" in str(error):
         return 'a quote (") within a quoted cell is not doubled, or a quoted cell is not closed'
     return str(error)
+
+
+def _lines_of(text: TextIO) -> Iterator[str]:
+    """Yields the lines of a file; of one that exceeds the limit, only the beginning."""
+    while line := text.readline(LONGEST_RECORD):
+        yield line
+        while len(line) == LONGEST_RECORD and line[-1] not in "\r\n":
+            line = text.readline(LONGEST_RECORD)
 
 
 class _TooLongError(Exception):

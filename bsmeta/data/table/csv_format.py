@@ -29,7 +29,7 @@ _BLOCK = 1 << 20
 _SAMPLE_CHARACTERS = 1 << 18
 _SAMPLE_RECORDS = 200
 _LISTED_COLUMNS = 20
-_MOST_CONTROLS = 0.01  # a larger share of control characters is not text
+_MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
 
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -251,7 +251,7 @@ def _refuse_other_formats(path: Path) -> None:
     if _JSON.match(head):
         raise DataError(f"{path} begins like JSON; expected a CSV file with a header")
     controls = len(head) - len(head.translate(None, _CONTROLS))
-    if controls > _MOST_CONTROLS * len(head) and _utf16(head) is None:
+    if controls > _MOST_CONTROLS and _utf16(head) is None:
         raise DataError(f"{path} is a binary file; expected a CSV file")
 
 

@@ -80,11 +80,7 @@ def split_rows(
         found = _by_group(labels, groups, fractions, state)
     missing = [SPLITS[split] for split in wanted if not (found == split).any()]
     if missing:
-        raise DataError(
-            f"{len(labels):,} rows are too few to divide into data_config.split_fractions="
-            f"{list(fractions)}: no row for {' and '.join(missing)}. Choose larger fractions, set "
-            "a fraction to 0, or divide the rows yourself: data_config.split_column"
-        )
+        raise _too_few(labels, fractions, f"no row for {' and '.join(missing)}")
     return found
 
 
@@ -92,20 +88,17 @@ def _by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.nd
     found = np.zeros(len(labels), np.int8)
     rest = np.arange(len(labels))
     for split in (TEST, VALIDATION):
-        size = round(fractions[split] * len(labels))
-        if fractions[split] > 0 and 0 < size < len(rest):
-            splitter = StratifiedShuffleSplit(1, test_size=size, random_state=state)
-            try:
-                keep, taken = next(splitter.split(rest, labels[rest]))
-            except ValueError as error:
-                raise DataError(
-                    f"data_config.split_fractions={list(fractions)}: {len(labels):,} rows cannot "
-                    f"be divided so that each split has each label: {error}. Choose larger "
-                    "fractions, set a fraction to 0, or divide the rows yourself: "
-                    "data_config.split_column"
-                ) from error
-            found[rest[taken]] = split
-            rest = np.sort(rest[keep])
+        if fractions[split] == 0:
+            continue
+        # Of a small table at least as many rows as labels, so that none needs to be without.
+        size = max(math.floor(fractions[split] * len(labels) + 0.5), len(np.unique(labels)))
+        splitter = StratifiedShuffleSplit(1, test_size=size, random_state=state)
+        try:
+            keep, taken = next(splitter.split(rest, labels[rest]))
+        except ValueError as error:
+            raise _too_few(labels, fractions, str(error)) from error
+        found[rest[taken]] = split
+        rest = np.sort(rest[keep])
     return found
 
 
@@ -127,6 +120,14 @@ def _by_group(
             _, taken = next(order)
             found[taken] = split
     return found
+
+
+def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> DataError:
+    return DataError(
+        f"{len(labels):,} rows are too few to divide into data_config.split_fractions="
+        f"{list(fractions)}: {reason}. Choose larger fractions, set a fraction to 0, or divide the "
+        "rows yourself: data_config.split_column"
+    )
 
 
 def _check_counts(
