@@ -40,7 +40,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     if is_main:
         remarks = [*launch_notes(checked.launch), *entry.notes(config)]
         print_summary(summary(config, checked.launch, entry, composed_files()), remarks)
-    if config.check_only:
+    if config.check_only or entry.prepare(config):
         return 0
     stop = StopRequest()
     if config.estimate:

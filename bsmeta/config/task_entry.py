@@ -17,6 +17,10 @@ def _nothing(*_: object) -> tuple[()]:
     return ()
 
 
+def _prepares_nothing(_: object) -> bool:
+    return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskEntry:
     """A task, as the entry points and the checks use it.
@@ -31,6 +35,8 @@ class TaskEntry:
         summary: Takes the configuration and the launch; returns rows of the start-up table. A row
             replaces a row of the same name that all tasks have.
         notes: Takes the configuration; returns a line for each setting that has no effect.
+        prepare: Takes the configuration; builds the data and returns True if the configuration
+            asks for nothing else.
         metrics: The metrics of its evaluations; None: known only when they run.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.tasks.base.HasEpochs`).
     """
@@ -41,6 +47,7 @@ class TaskEntry:
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
+    prepare: Callable[[Any], bool] = _prepares_nothing
     metrics: tuple[str, ...] | None = None
     has_epochs: bool = False
 

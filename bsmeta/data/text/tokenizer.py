@@ -16,6 +16,23 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
         ConfigurationError: If it cannot be loaded, or has no end-of-text token.
     """
     name = config.tokenizer_name or config.model_name
+    tokenizer = tokenizer_of(name)
+    if tokenizer.eos_token_id is None:
+        raise ConfigurationError(
+            f"tokenizer_name: {name} has no end-of-text token; every document ends with it. Name "
+            "a tokenizer that has an eos_token"
+        )
+    special = Renderer(config.data_config.metadata_config).special_tokens()
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    return tokenizer
+
+
+def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer in a folder or on the Hub.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded.
+    """
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
@@ -24,13 +41,6 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             "the Hub"
         ) from error
     check_vocabulary(tokenizer, f"tokenizer_name: {name}")
-    if tokenizer.eos_token_id is None:
-        raise ConfigurationError(
-            f"tokenizer_name: {name} has no end-of-text token; every document ends with it. Name "
-            "a tokenizer that has an eos_token"
-        )
-    special = Renderer(config.data_config.metadata_config).special_tokens()
-    tokenizer.add_special_tokens({"additional_special_tokens": special})
     return tokenizer
 
 
