@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 import msgspec
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
-from bsmeta.annotate.walking import NEVER_TEXT, Profile, Rules, TagRecord, names, walk
+from bsmeta.annotate.walking import Profile, Rules, TagRecord, names, walk
 
 _PARAGRAPHS = names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
     article main section address aside"""
 )
-_JSON_LD = 'script[type="application/ld+json"]'
-_DECLARATIONS = f"meta, time, {_JSON_LD}"
+_DECLARATIONS = 'meta, time, title, footer, script[type="application/ld+json"]'
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
 
@@ -130,36 +129,37 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
         PageError: The page cannot be used.
     """
     tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
-    head, body = tree.head, tree.body
-    page = Page(
-        "",
-        [],
-        title=_title(tree),
-        head=[head.html or ""] if head is not None else [],
-        footer=_outermost(tree, "footer"),
-        title_tags=_outermost(tree, "title"),
-        declared=_declared(tree),
-        url=url,
-    )
-    if body is None:  # a page of frames
-        return page
-    rules = _RULES[profile]
-    if rules.without_content:
-        body.strip_tags(list(rules.without_content), recursive=True)
-    else:
-        for node in body.css(", ".join(NEVER_TEXT)):
-            node.inner_html = ""
-    found = walk(body.html or "", rules)
-    page.text, page.tags = found.text, found.tags
+    page = Page("", [], url=url)
+    if tree.head is not None:
+        page.head.append(tree.head.html or "")
+    _read_declarations(tree, page)
+    if tree.body is not None:  # a page of frames has none
+        page.text, page.tags = walk(tree.body, _RULES[profile])
     return page
 
 
-def _title(tree: LexborHTMLParser) -> str | None:
-    """The text of the first title that is the page's, not that of an image in it."""
-    for node in tree.css("title"):
-        if not _is_within(node, "svg"):
-            return " ".join(node.text().split()) or None
-    return None
+def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
+    """Reads what a page says about itself, wherever it says it."""
+    meta = page.declared.meta
+    for node in tree.css(_DECLARATIONS):
+        match node.tag:
+            case "meta":
+                content = node.attributes.get("content")
+                for kind in ("name", "property", "itemprop", "http-equiv"):
+                    name = node.attributes.get(kind)
+                    if name and content:
+                        meta.setdefault(name.lower(), content)
+            case "time":
+                page.declared.times.append(node.attributes.get("datetime") or node.text().strip())
+            case "script":
+                with contextlib.suppress(msgspec.DecodeError, RecursionError):
+                    page.declared.json_ld.append(msgspec.json.decode(node.text()))
+            case "footer" if not _is_within(node, "footer"):
+                page.footer.append(node.html or "")
+            case "title" if not _is_within(node, "title"):
+                page.title_tags.append(node.html or "")
+                if page.title is None and not _is_within(node, "svg"):
+                    page.title = " ".join(node.text().split()) or None
 
 
 def _is_within(node: LexborNode, tag: str) -> bool:
@@ -169,25 +169,3 @@ def _is_within(node: LexborNode, tag: str) -> bool:
             return True
         parent = parent.parent
     return False
-
-
-def _outermost(tree: LexborHTMLParser, tag: str) -> list[str]:
-    """The elements of a tag, serialized, without those within another of the same tag."""
-    return [node.html or "" for node in tree.css(tag) if not _is_within(node, tag)]
-
-
-def _declared(tree: LexborHTMLParser) -> Declared:
-    declared = Declared()
-    for node in tree.css(_DECLARATIONS):
-        if node.tag == "meta":
-            attributes = node.attributes
-            for kind in ("name", "property", "itemprop", "http-equiv"):
-                name, content = attributes.get(kind), attributes.get("content")
-                if name and content:
-                    declared.meta.setdefault(name.lower(), content)
-        elif node.tag == "time":
-            declared.times.append(node.attributes.get("datetime") or node.text().strip())
-        else:
-            with contextlib.suppress(msgspec.DecodeError, RecursionError):
-                declared.json_ld.append(msgspec.json.decode(node.text()))
-    return declared

@@ -1,31 +1,23 @@
-"""The walk over a parsed page: serialized HTML becomes text and tag records.
+"""The walk over a page's tree, which writes its text and its tags.
 
-lexbor serializes its tree in a canonical form: every start tag has its end tag (void elements have
-none), attributes are in double quotes, and `<` and `>` appear only around tags. So one pass over
-the string, split at `<`, visits the tree in document order, in linear time and without recursion,
-and a tag that was seen before costs one look-up.
+One pass in document order, without recursion, in time linear in the tree: a `_Writer` appends text
+and tags, and takes back the end of what it wrote when an element turns out to be too short to keep.
 
-White space outside `pre` is collapsed, and a separator (a space or a line break) is held back until
-the next text: the text neither begins nor ends with white space, and a tag starts at its first
-character. An element is removed at its end, when the length of what is left in it is known.
+White space outside `pre` is collapsed, and a separator (a space or line breaks) is held back until
+the next text. So the text neither begins nor ends with white space, and a tag starts at its first
+character.
 """
 
 from __future__ import annotations
 
-import html as entities
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import msgspec
+from selectolax.lexbor import LexborNode
 
 from bsmeta.metadata.processors import HtmlAttributes
 
 Profile = Literal["published", "all"]
-
-NEVER_TEXT = ("script", "style", "template", "iframe", "noembed", "noframes", "plaintext")
-"""Elements whose content is not text of the page: code, or what a browser does not show."""
 
 
 def names(words: str) -> frozenset[str]:
@@ -33,8 +25,10 @@ def names(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-_REMOVED = ("header", "footer", "form")
-_SHORTEST_KEPT = dict.fromkeys(("body", "div", "p", "section", "table", "ul", "ol", "dl"), 65)
+_NOT_TEXT = names("script style template iframe noembed noframes")
+_REMOVED = names("header footer form")
+_REMOVED_IF_SHORT = names("body div p section table ul ol dl")
+_LONGEST_REMOVED = 64
 _BLOCKS = names(
     """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
     fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
@@ -44,27 +38,22 @@ _SPACED = names(
     """address cite details datalist iframe img input label legend optgroup q select summary tbody
     td time"""
 )
-_VOID = names(
-    """area base basefont bgsound br col embed frame hr img input keygen link meta param source
-    track wbr"""
-)
 
-_NOTHING, _SPACE, _LINE = range(3)  # separators; from _LINE on, each more is an empty line
+_NOTHING, _SPACE, _LINE = range(3)  # separators; each number above _LINE adds an empty line
 
-_ATTRIBUTE = re.compile(r' ([^ ]+?)="([^"]*)"')
-_COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
-_RAW_TEXT = re.compile(r"(<xmp(?: [^>]*)?>)(.*?)(?=</xmp>)", re.DOTALL)
-_KNOWN_TAGS = 1 << 14
-_LONGEST_KNOWN_TAG = 256
+_NO_ATTRIBUTES = HtmlAttributes([], [])
 
 
 class TagRecord(msgspec.Struct, gc=False):
-    """An html tag as a record of the `metadata_html` column: it encodes to that form.
+    """An html tag in the form of a record of the `metadata_html` column.
 
     Attributes:
         value: The tag's name.
-        char_start_idx: Its span in the text.
+        char_start_idx: Start of its span in the text.
         relative_start_pos: The place of its start among all starts and ends at that offset.
+        char_end_idx: End of its span.
+        relative_end_pos: The place of its end among them.
+        html_attrs: Its attributes; not to be changed, because tags share them.
     """
 
     value: str
@@ -77,251 +66,255 @@ class TagRecord(msgspec.Struct, gc=False):
     type: str = "local"
 
 
-class _Tag(NamedTuple):
-    """What a start tag means to the walk.
+_TEXT, _KEEP, _HOLLOW, _BREAK, _SKIP = range(5)
 
-    Attributes:
-        name: The element's name.
-        attributes: Its attributes.
-        separator: What sets the element off from the text before and after it.
-        shortest: The element is removed if fewer characters are left in it.
-    """
+_Rule = tuple[int, str, int, int, bool, bool]
+"""What is done with the nodes of a name.
 
-    name: str
-    attributes: HtmlAttributes
-    separator: int
-    shortest: int
+The fields: the action (`_TEXT`, `_BREAK`, `_SKIP` with everything in it, `_HOLLOW` to keep the tag
+without its content, `_KEEP`); the name; the separator that sets the element off; the number of
+characters below which it is removed; whether white space in it is kept; whether it is folded into
+an element of its name that has nothing else in it.
+"""
 
+_Mark = tuple[list[int], int, int, int, int, int]
+"""The state of a `_Writer` when an element began.
 
-class _Found(msgspec.Struct, gc=False):
-    """A tag whose element ended and was kept; `start` and `end` count starts and ends."""
+The fields: a list that holds the offset of the element's start once that is known; the numbers of
+tags, of starts and ends, and of pieces of text; the length of the text; the separator held back.
+"""
 
-    start: int
-    end: int
-    tag: _Tag
-    char_start: int
-    char_end: int
-    folded: list[HtmlAttributes] | None = None
+_KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
 
 
-@dataclass
-class Walk:
-    """Text and tags of a page.
-
-    Attributes:
-        text: The text.
-        tags: Its tags, in document order.
-    """
-
-    text: str
-    tags: list[TagRecord] = field(default_factory=list)
-
-
-class Rules:
-    """What a profile removes, with the tags that were seen.
+class Rules(dict[int, _Rule]):
+    """The rules for the names that lexbor numbers.
 
     Args:
-        profile: `published` removes as the annotators of the published data do; `all` keeps every
-            element.
+        profile: `published` removes what the annotators of the published data remove; `all` keeps
+            every tag.
     """
 
     def __init__(self, profile: Profile) -> None:
-        self.without_content = (*NEVER_TEXT, *_REMOVED) if profile == "published" else ()
-        self.folds = profile == "published"
-        self._shortest = _SHORTEST_KEPT if profile == "published" else {}
-        self._known: dict[str, _Tag] = {}
+        super().__init__()
+        self._removes = profile == "published"
 
-    def tag(self, source: str) -> _Tag:
-        """Reads the source of a start tag, without `<` and `>`."""
-        tag = self._known.get(source)
-        if tag is not None:
-            return tag
-        name, _, rest = source.partition(" ")
-        names, values = [], []
-        for attribute, value in _ATTRIBUTE.findall(" " + rest) if rest else ():
-            names.append(attribute)
-            values.append(entities.unescape(value) if "&" in value else value)
+    def rule(self, node: LexborNode) -> _Rule:
+        """The rule for a node that has none yet."""
+        name = (node.tag or "-").lower()
         separator = _LINE if name in _BLOCKS else _SPACE if name in _SPACED else _NOTHING
-        tag = _Tag(name, HtmlAttributes(names, values), separator, self._shortest.get(name, 0))
-        if len(source) <= _LONGEST_KNOWN_TAG:
-            if len(self._known) >= _KNOWN_TAGS:
-                self._known.clear()
-            self._known[source] = tag
-        return tag
+        action, least = _KEEP, 0
+        if name == "-text":
+            action = _TEXT
+        elif name == "br":
+            action = _BREAK
+        elif name.startswith("-"):  # a comment, or another node that is not an element
+            action = _SKIP
+        elif name in _NOT_TEXT:
+            action = _SKIP if self._removes else _HOLLOW
+        elif self._removes and name in _REMOVED:
+            action = _SKIP
+        elif self._removes and name in _REMOVED_IF_SHORT:
+            least = _LONGEST_REMOVED + 1
+        rule = action, name, separator, least, name == "pre", self._removes and name == "div"
+        if node.tag_id < _KNOWN_IDS:
+            self[node.tag_id] = rule
+        return rule
 
 
-def walk(html: str, rules: Rules) -> Walk:  # noqa: PLR0915
-    """Reads text and tags from a serialized element.
+class _Writer:
+    """Appends to a text and its tags; plain tuples and few calls, for speed.
+
+    Attributes:
+        pending: The separator to write before the next text.
+    """
+
+    __slots__ = (
+        "_folded", "_length", "_offsets", "_pieces", "_start", "_tags", "_wrote_pre", "pending",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.pending = _NOTHING
+        self._pieces: list[str] = []
+        self._length = 0
+        self._wrote_pre = False
+        self._tags: list[TagRecord] = []  # without a value: folded into the tag before
+        self._offsets: list[int] = []  # of the starts and ends in document order; -1: folded
+        self._start: list[int] | None = None  # shared by the elements begun since the last text
+        self._folded: dict[int, tuple[TagRecord, list[HtmlAttributes]]] = {}
+
+    def write(self, text: str, is_pre: int) -> None:
+        """Appends text that is not empty; outside `pre` it is not blank, either.
+
+        Args:
+            text: The text.
+            is_pre: Whether its white space is kept.
+        """
+        pending = self.pending
+        if is_pre:
+            words, self.pending, self._wrote_pre = text, _NOTHING, True
+        else:
+            words = " ".join(text.split())
+            self.pending = _NOTHING
+            if len(words) < len(text):
+                if not pending and text[0] != words[0]:
+                    pending = _SPACE
+                if text[-1] != words[-1]:
+                    self.pending = _SPACE
+        start = self._length
+        if pending and start:
+            separator = " " if pending == _SPACE else "\n" * (pending - 1)
+            if self._wrote_pre:
+                last = self._pieces[-1][-1]
+                if last == "\n" or (pending == _SPACE and last.isspace()):
+                    separator = separator[1:]
+            self._pieces.append(separator)
+            start += len(separator)
+        if self._start is not None:
+            self._start.append(start)
+            self._start = None
+        self._pieces.append(words)
+        self._length = start + len(words)
+
+    def open(self, rule: _Rule, attributes: dict[str, str | None]) -> _Mark:
+        """Begins an element."""
+        start = self._start
+        if start is None:
+            start = self._start = []
+        _, name, separator, _, _, _ = rule
+        place = len(self._offsets)
+        pending = self.pending
+        mark = start, len(self._tags), place, len(self._pieces), self._length, pending
+        if separator > pending:
+            self.pending = separator
+        if attributes:
+            values: list[str | int | float | None] = [*attributes.values()]
+            if None in values:
+                values = [value or "" for value in values]
+            html_attrs = HtmlAttributes([*attributes], values)
+        else:
+            html_attrs = _NO_ATTRIBUTES
+        self._tags.append(TagRecord(name, 0, place, 0, 0, html_attrs))
+        self._offsets.append(0)
+        return mark
+
+    def close(self, rule: _Rule, mark: _Mark) -> None:
+        """Ends an element, and removes it if it is too short."""
+        _, _, separator, least, _, folds = rule
+        start, row, place, _, _, _ = mark
+        length = self._length
+        first = start[0] if start else length
+        if length - first < least:
+            self._take_back(mark)
+        else:
+            if not start:
+                start.append(first)
+                self._start = None
+            tag = self._tags[row]
+            self._offsets[place] = tag.char_start_idx = first
+            tag.char_end_idx = length
+            if not (folds and self._fold(tag, row + 1, place + 1)):
+                tag.relative_end_pos = len(self._offsets)
+                self._offsets.append(length)
+        if separator > self.pending:
+            self.pending = separator
+
+    def _take_back(self, mark: _Mark) -> None:
+        self._start, tags, offsets, pieces, self._length, self.pending = mark
+        del self._tags[tags:], self._offsets[offsets:], self._pieces[pieces:]
+        self._start.clear()  # also for the elements around it that begin with it
+
+    def _fold(self, tag: TagRecord, row: int, place: int) -> bool:
+        """Folds the content of an element into it, if that is one element of the same name."""
+        if row == len(self._tags):
+            return False
+        child = self._tags[row]
+        if (
+            child.value != tag.value
+            or child.relative_start_pos != place
+            or child.relative_end_pos != len(self._offsets) - 1
+            or child.char_start_idx != tag.char_start_idx
+            or child.char_end_idx != tag.char_end_idx
+        ):
+            return False
+        _, chain = self._folded.pop(id(child), (child, [child.html_attrs]))
+        chain.append(tag.html_attrs)
+        self._folded[id(tag)] = tag, chain
+        tag.relative_end_pos = child.relative_end_pos
+        child.value = ""
+        self._offsets[place] = -1
+        return True
+
+    def result(self) -> tuple[str, list[TagRecord]]:
+        """The text, and the tags in document order, after the last element ended."""
+        places: list[int] = []
+        previous, place = -1, 0
+        for offset in self._offsets:
+            if offset == previous:
+                place += 1
+            elif offset >= 0:
+                previous, place = offset, 0
+            places.append(place)
+        for tag, chain in self._folded.values():
+            tag.html_attrs = _joined(chain)
+        tags = [tag for tag in self._tags if tag.value]
+        for tag in tags:
+            tag.relative_start_pos = places[tag.relative_start_pos]
+            tag.relative_end_pos = places[tag.relative_end_pos]
+        return "".join(self._pieces), tags
+
+
+def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
+    """The text of an element, and its tags in document order.
 
     Args:
-        html: As lexbor serializes an element that contains none of the elements of `NEVER_TEXT`,
-            or only empty ones.
+        root: The element.
         rules: What is removed.
     """
-    pieces: list[str] = []
-    length = 0
-    pending = _NOTHING
+    writer = _Writer()
+    is_open: list[tuple[LexborNode, _Rule, _Mark]] = []
     in_pre = 0
-    # An offset for each start and end in document order. The starts since the last text share a
-    # list, which is empty until the offset is known; a removed tag leaves None.
-    events: list[int | list[int] | None] = []
-    unknown: list[int] | None = None
-    found: list[_Found] = []
-    is_open: list[tuple[_Tag, list[int], int, int, int, int, int]] = []
-    known = rules.tag
-    for tag_source, text in _tokens(html):
-        if tag_source[0] == "/":
-            name = tag_source[1:]
-            if name in _VOID:
+    known = rules.get
+    node = root
+    while True:
+        rule = known(node.tag_id) or rules.rule(node)
+        action = rule[0]
+        if action == _TEXT:
+            text = node.text_content
+            if in_pre and text:
+                writer.write(text, True)
+            elif text and not text.isspace():
+                writer.write(text, False)
+            elif not writer.pending:
+                writer.pending = _SPACE
+        elif action <= _HOLLOW:
+            mark = writer.open(rule, node.attributes)
+            child = node.first_child if action == _KEEP else None
+            if child is not None:
+                is_open.append((node, rule, mark))
+                in_pre += rule[4]
+                node = child
                 continue
-            tag, offset, number, kept_pieces, kept_length, kept_pending, kept_found = is_open.pop()
-            if name == "pre":
-                in_pre -= 1
-            separator = tag.separator
-            start = offset[0] if offset else length
-            if length - start < tag.shortest:
-                del pieces[kept_pieces:], found[kept_found:], events[number:]
-                length = kept_length
-                pending = max(kept_pending, separator)
-                offset.clear()
-                unknown = offset
-            else:
-                if not offset:
-                    offset.append(length)
-                    unknown = None
-                pending = max(pending, separator)
-                last = found[-1] if found else None
-                if (
-                    rules.folds
-                    and name == "div"
-                    and last is not None
-                    and last.tag.name == "div"
-                    and last.start == number + 1
-                    and last.end == len(events) - 1
-                    and last.char_start == start
-                    and last.char_end == length
-                ):
-                    last.folded = last.folded or [last.tag.attributes]
-                    last.folded.append(tag.attributes)
-                    last.start = number
-                    events[number + 1] = None
-                else:
-                    found.append(_Found(number, len(events), tag, start, length))
-                    events.append(length)
+            writer.close(rule, mark)
+        elif action == _BREAK:
+            writer.pending = max(_LINE, writer.pending + 1)
         else:
-            tag = known(tag_source)
-            name = tag.name
-            if name == "br":
-                pending = max(_LINE, pending + 1)
-            elif name in _VOID:
-                if unknown is not None:
-                    unknown.append(length)
-                    unknown = None
-                found.append(_Found(len(events), len(events) + 1, tag, length, length))
-                events += (length, length)
-                pending = max(pending, tag.separator)
-            else:
-                if unknown is None:
-                    unknown = []
-                is_open.append(
-                    (tag, unknown, len(events), len(pieces), length, pending, len(found))
-                )
-                events.append(unknown)
-                pending = max(pending, tag.separator)
-                if name == "pre":
-                    in_pre += 1
-        if not text:
-            continue
-        if "&" in text:
-            text = _unescaped(text)
-        after = _NOTHING
-        if not in_pre:
-            words = " ".join(text.split())
-            if not words:
-                pending = pending or _SPACE
-                continue
-            if text[0] != words[0]:
-                pending = pending or _SPACE
-            if text[-1] != words[-1]:
-                after = _SPACE
-            text = words
-        separator_text = _separator(pending, pieces)
-        length += len(separator_text)
-        if unknown is not None:
-            unknown.append(length)
-            unknown = None
-        pieces.append(separator_text + text)
-        length += len(text)
-        pending = after
-    return Walk("".join(pieces), _records(found, events))
+            writer.pending = max(writer.pending, rule[2])
+        following = node.next if is_open else None
+        while following is None:
+            if not is_open:
+                return writer.result()
+            node, rule, mark = is_open.pop()
+            in_pre -= rule[4]
+            writer.close(rule, mark)
+            following = node.next if is_open else None
+        node = following
 
 
-def _tokens(html: str) -> Iterator[tuple[str, str]]:
-    """The tags of serialized HTML, each without `<` and `>`, with the text after it."""
-    if "<!--" in html:
-        html = _COMMENT.sub("", html)
-    if "<xmp" in html:
-        html = _RAW_TEXT.sub(lambda raw: raw[1] + entities.escape(raw[2], quote=False), html)
-    cut = ""
-    for token in html.split("<")[1:]:
-        tag, end, text = (cut + token).partition(">")
-        if end:
-            cut = ""
-            yield tag, text
-        else:  # a name that contains `<`
-            cut += token + "<"
-
-
-def _unescaped(text: str) -> str:
-    """Text without the entities that a serializer writes."""
-    text = text.replace("&nbsp;", "\u00a0").replace("&lt;", "<").replace("&gt;", ">")
-    return text.replace("&amp;", "&")
-
-
-def _separator(pending: int, pieces: list[str]) -> str:
-    """What goes between the text so far and the next."""
-    if pending == _NOTHING or not pieces:
-        return ""
-    last = pieces[-1][-1]
-    if pending == _SPACE:
-        return "" if last.isspace() else " "
-    return "\n" * (pending - 1 - (last == "\n"))
-
-
-def _records(found: list[_Found], events: list[int | list[int] | None]) -> list[TagRecord]:
-    """The tags in document order, with their places among the starts and ends at an offset."""
-    places: list[int] = []
-    previous, place = -1, 0
-    for event in events:
-        if event is None:
-            places.append(0)
-            continue
-        offset = event if type(event) is int else event[0]  # type: ignore[index]
-        place = place + 1 if offset == previous else 0
-        previous = offset
-        places.append(place)
-    found.sort(key=_start_of)
-    return [
-        TagRecord(
-            tag.tag.name,
-            tag.char_start,
-            places[tag.start],
-            tag.char_end,
-            places[tag.end],
-            tag.tag.attributes if tag.folded is None else _joined(tag.folded),
-        )
-        for tag in found
-    ]
-
-
-def _start_of(tag: _Found) -> int:
-    return tag.start
-
-
-def _joined(folded: list[HtmlAttributes]) -> HtmlAttributes:
+def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:
     """The attributes of nested elements, innermost first, as those of one element."""
     joined: dict[str, list[str]] = {}
-    for attributes in reversed(folded):
+    for attributes in reversed(chain):
         for name, value in zip(attributes.attrs, attributes.values, strict=True):
             joined.setdefault(name, []).append(str(value))
     return HtmlAttributes(list(joined), [" ".join(values) for values in joined.values()])
