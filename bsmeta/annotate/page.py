@@ -15,7 +15,10 @@ from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNod
 
 from bsmeta.annotate.walking import Profile, Rules, TagRecord, names, walk
 
-_PARAGRAPHS = names(
+VERSION = 1
+"""To be increased when the same page would give another text or other tags."""
+
+PARAGRAPHS = names(
     """p div li ul ol hr pre blockquote dt dd dl menu figcaption figure h1 h2 h3 h4 h5 h6 nav
     article main section address aside"""
 )
@@ -112,7 +115,7 @@ class Page:
         return [
             Block(tag.value, tag.char_start_idx, tag.char_end_idx)
             for tag in self.tags
-            if tag.value in _PARAGRAPHS
+            if tag.value in PARAGRAPHS
         ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
@@ -22,6 +23,8 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
+    ("bsmeta/annotate.py", AnnotateConfig, "annotate"),
+    ("python -m bsmeta.annotate.descriptions", DescriptionsConfig, "descriptions"),
     ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),
 )
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.problems import AUTO
@@ -75,6 +76,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 def test_every_configuration_is_composed_with_its_schema() -> None:
     schemas = {"demo": CausalLMConfig, "v2": CausalLMConfig}
     schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig}
+    schemas |= {"annotate": AnnotateConfig, "descriptions": DescriptionsConfig}
     files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))
     assert files == sorted(schemas), "say here what schema the new one belongs to"
     for name, schema in schemas.items():

@@ -86,6 +86,11 @@ class LineReader:
         while self.line < line and self._next() is not None:
             pass
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of the file that have been read, which may be more than the lines needed."""
+        return self._file.tell()
+
     def close(self) -> None:
         """Closes the file."""
         self._blocks.close()

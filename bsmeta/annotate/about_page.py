@@ -1,0 +1,188 @@
+"""Annotators that make global records: what a page is, where it is from, and when."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Callable
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import pycld2
+
+from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.dates import date_of_page, date_of_url, date_of_value
+from bsmeta.annotate.descriptions import DescriptionTable, is_description
+from bsmeta.annotate.row import NO_HTML, AnnotationError, Columns, Row, global_record
+from bsmeta.config.annotate import AnnotateConfig
+
+_TAGS = re.compile(r"<[^>]*>")
+_PATH_SEPARATORS = re.compile(r"[-_+.&=]")
+# pycld2 refuses text with control characters and unassigned code points.
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
+
+
+LONGEST_SAMPLE = 5000
+"""Characters of the text by which its language is detected."""
+
+
+class Html(Annotator):
+    """The tags of the page, and what was cut off it.
+
+    `metadata_html` has a local record for each tag; `html_head`, `html_footer` and `html_title` are
+    the serialized subtrees of the whole page.
+    """
+
+    name = "html"
+    columns = ("metadata_html", "html_head", "html_footer", "html_title")
+    settings = ("profile",)
+
+    def annotate(self, row: Row) -> Columns:
+        page = row.page
+        return {
+            "metadata_html": page.tags,
+            "html_head": page.head,
+            "html_footer": page.footer,
+            "html_title": page.title_tags,
+        }
+
+
+class Url(Annotator):
+    """The address of the page."""
+
+    name = "url"
+    columns = ("metadata_url",)
+
+    def annotate(self, row: Row) -> Columns:
+        return {"metadata_url": [global_record("url", row.needed_url())]}
+
+
+class Title(Annotator):
+    """The title, on one line; of a shard without raw pages: from its column `html_title`."""
+
+    name = "title"
+    columns = ("metadata_title",)
+
+    def annotate(self, row: Row) -> Columns:
+        title = row.page.title if row.html is not None else _first_title(row)
+        return {"metadata_title": [global_record("title", title)] if title else []}
+
+
+def _first_title(row: Row) -> str:
+    titles = row.column("html_title")
+    if titles is None:
+        raise AnnotationError(NO_HTML)
+    return " ".join(html.unescape(_TAGS.sub("", titles[0])).split()) if titles else ""
+
+
+class Timestamp(Annotator):
+    """When the page was published or changed; the record's `source` says where that is from."""
+
+    name = "timestamp"
+    columns = ("metadata_timestamp",)
+    settings = ("timestamp_sources",)
+
+    def annotate(self, row: Row) -> Columns:
+        for source in self.config.timestamp_sources:
+            date = DATE_SOURCES[source](row)
+            if date is not None:
+                return {"metadata_timestamp": [global_record("timestamp", date, source=source)]}
+        return {"metadata_timestamp": []}
+
+
+DATE_SOURCES: dict[str, Callable[[Row], str | None]] = {
+    "url": lambda row: date_of_url(row.url),
+    "page": lambda row: date_of_page(row.page.declared) if row.html is not None else None,
+    "crawl": lambda row: date_of_value(row.timestamp or ""),
+}
+"""The values of `timestamp_sources`."""
+
+
+class WebsiteDescription(Annotator):
+    """A sentence about the site, from a table of domains, or the page's own meta description."""
+
+    name = "website_description"
+    columns = ("metadata_website_desc",)
+    settings = ("description_sources",)
+
+    def __init__(self, config: AnnotateConfig) -> None:
+        super().__init__(config)
+        uses_table = "table" in config.description_sources and config.descriptions is not None
+        self._table = DescriptionTable(config.descriptions or "") if uses_table else None
+
+    def annotate(self, row: Row) -> Columns:
+        for source in self.config.description_sources:
+            text = DESCRIPTION_SOURCES[source](self._table, row)
+            if text and is_description(text):
+                record = global_record("website_description", text, source=source)
+                return {"metadata_website_desc": [record]}
+        return {"metadata_website_desc": []}
+
+    def fingerprint(self) -> str:
+        return self.digest({"table": self._table.content_hash if self._table else None})
+
+
+def _from_table(table: DescriptionTable | None, row: Row) -> str | None:
+    host = _split(row.needed_url()).hostname
+    return table.find(host) if table is not None and host else None
+
+
+def _from_page(table: DescriptionTable | None, row: Row) -> str | None:
+    """The meta description of the page, on one line."""
+    if row.html is None:
+        return None
+    meta = row.page.declared.meta
+    return " ".join((meta.get("description") or meta.get("og:description") or "").split())
+
+
+DESCRIPTION_SOURCES = {"table": _from_table, "page": _from_page}
+"""The values of `description_sources`."""
+
+
+class Datasource(Annotator):
+    """`example.org > news > a new project`: the host, and the words of the path."""
+
+    name = "datasource"
+    columns = ("metadata_generation_datasource",)
+
+    def annotate(self, row: Row) -> Columns:
+        parts = _split(row.needed_url())
+        words = [_path_words(part) for part in parts.path.split("/")]
+        value = " > ".join(filter(None, [parts.netloc, *words]))
+        records = [global_record("datasource", value)] if value else []
+        return {"metadata_generation_datasource": records}
+
+
+def _path_words(part: str) -> str:
+    """The words of a part of a path, without numbers at its beginning and end."""
+    words = [word for word in _PATH_SEPARATORS.split(unquote(part)) if word]
+    while words and words[0].isdigit():
+        del words[0]
+    while words and words[-1].isdigit():
+        del words[-1]
+    return " ".join(words)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        _ = parts.hostname  # an invalid port or bracket is only noticed here
+    except ValueError as error:
+        raise AnnotationError("bad_url", str(error)) from error
+    return parts
+
+
+class Language(Annotator):
+    """The language of the beginning of the text, as an ISO 639 code, if pycld2 is sure of it."""
+
+    name = "language"
+    columns = ("metadata_language",)
+
+    def annotate(self, row: Row) -> Columns:
+        sample = _NOT_TEXT.sub(" ", row.text[:LONGEST_SAMPLE])
+        try:
+            is_reliable, _, found = pycld2.detect(sample, isPlainText=True)
+        except pycld2.error as error:
+            raise AnnotationError("language_not_detected", str(error)) from error
+        code = found[0][1]
+        is_known = is_reliable and code != "un"
+        return {"metadata_language": [global_record("language", code)] if is_known else []}

@@ -1,0 +1,96 @@
+"""The command `annotate.py`: checks the configuration, makes the shards, and reports."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.chunks import Counts
+from bsmeta.annotate.inputs import identified, list_inputs, output_folder
+from bsmeta.annotate.pipeline import (
+    Advance,
+    ShardPlan,
+    Stopped,
+    check_disk,
+    plan_shard,
+    run,
+)
+from bsmeta.annotate.registry import make_annotators
+from bsmeta.config.annotate import AnnotateConfig
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.compose import EXIT_PREEMPTED
+from bsmeta.config.errors import DataError
+
+
+def main(config: AnnotateConfig) -> int:
+    """Makes the shards that are missing or out of date, and the report; returns the exit code."""
+    refuse_out_of_bounds(config)
+    inputs = list_inputs(config.input)
+    output = output_folder(config.output)
+    annotators = make_annotators(config)
+    try:
+        plan_and_run(config, annotators, inputs, output)
+    except Stopped as stopped:
+        print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+def plan_and_run(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    inputs: Sequence[tuple[str, str]],
+    output: Path,
+    *,
+    shown: bool = True,
+) -> list[ShardPlan]:
+    """Makes the shards that are missing or out of date.
+
+    Raises:
+        DataError: If input files are damaged, after all others are done.
+    """
+    files = list(identified(inputs))
+    plans = [plan_shard(config, annotators, output, file) for file in files]
+    if config.check_disk:
+        check_disk(output, plans)
+    with progress_bar(plans, shown=shown) as advance:
+        problems = run(config, annotators, plans, advance)
+    if problems:
+        raise DataError("\n".join(problems))
+    return plans
+
+
+@contextmanager
+def progress_bar(plans: Sequence[ShardPlan], *, shown: bool) -> Iterator[Advance]:
+    """Shows how much of the input is done, the time left, and pages per second."""
+    total = sum(plan.file.bytes for plan in plans)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TextColumn("{task.fields[pages]:,} pages, {task.fields[speed]:,.0f}/s"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    # Without its refreshing thread, which must not be running when a worker is forked.
+    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=not shown)
+    task = bar.add_task("annotating", total=total, pages=0, speed=0.0)
+    start, pages = time.monotonic(), 0
+
+    def advance(done: int, counts: Counts) -> None:
+        nonlocal pages
+        pages += counts.pages
+        speed = pages / max(time.monotonic() - start, 1e-3)
+        bar.update(task, completed=done, pages=pages, speed=speed)
+        bar.refresh()
+
+    with bar:
+        yield advance

@@ -1,0 +1,221 @@
+"""Processes that work on chunks, and are replaced if a page ends them or takes too long.
+
+A worker notes which page it is at, and since when. If it hangs, or dies twice on one page, the
+chunk is done again without the step of that page that was running; the pages around it are not
+harmed. Results come in the order of the chunks, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import resource
+import signal
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from bsmeta.annotate.chunks import PAGE_STEP, Chunk, Failures
+
+log = logging.getLogger(__name__)
+
+TIME_LIMIT = "time_limit"
+DIED = "worker_died"
+
+Work = Callable[[Chunk, Failures, "Status"], Any]
+
+_PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
+_DEATHS = 2  # on one page, after which it is the page's fault: the first may be anybody's
+_POLL_S = 0.5
+_OUTSIDE = -1.0
+
+
+class Status:
+    """Where a worker is, in memory that the parent reads."""
+
+    def __init__(self) -> None:
+        self._values = multiprocessing.RawArray("d", [_OUTSIDE, PAGE_STEP, 0.0])
+
+    def begin(self, item: int) -> None:
+        """A page begins, with the step that makes its text."""
+        self._values[:] = [item, PAGE_STEP, time.monotonic()]
+
+    def step(self, step: int) -> None:
+        """Another step of the page begins."""
+        self._values[1] = step
+
+    def end(self) -> None:
+        """No page is being worked on."""
+        self._values[0] = _OUTSIDE
+
+    def place(self) -> tuple[int, int] | None:
+        """Item and step; None outside pages."""
+        item, step, _ = self._values
+        return None if item == _OUTSIDE else (int(item), int(step))
+
+    def seconds(self) -> float:
+        """How long the page has taken so far; 0 outside pages."""
+        item, _, start = self._values
+        return 0.0 if item == _OUTSIDE else time.monotonic() - start
+
+
+@dataclass
+class _Job:
+    number: int
+    chunk: Chunk
+    failures: Failures = field(default_factory=dict)
+    deaths: list[int | None] = field(default_factory=list)
+
+
+class _Worker:
+    """A process, and the job that it has."""
+
+    def __init__(self, work: Work, memory_bytes: int) -> None:
+        context = multiprocessing.get_context("fork")  # what the annotators loaded is shared
+        self.status = Status()
+        self.job: _Job | None = None
+        self.connection, theirs = context.Pipe()
+        arguments = (theirs, work, self.status, memory_bytes, os.getpid())
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def give(self, job: _Job) -> None:
+        """Gives it a job. If it has died, that is noticed when its answer is awaited."""
+        self.job = job
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.connection.send((job.chunk, job.failures))
+
+    def end(self) -> None:
+        """Ends the process at once."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+
+class Pool:
+    """Workers, for a `with` statement.
+
+    Args:
+        work: What is done with a chunk.
+        workers: Number of processes.
+        page_seconds: Time limit of a page.
+        memory_bytes: What a worker may allocate.
+    """
+
+    def __init__(self, work: Work, workers: int, page_seconds: float, memory_bytes: int) -> None:
+        self._make = lambda: _Worker(work, memory_bytes)
+        self._page_seconds = page_seconds
+        self._ahead = 2 * workers
+        self._workers = [self._make() for _ in range(workers)]
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self._workers:
+            worker.end()
+
+    def map(self, chunks: Iterator[Chunk]) -> Iterator[tuple[Chunk, Any]]:
+        """The results of the chunks, in their order; None for those without items.
+
+        Raises:
+            RuntimeError: If a worker fails for a reason that is no page's.
+        """
+        jobs = (_Job(number, chunk) for number, chunk in enumerate(chunks))
+        again: deque[_Job] = deque()
+        done: dict[int, tuple[Chunk, Any]] = {}
+        first, count = 0, 0  # the next result, and the jobs that were taken
+        more = True
+        while more or count > first:
+            for worker in self._workers:
+                while worker.job is None and (again or (more and count - first < self._ahead)):
+                    job = again.popleft() if again else next(jobs, None)
+                    if job is None:
+                        more = False
+                        break
+                    count = max(count, job.number + 1)
+                    if job.chunk.items:
+                        worker.give(job)
+                    else:
+                        done[job.number] = job.chunk, None
+            for job, result in self._finished(again):
+                done[job.number] = job.chunk, result
+            while first in done:
+                yield done.pop(first)
+                first += 1
+
+    def _finished(self, again: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
+        """Waits for results; jobs whose worker was replaced are added to `again`."""
+        busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
+        ready = wait(list(busy), min(_POLL_S, self._page_seconds / 4)) if busy else []
+        for connection, worker in busy.items():
+            assert worker.job is not None
+            if connection in ready:
+                try:
+                    error, result = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    again.append(self._replace(worker, DIED))
+                    continue
+                if error:
+                    raise RuntimeError(f"a worker failed:\n{error}")
+                job, worker.job = worker.job, None
+                yield job, result
+            elif worker.status.seconds() > self._page_seconds:
+                again.append(self._replace(worker, TIME_LIMIT))
+
+    def _replace(self, worker: _Worker, reason: str) -> _Job:
+        """Replaces a worker; returns its job, without the step that is to blame."""
+        job, place = worker.job, worker.status.place()
+        assert job is not None
+        worker.end()
+        self._workers[self._workers.index(worker)] = self._make()
+        code = worker.process.exitcode
+        if reason == DIED:
+            job.deaths.append(place[0] if place else None)
+            if job.deaths.count(job.deaths[-1]) < _DEATHS:
+                log.warning("a worker ended (exit code %s); its chunk is done again", code)
+                return job
+        if place is None:
+            raise RuntimeError(f"workers end (exit code {code}) before or after all pages")
+        job.failures[place] = reason
+        log.warning("a page: %s; it is counted, and its chunk done again", reason)
+        return job
+
+
+def _serve(
+    connection: Connection, work: Work, status: Status, memory_bytes: int, parent: int
+) -> None:
+    """The life of a worker."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        return
+    # Terminals and schedulers signal every process of a job; only the parent decides.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    _limit_memory(memory_bytes)
+    while True:
+        chunk, failures = connection.recv()
+        try:
+            answer = "", work(chunk, failures, status)
+        except Exception:
+            answer = traceback.format_exc(), None
+        status.end()
+        connection.send(answer)
+
+
+def _limit_memory(more: int) -> None:
+    """Lets this process allocate so many bytes more than it has; a MemoryError then follows."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        pages = int(file.read().split()[0])
+    limit = pages * resource.getpagesize() + more
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if hard == resource.RLIM_INFINITY or limit < hard:
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))

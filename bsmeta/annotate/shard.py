@@ -1,0 +1,297 @@
+"""A shard that is being written, in a way that survives the end of its process at any moment.
+
+Every chunk is a gzip member of its own in `NAME.jsonl.gz.part`. When it is on the disk, a line of
+the journal `_annotation/NAME.journal.part` says so. After a kill, the file is cut after the last
+chunk of the journal, and continued. When all chunks are written, both files are renamed. The
+journal stays: it says from which content, and by which annotators, the shard was made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgspec
+import xxhash
+from filelock import FileLock, Timeout
+
+from bsmeta.annotate.chunks import Counts, Written
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io.lines import LineReader
+
+FOLDER = "_annotation"
+SHARD_SUFFIX = ".jsonl.gz"
+PART = ".part"
+FORMAT = 1
+
+
+class Header(msgspec.Struct):
+    """From what a shard is made: the first line of its journal.
+
+    Attributes:
+        input_bytes: Size of the input file.
+        input_xxh3: Hash of its content.
+        text: What shapes text and rows, beside the annotators.
+        annotators: Their fingerprints, by name.
+        names: The annotators that are run; the columns of the others come from the existing shard.
+        replaces: Size of the existing shard that is updated; None: there is none.
+        format: Version of the journal.
+    """
+
+    input_bytes: int
+    input_xxh3: str
+    text: str
+    annotators: dict[str, str]
+    names: list[str]
+    replaces: int | None = None
+    format: int = FORMAT
+
+    def is_same_page_text(self, other: Header) -> bool:
+        """Whether both have the same pages with the same text."""
+        return (self.format, self.input_xxh3, self.input_bytes, self.text) == (
+            other.format,
+            other.input_xxh3,
+            other.input_bytes,
+            other.text,
+        )
+
+
+class Entry(msgspec.Struct):
+    """A chunk that is on the disk; the last line of a complete journal has no pages.
+
+    Attributes:
+        end: Size of the shard after it.
+        dropped: Number in the chunk, reason and address of each page without a row.
+        counts: What was found.
+        is_end: Whether the shard is complete.
+    """
+
+    end: int
+    dropped: list[tuple[int, str, str]] = []
+    counts: Counts = msgspec.field(default_factory=Counts)
+    is_end: bool = False
+
+
+class Journal(msgspec.Struct):
+    """What a journal says.
+
+    Attributes:
+        header: Its first line.
+        entries: The chunks.
+        bytes: Size of the valid lines.
+        is_complete: Whether all chunks are written.
+    """
+
+    header: Header
+    entries: list[Entry]
+    bytes: int
+    is_complete: bool
+
+    @property
+    def end(self) -> int:
+        """Size of the shard after the last chunk."""
+        return self.entries[-1].end if self.entries else 0
+
+    def counts(self) -> Counts:
+        """What was found in all chunks."""
+        total = Counts()
+        for entry in self.entries:
+            total.add(entry.counts)
+        return total
+
+
+_HEADER = msgspec.json.Decoder(Header)
+_ENTRY = msgspec.json.Decoder(Entry)
+_CHECK = 16  # hexadecimal digits of the xxh3 of a line
+
+
+def read_journal(path: Path) -> Journal | None:
+    """Reads a journal up to its first damaged line; None if it is missing or begins with one."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    header, entries, size, is_complete = None, [], 0, False
+    for line in content.splitlines(keepends=True):
+        check, _, data = line.rstrip(b"\n").partition(b" ")
+        if not line.endswith(b"\n") or check.decode("ascii", "replace") != _checksum(data):
+            break
+        try:
+            if header is None:
+                header = _HEADER.decode(data)
+            else:
+                entry = _ENTRY.decode(data)
+                is_complete = entry.is_end
+                if not entry.is_end:
+                    entries.append(entry)
+        except msgspec.DecodeError:
+            break
+        size += len(line)
+    return None if header is None else Journal(header, entries, size, is_complete)
+
+
+def _checksum(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+class ShardFiles:
+    """The files of a shard.
+
+    Args:
+        output: The folder of the shards.
+        name: Name of the shard, without suffix.
+    """
+
+    def __init__(self, output: Path, name: str) -> None:
+        self.shard = output / f"{name}{SHARD_SUFFIX}"
+        self.part = output / f"{name}{SHARD_SUFFIX}{PART}"
+        self.journal = output / FOLDER / f"{name}.journal"
+        self.journal_part = output / FOLDER / f"{name}.journal{PART}"
+        self.lock = output / FOLDER / f"{name}.lock"
+
+    def complete(self) -> Journal | None:
+        """The journal of the shard, if there is a whole one; a rename is finished first."""
+        part = read_journal(self.journal_part)
+        if part is not None and part.is_complete and not self.part.exists():
+            with contextlib.suppress(FileNotFoundError):
+                if self.shard.stat().st_size == part.end:
+                    self.journal_part.replace(self.journal)
+        journal = read_journal(self.journal)
+        if journal is None or not journal.is_complete or not self.shard.is_file():
+            return None
+        return journal if self.shard.stat().st_size == journal.end else None
+
+
+class ShardWriter:
+    """Writes a shard, from where an earlier process stopped.
+
+    Args:
+        files: Its files.
+        header: From what it is made; the parts of a shard of another header are discarded.
+
+    Attributes:
+        pages: Number of the records of the input that are written.
+
+    Raises:
+        ConfigurationError: If another process writes it, or it cannot be written.
+    """
+
+    def __init__(self, files: ShardFiles, header: Header) -> None:
+        self._files = files
+        self._lock = FileLock(files.lock)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            raise ConfigurationError(
+                f"output: {files.shard} is being written by another process; wait for it, or name "
+                "another folder"
+            ) from None
+        journal = read_journal(files.journal_part)
+        if journal is None or journal.header != header or journal.end > _size(files.part):
+            journal = None
+        try:
+            self._data = _opened(files.part, journal.end if journal else 0)
+            self._lines = _opened(files.journal_part, journal.bytes if journal else 0)
+        except OSError as error:
+            self._lock.release()
+            raise ConfigurationError(f"output: {files.part} cannot be written: {error}") from error
+        self.pages = journal.counts().pages if journal else 0
+        self.is_complete = journal is not None and journal.is_complete
+        if journal is None:
+            self._note(header)
+
+    def add(self, written: Written) -> None:
+        """Writes a chunk.
+
+        Raises:
+            ConfigurationError: If the disk is full.
+        """
+        with self._explained():
+            self._data.write(written.data)
+            _sync(self._data)
+            self._note(Entry(self._data.tell(), written.dropped, written.counts))
+        self.pages += written.counts.pages
+
+    def finish(self) -> None:
+        """Makes the shard complete, under its own name."""
+        with self._explained():
+            if not self.is_complete:
+                self._note(Entry(self._data.tell(), is_end=True))
+            self.close()
+            self._files.part.replace(self._files.shard)
+            self._files.journal_part.replace(self._files.journal)
+
+    def close(self) -> None:
+        """Leaves the shard as it is, to be continued."""
+        self._data.close()
+        self._lines.close()
+        self._lock.release()
+
+    def _note(self, line: Header | Entry) -> None:
+        data = msgspec.json.encode(line)
+        self._lines.write(f"{_checksum(data)} ".encode() + data + b"\n")
+        _sync(self._lines)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise ConfigurationError(
+                f"output: the disk of {self._files.shard.parent} is full ({error}); what is "
+                "written is kept: free some space, and start the same command again"
+            ) from error
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _opened(path: Path, size: int) -> BinaryIO:
+    """Opens a file for writing after its first `size` bytes; the rest is cut off."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = open(path, "r+b" if path.exists() else "w+b")  # noqa: SIM115 (see `close`)
+    file.truncate(size)
+    file.seek(size)
+    return file
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | None]:
+    """For every record of the input its row in the shard; None if it was dropped.
+
+    Raises:
+        DataError: If the shard is damaged.
+    """
+    reader = LineReader(str(files.shard))
+    number = 0
+    try:
+        for entry in journal.entries:
+            dropped = {place for place, _, _ in entry.dropped}
+            for place in range(entry.counts.pages):
+                if place in dropped:
+                    yield None
+                    continue
+                lines = reader.read(number, 1)
+                if not lines:
+                    raise DataError(
+                        f"{files.shard}: damaged ({reader.damage or 'rows are missing'}); delete "
+                        "it to have it made again"
+                    )
+                number += 1
+                yield bytes(lines[0])
+    finally:
+        reader.close()

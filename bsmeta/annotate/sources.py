@@ -1,0 +1,241 @@
+"""Readers of the input: pages in WARC files, in JSON lines, or in Parquet.
+
+A source yields its records in order. JSON lines are passed on undecoded: the processes that
+annotate them decode them, because one process reads for all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from io import BytesIO
+from typing import Any, Protocol
+
+import msgspec
+from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
+from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
+from resiliparse.parse.encoding import bytes_to_str
+
+from bsmeta.annotate.row import InputRecord
+from bsmeta.config.errors import DataError
+from bsmeta.data.io.lines import OVERLONG, LineReader
+
+LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
+WARCS = (".warc", ".warc.gz")
+PARQUET = (".parquet",)
+SUFFIXES = (*LINES, *WARCS, *PARQUET)
+
+HTML_TYPES = ("text/html", "application/xhtml+xml")
+_TIMESTAMPS = ("timestamp", "c4_timestamp")
+_OK = 200
+_BATCH = 64  # rows of a Parquet file in memory
+
+Item = bytes | InputRecord
+"""A record, or the JSON line of one."""
+
+
+class Source(Protocol):
+    """The records of an input file."""
+
+    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
+        """The records after the first `skip`, each with the bytes of the file read so far.
+
+        Raises:
+            DataError: If the file is damaged, after the records before the damage.
+        """
+
+
+class LineSource:
+    """JSON lines; see `decode_line` for their columns."""
+
+    def __init__(self, path: str, page_bytes: int) -> None:
+        self._path = path
+
+    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
+        reader, number = LineReader(self._path), skip
+        try:
+            while lines := reader.read(number, 1):
+                number += 1
+                line = bytes(lines[0])
+                is_empty = not line or (line.isspace() and line != OVERLONG)
+                yield InputRecord(problem="empty_line") if is_empty else line, reader.bytes_read
+            if reader.damage:
+                raise damaged(self._path, number, reader.damage)
+        finally:
+            reader.close()
+
+
+class WarcSource:
+    """The responses of a WARC file, and the plain text (`conversion`) of a WET file.
+
+    fastwarc's own decoding of compressed responses cannot be bounded (a record of which only a part
+    was read breaks the next), so the content is read raw, and decoded here.
+    """
+
+    def __init__(self, path: str, page_bytes: int) -> None:
+        self._path = path
+        self._page_bytes = page_bytes
+
+    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
+        number = 0
+        with open(self._path, "rb") as file:
+            try:
+                types = WarcRecordType.response | WarcRecordType.conversion
+                for record in ArchiveIterator(file, record_types=types, auto_decode="none"):
+                    number += 1
+                    if number > skip:
+                        yield self._page(record), file.tell()
+            except OSError as error:
+                raise damaged(self._path, number, str(error)) from error
+
+    def _page(self, record: WarcRecord) -> InputRecord:
+        date = record.record_date
+        page = InputRecord(
+            url=(record.headers.get("WARC-Target-URI") or "").strip("<>"),
+            timestamp=date.strftime("%Y-%m-%dT%H:%M:%SZ") if date else None,
+        )
+        is_text = record.record_type == WarcRecordType.conversion
+        page.problem = "" if is_text else _http_problem(record)
+        if not page.problem and record.content_length > self._page_bytes:
+            page.problem = "too_large"
+        if page.problem:
+            return page
+        payload = record.reader.read(self._page_bytes)
+        if len(payload) < record.content_length:
+            page.problem = "truncated"
+        elif is_text:
+            page.text = payload.decode("utf-8", "replace")
+        else:
+            self._decode(page, payload, record)
+        return page
+
+    def _decode(self, page: InputRecord, payload: bytes, record: WarcRecord) -> None:
+        """Sets the page's HTML from the content of the response, or else its problem."""
+        headers = record.http_headers
+        try:
+            if "chunked" in (headers.get("Transfer-Encoding") or "").lower():
+                payload = self._bounded(ChunkedReader(BytesIO(payload)))
+            encoding = (headers.get("Content-Encoding") or "").strip().lower()
+            if encoding in ("gzip", "x-gzip"):
+                payload = self._bounded(GzipReader(BytesIO(payload)))
+            elif encoding == "br":
+                payload = self._bounded(BrotliReader(BytesIO(payload)))
+            elif encoding not in ("", "identity"):
+                page.problem = "content_encoding"
+                return
+        except OSError:
+            page.problem = "content_encoding"
+            return
+        if len(payload) > self._page_bytes:
+            page.problem = "too_large"
+        elif record.http_charset:
+            page.html = bytes_to_str(payload, record.http_charset)
+        else:
+            page.html = payload
+
+    def _bounded(self, reader: Any) -> bytes:
+        """Reads the decoded content, at most a byte more than a page may have."""
+        parts, left = [], self._page_bytes + 1
+        while left > 0 and (part := reader.read(left)):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+def _http_problem(record: WarcRecord) -> str:
+    headers = record.http_headers
+    if headers is None:
+        return "not_http"
+    if headers.status_code != _OK:
+        return "http_status"
+    kind = (record.http_content_type or HTML_TYPES[0]).lower()
+    return "" if kind in HTML_TYPES else "content_type"
+
+
+class ParquetSource:
+    """The rows of a Parquet file; columns as in JSON lines."""
+
+    def __init__(self, path: str, page_bytes: int) -> None:
+        self._path = path
+
+    def items(self, skip: int) -> Iterator[tuple[Item, int]]:
+        import pyarrow.parquet as pq
+        from pyarrow import ArrowException
+
+        size, number = os.path.getsize(self._path), 0
+        try:
+            with pq.ParquetFile(self._path) as file:
+                total = max(file.metadata.num_rows, 1)
+                for group in range(file.metadata.num_row_groups):
+                    rows = file.metadata.row_group(group).num_rows
+                    if number + rows <= skip:
+                        number += rows
+                        continue
+                    for batch in file.iter_batches(_BATCH, row_groups=[group]):
+                        for row in batch.to_pylist():
+                            number += 1
+                            if number > skip:
+                                yield record_of(row), size * number // total
+        except (ArrowException, OSError) as error:
+            raise damaged(self._path, number, str(error)) from error
+
+
+def open_source(path: str, page_bytes: int) -> Source:
+    """The source for a file, by its suffix."""
+    if path.endswith(LINES):
+        return LineSource(path, page_bytes)
+    return WarcSource(path, page_bytes) if path.endswith(WARCS) else ParquetSource(path, page_bytes)
+
+
+def damaged(path: str, number: int, reason: str) -> DataError:
+    """The error for a file that cannot be read to its end."""
+    return DataError(
+        f"{path}: damaged after {number:,} records ({reason}); what was annotated before is kept: "
+        "replace the file, or take it out of `input`"
+    )
+
+
+def item_bytes(item: Item) -> int:
+    """About how many bytes an item has."""
+    return len(item) if isinstance(item, bytes) else len(item.html or item.text or "")
+
+
+_LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING = msgspec.json.Decoder(str | None)
+
+
+def decode(item: Item, page_bytes: int) -> InputRecord:
+    """A record with its problem, if it cannot be used."""
+    record = item if isinstance(item, InputRecord) else decode_line(item)
+    if record.html is not None and len(record.html) > page_bytes:
+        return InputRecord(url=record.url, timestamp=record.timestamp, problem="too_large")
+    if not record.problem and record.html is None and record.text is None:
+        record.problem = "no_html"
+    return record
+
+
+def decode_line(line: bytes) -> InputRecord:
+    """A JSON line: `url`, `html` or `text`, `timestamp` (or `c4_timestamp`); others are kept."""
+    if line == OVERLONG:
+        return InputRecord(problem="too_large")
+    try:
+        columns: dict[str, Any] = _LINE.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return InputRecord(problem="not_json")
+    try:
+        for name in {"url", "html", "text", *_TIMESTAMPS} & columns.keys():
+            columns[name] = _STRING.decode(columns[name])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return InputRecord(problem="wrong_type")
+    return record_of(columns)
+
+
+def record_of(columns: dict[str, Any]) -> InputRecord:
+    """The record of named columns, as decoded JSON or as a row of a table."""
+    times = [columns.pop(name, None) for name in _TIMESTAMPS]
+    timestamp = next((str(time) for time in times if time is not None), None)
+    url, page, text = (columns.pop(name, None) for name in ("url", "html", "text"))
+    is_right = all(value is None or isinstance(value, str) for value in (url, text))
+    if not is_right or not isinstance(page, str | bytes | None):
+        return InputRecord(problem="wrong_type")
+    return InputRecord(url or "", timestamp, page or None, text or None, columns)

@@ -1,0 +1,141 @@
+"""Annotators that make local records: about sentences, paragraphs and mentions of a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.links import LinkIndex, index_path, mentions
+from bsmeta.annotate.page import PARAGRAPHS
+from bsmeta.annotate.row import Columns, Row, global_record, local_record
+from bsmeta.annotate.sentences import sentences
+from bsmeta.config.annotate import AnnotateConfig
+
+REMAINDER = "remainder"
+BY_BLANK_LINE = "+lf"
+
+
+class Length(Annotator):
+    """The number of characters of the text, and of each sentence."""
+
+    name = "length"
+    columns = ("metadata_generation_length_text", "metadata_generation_length_sentence")
+    settings = ("length_of", "sentence_splitter")
+
+    def annotate(self, row: Row) -> Columns:
+        columns: Columns = {}
+        if "text" in self.config.length_of:
+            records = [global_record("length", str(len(row.text)))]
+            columns["metadata_generation_length_text"] = records
+        if "sentence" in self.config.length_of:
+            columns["metadata_generation_length_sentence"] = [
+                local_record("length", str(end - start), start, end)
+                for start, end in sentences(row.text, self.config.sentence_splitter)
+            ]
+        return columns
+
+
+class Paragraph(Annotator):
+    """The paragraphs of the text; `marker` is the tag that ends one."""
+
+    name = "paragraph"
+    columns = ("metadata_paragraph",)
+    settings = ("paragraph_values", "profile")
+
+    def annotate(self, row: Row) -> Columns:
+        text, whole = row.text, self.config.paragraph_values
+        return {
+            "metadata_paragraph": [
+                local_record(
+                    "paragraph", text[start:end] if whole else str(n), start, end, marker=marker
+                )
+                for n, (start, end, marker) in enumerate(paragraphs(row), 1)
+            ]
+        }
+
+
+def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
+    """Start, end and marker of each paragraph; together they are the whole text.
+
+    The text is cut where block elements end, and further after blank lines (`+lf` is then added to
+    the marker). What follows the last block is the `remainder`.
+    """
+    text, start = row.text, 0
+    for end, marker in sorted({len(text): REMAINDER, **_block_ends(row)}.items()):
+        if end <= start:
+            continue
+        cuts = [match.end() for match in re.finditer("\n\n", text[start:end])]
+        cuts = [start + cut for cut in cuts if start + cut < end]
+        parts = pairwise([start, *cuts, end])
+        yield from ((*part, marker + BY_BLANK_LINE if cuts else marker) for part in parts)
+        start = end
+
+
+def _block_ends(row: Row) -> dict[int, str]:
+    """The innermost block element that ends at each position where any does."""
+    ends: dict[int, tuple[int, str]] = {}
+    for tag in row.tags:
+        if tag.value in PARAGRAPHS:
+            end, found = tag.char_end_idx or 0, (tag.relative_end_pos or 0, str(tag.value))
+            ends[end] = min(found, ends.get(end, found))
+    return {end: marker for end, (_, marker) in ends.items()}
+
+
+class Entity(Annotator):
+    """Mentions of other pages of the crawl: the anchors of the links that lead to them.
+
+    A record's value is the title of the page, with underscores; `url` is its address.
+    """
+
+    name = "entity"
+    columns = ("metadata_entity",)
+    settings = ("entity_source", "profile")
+
+    def __init__(self, config: AnnotateConfig) -> None:
+        super().__init__(config)
+        self._index = LinkIndex(index_path(Path(config.output or "")))
+
+    def annotate(self, row: Row) -> Columns:
+        records = []
+        for start, end, page in mentions(row.page, row.needed_url(), self._index):
+            title = page.title.replace(" ", "_")
+            records.append(local_record("entity", title, start, end, url=page.key))
+        return {"metadata_entity": records}
+
+    def fingerprint(self) -> str:
+        return self.digest({"pages": self._index.content_hash})
+
+
+class EntityParagraph(Annotator):
+    """For each entity the paragraphs that mention it, once each."""
+
+    name = "entity_paragraph"
+    needs = ("metadata_entity",)
+    columns = ("metadata_entity_paragraph",)
+    settings = ("profile",)
+
+    def annotate(self, row: Row) -> Columns:
+        entities = sorted(row.column("metadata_entity"), key=lambda one: one["char_start_idx"])
+        spans = iter(paragraphs(row))
+        start, end = 0, 0
+        found: dict[tuple[int, int], dict[str, None]] = {}
+        for entity in entities:
+            while entity["char_start_idx"] >= end and (span := next(spans, None)) is not None:
+                start, end, _ = span
+            found.setdefault((start, end), {})[entity["value"]] = None
+        return {
+            "metadata_entity_paragraph": [
+                local_record(
+                    "entity_paragraph",
+                    value,
+                    *span,
+                    relative_start_pos=place,
+                    relative_end_pos=place,
+                )
+                for span, values in found.items()
+                for place, value in enumerate(values)
+            ]
+        }
