@@ -1,0 +1,83 @@
+"""Pages, files of pages, and runs of the annotators."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fastwarc.warc import WarcRecord, WarcRecordType
+
+from bsmeta.annotate import command
+from bsmeta.annotate.registry import make_annotators
+from bsmeta.annotate.row import InputRecord, Row
+from bsmeta.config.annotate import AnnotateConfig
+
+WORDS = "words of a paragraph that is longer than the sixty-four characters below which it is cut "
+RAWPAGES = Path(__file__).resolve().parents[2] / "examples" / "rawpages"
+
+
+def page(body: str, head: str = "", url: str = "https://www.example.org/a/b.html") -> InputRecord:
+    """A raw page."""
+    return InputRecord(url=url, html=f"<html><head>{head}</head><body>{body}</body></html>")
+
+
+def annotated(record: InputRecord, name: str, **settings: Any) -> dict[str, Any]:
+    """The columns that an annotator makes for a record."""
+    config = AnnotateConfig(annotators=[name], **settings)
+    row = Row(record, config.profile)
+    return make_annotators(config)[0].annotate(row)
+
+
+def values(columns: dict[str, Any]) -> list[str]:
+    """The values of the records of the only column that has any."""
+    found = [records for records in columns.values() if records]
+    return [record["value"] for record in found[0]] if found else []
+
+
+def write_pages(path: Path, pages: Sequence[dict[str, Any]]) -> Path:
+    """Writes pages as JSON lines."""
+    with gzip.open(path, "wt") as file:
+        file.writelines(json.dumps(one) + "\n" for one in pages)
+    return path
+
+
+def some_pages(count: int) -> list[dict[str, Any]]:
+    """Different pages of a site."""
+    return [
+        {
+            "url": f"https://www.example.org/pages/{number}.html",
+            "timestamp": "2019-04-05T00:00:00Z",
+            "html": f"<title>Page {number}</title><p>Page {number}: {WORDS * (number % 7 + 1)}",
+        }
+        for number in range(count)
+    ]
+
+
+def warc_record(
+    url: str, body: bytes, content_type: str = "text/html", status: str = "200 OK", **headers: str
+) -> WarcRecord:
+    """A response."""
+    record = WarcRecord()
+    record.init_headers(record_type=WarcRecordType.response)
+    record.headers["WARC-Target-URI"] = url
+    record.headers["WARC-Date"] = "2019-04-05T06:07:08Z"
+    record.headers["Content-Type"] = "application/http; msgtype=response"
+    lines = [f"HTTP/1.1 {status}", f"Content-Type: {content_type}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    record.set_bytes_content("\r\n".join([*lines, "", ""]).encode() + body)
+    return record
+
+
+def annotate(input: Any, output: Path, **settings: Any) -> int:
+    """Runs the command in this process; returns its exit code."""
+    settings = {"workers": 1, "annotators": ["html", "url", "title"], "report": False} | settings
+    return command.main(AnnotateConfig(input=input, output=str(output), **settings))
+
+
+def rows(shard: Path) -> list[dict[str, Any]]:
+    """The rows of a shard."""
+    with gzip.open(shard, "rt") as file:
+        return [json.loads(line) for line in file]

@@ -1,0 +1,263 @@
+"""Each annotator: the records that it makes of a page, letter by letter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bsmeta.annotate.row import AnnotationError, InputRecord
+from tests.annotate.helpers import WORDS, annotated, page, values
+
+
+def of_url(url: str) -> InputRecord:
+    return InputRecord(url=url, text="a text")
+
+
+def test_url() -> None:
+    assert annotated(of_url("https://example.org/%C3%A9?q=1"), "url") == {
+        "metadata_url": [
+            {"key": "url", "type": "global", "value": "https://example.org/%C3%A9?q=1"}
+        ]
+    }
+    with pytest.raises(AnnotationError, match="no_url"):
+        annotated(of_url(""), "url")
+
+
+@pytest.mark.parametrize(
+    ("head", "title"),
+    [
+        ("<title>Sets &amp; maps</title>", ["Sets & maps"]),
+        ("<title>\n  over\n several\tlines </title>", ["over several lines"]),
+        ("<title></title>", []),
+        ("", []),
+    ],
+)
+def test_title(head: str, title: list[str]) -> None:
+    assert values(annotated(page(f"<p>{WORDS}", head), "title")) == title
+
+
+def test_the_title_of_an_image_is_not_that_of_the_page() -> None:
+    image = "<svg><title>Logo</title></svg>"
+    assert values(annotated(page(image + WORDS, "<title>Real</title>"), "title")) == ["Real"]
+    assert values(annotated(page(image + WORDS), "title")) == []
+
+
+def test_title_of_a_shard_without_raw_pages() -> None:
+    record = InputRecord(text="a", columns={"html_title": ["<title lang=en>A &lt; B\n</title>"]})
+    assert values(annotated(record, "title")) == ["A < B"]
+    with pytest.raises(AnnotationError, match="no_html"):
+        annotated(InputRecord(text="a"), "title")
+
+
+@pytest.mark.parametrize(
+    ("url", "date"),
+    [
+        ("https://a.org/2018/12/10/story", "2018-12-10 00:00:00"),
+        ("https://a.org/news/2018/12/story", "2018-12-01 00:00:00"),
+        ("https://a.org/news-2018-12-10.html", "2018-12-10 00:00:00"),
+        # Numbers that are no dates, of which a fuzzy parser makes some.
+        ("https://docs.python.org/3.11/library/sys.html", None),
+        ("https://www.boost.org/doc/libs/1_81_0/libs/a.html", None),
+        ("https://a.org/2018/story", None),
+        ("https://a.org/item/20010", None),
+        ("https://a.org/1066/12/10/hastings", None),
+    ],
+)
+def test_timestamp_in_an_address(url: str, date: str | None) -> None:
+    records = annotated(of_url(url), "timestamp")["metadata_timestamp"]
+    expected = {"key": "timestamp", "type": "global", "value": date, "source": "url"}
+    assert records == ([expected] if date else [])
+
+
+@pytest.mark.parametrize(
+    ("declaration", "date"),
+    [
+        ('<meta property="article:published_time" content="2018-12-10T13:45:00+02:00">',
+         "2018-12-10 13:45:00"),
+        ('<meta name="date" content="December 10, 2018">', "2018-12-10 00:00:00"),
+        ('<meta name="date" content="2018">', None),
+        ('<meta name="date" content="soon">', None),
+        ('<script type="application/ld+json">[{"a": {"datePublished": "2018-12-10"}}]</script>',
+         "2018-12-10 00:00:00"),
+        ('<time datetime="2018-12-10">last Monday</time>', "2018-12-10 00:00:00"),
+        ("<p>On 2018-12-10 it rained.", None),
+    ],
+)  # fmt: skip
+def test_timestamp_that_a_page_declares(declaration: str, date: str | None) -> None:
+    records = annotated(page(declaration + WORDS), "timestamp")["metadata_timestamp"]
+    expected = {"key": "timestamp", "type": "global", "value": date, "source": "page"}
+    assert records == ([expected] if date else [])
+
+
+def test_timestamp_sources_are_asked_in_order() -> None:
+    record = page(f'<time datetime="2017-05-04">{WORDS}', url="https://a.org/2018/12/10/")
+    record.timestamp = "2019-04-05T00:00:00Z"
+
+    def first(*sources: str) -> list[str]:
+        return values(annotated(record, "timestamp", timestamp_sources=list(sources)))
+
+    assert first("url", "page", "crawl") == ["2018-12-10 00:00:00"]
+    assert first("page", "url") == ["2017-05-04 00:00:00"]
+    assert first("crawl") == ["2019-04-05 00:00:00"]
+    assert first() == []
+
+
+@pytest.mark.parametrize("suffix", [".tsv", ".jsonl"])
+def test_website_description_from_a_table(suffix: str, tmp_path: Path) -> None:
+    lines = {
+        ".tsv": "example.org\tA site about the history of computing.\nb.org\tToo short.\n",
+        ".jsonl": '{"domain": "example.org", "description": "A site about the history of '
+        'computing."}\n{"domain": "b.org", "description": "Too short."}\n',
+    }
+    table = tmp_path / f"table{suffix}"
+    table.write_text(lines[suffix])
+
+    def described(url: str) -> list[dict[str, str]]:
+        made = annotated(of_url(url), "website_description", descriptions=str(table))
+        return made["metadata_website_desc"]
+
+    record = {
+        "key": "website_description",
+        "type": "global",
+        "value": "A site about the history of computing.",
+        "source": "table",
+    }
+    assert described("https://www.example.org/a") == [record]
+    assert described("https://en.example.org:8080/") == [record]
+    assert described("https://b.org/") == described("https://c.org/") == []
+
+
+def test_website_description_that_a_page_declares() -> None:
+    meta = '<meta name="description" content=" All about &quot;sets&quot;\n and  maps. ">'
+    made = annotated(page(WORDS, meta), "website_description")
+    assert made["metadata_website_desc"] == [
+        {"key": "website_description", "type": "global", "value": 'All about "sets" and maps.',
+         "source": "page"}
+    ]  # fmt: skip
+    refers = '<meta name="description" content="Mercury may commonly refer to a planet.">'
+    assert values(annotated(page(WORDS, refers), "website_description")) == []
+    settings = {"description_sources": ["table"]}
+    assert values(annotated(page(WORDS, meta), "website_description", **settings)) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "value"),
+    [
+        # Those that the published annotator is tested with.
+        ("https://seattlejob.us/finance-internships-miami.html",
+         "seattlejob.us > finance internships miami html"),
+        ("https://hawkeyesports.com/news/2005/03/22/on-time-and-on-budget/",
+         "hawkeyesports.com > news > on time and on budget"),
+        ("http://www.plumberscrib.com/steam-generators.html?cat=142&p=2",
+         "www.plumberscrib.com > steam generators html"),
+        # Those that it gets wrong.
+        ("https://example.de/forum/21-new-project", "example.de > forum > new project"),
+        ("https://example.de/1-of-2-parts-3", "example.de > of 2 parts"),
+        ("https://example.de", "example.de"),
+        ("https://example.de/", "example.de"),
+        ("https://example.de/caf%C3%A9", "example.de > café"),
+    ],
+)  # fmt: skip
+def test_datasource(url: str, value: str) -> None:
+    assert annotated(of_url(url), "datasource") == {
+        "metadata_generation_datasource": [{"key": "datasource", "type": "global", "value": value}]
+    }
+
+
+def test_an_address_that_cannot_be_split() -> None:
+    with pytest.raises(AnnotationError, match="bad_url"):
+        annotated(of_url("https://[bad/"), "datasource")
+
+
+def test_length() -> None:
+    record = InputRecord(text="Paris is the beautiful place to visit")
+    assert annotated(record, "length") == {
+        "metadata_generation_length_text": [{"key": "length", "type": "global", "value": "37"}]
+    }
+
+
+@pytest.mark.parametrize(
+    ("splitter", "found"),
+    [
+        ("full_stops", ["Dr", ". Smith paid 3", ".5 e", ".g", ". euros", ". Why? He said so"]),
+        ("rules", ["Dr. Smith paid 3.5 e.g. euros.", "Why?", "He said so.", "And left"]),
+    ],
+)
+def test_length_of_sentences(splitter: str, found: list[str]) -> None:
+    text = "Dr. Smith paid 3.5 e.g. euros. Why? He said so. And left"
+    settings = {"length_of": ["sentence"], "sentence_splitter": splitter}
+    made = annotated(InputRecord(text=text), "length", **settings)
+    records = made["metadata_generation_length_sentence"]
+    spans = [(one["char_start_idx"], one["char_end_idx"]) for one in records]
+    assert [text[start:end] for start, end in spans] == found
+    assert [one["value"] for one in records] == [str(len(sentence)) for sentence in found]
+    assert {one["type"] for one in records} == {"local"}
+
+
+def test_language() -> None:
+    german = "Das ist ein kleiner deutscher Text über Hunde und Katzen.\x00 Er ist kurz."
+    assert annotated(InputRecord(text=german), "language") == {
+        "metadata_language": [{"key": "language", "type": "global", "value": "de"}]
+    }
+    assert values(annotated(InputRecord(text="12 34"), "language")) == []
+
+
+def test_html_has_tags_and_what_was_cut_off() -> None:
+    record = page(f"<p id=x>{WORDS}<br>end</p><footer>F</footer>", "<title>T</title>")
+    made = annotated(record, "html")
+    assert made["html_title"] == ["<title>T</title>"]
+    assert made["html_head"] == ["<head><title>T</title></head>"]
+    assert made["html_footer"] == ["<footer>F</footer>"]
+    assert [tag.value for tag in made["metadata_html"]] == ["body", "p"]
+
+
+def paragraphs(text: str, tags: list[tuple[str, int, int]]) -> list[tuple[str, str]]:
+    """Marker and text of each paragraph of a shard's row with these tags."""
+    columns = [
+        f'{{"value": "{tag}", "char_start_idx": {start}, "char_end_idx": {end}, '
+        f'"relative_start_pos": 0, "relative_end_pos": {place}}}'
+        for place, (tag, start, end) in enumerate(tags)
+    ]
+    record = InputRecord(text=text)
+    record.columns["metadata_html"] = msgspec.Raw(f"[{', '.join(columns)}]".encode())
+    made = annotated(record, "paragraph", paragraph_values=True)["metadata_paragraph"]
+    assert "".join(one["value"] for one in made) == text
+    for one in made:
+        assert text[one["char_start_idx"] : one["char_end_idx"]] == one["value"]
+    return [(one["marker"], one["value"]) for one in made]
+
+
+def test_paragraphs_end_where_blocks_end() -> None:
+    text = "A title\nwith a remainder\n"
+    assert paragraphs(text, [("h1", 0, 7)]) == [
+        ("h1", "A title"),
+        ("remainder", "\nwith a remainder\n"),
+    ]
+    assert paragraphs("one\ntwo\n", [("p", 0, 4), ("p", 4, 8), ("b", 0, 2)]) == [
+        ("p", "one\n"),
+        ("p", "two\n"),
+    ]
+
+
+def test_paragraphs_are_split_after_blank_lines() -> None:
+    text = "mail@example.org\n\n\nCookie Policy |\n"
+    assert paragraphs(text, [("div", 0, 17), ("div", 17, len(text))]) == [
+        ("div", "mail@example.org\n"),
+        ("div+lf", "\n\n"),
+        ("div+lf", "Cookie Policy |\n"),
+    ]
+    assert paragraphs("a\n\nb", []) == [("remainder+lf", "a\n\n"), ("remainder+lf", "b")]
+
+
+def test_the_innermost_block_marks_a_paragraph() -> None:
+    assert paragraphs("item", [("li", 0, 4), ("ul", 0, 4)]) == [("li", "item")]
+
+
+def test_values_of_paragraphs_are_numbers_unless_asked_for() -> None:
+    made = annotated(InputRecord(text="one\n\ntwo"), "paragraph")["metadata_paragraph"]
+    assert made[1] == {
+        "key": "paragraph", "type": "local", "value": "2", "char_start_idx": 5, "char_end_idx": 8,
+        "marker": "remainder+lf",
+    }  # fmt: skip

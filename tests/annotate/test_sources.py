@@ -1,0 +1,171 @@
+"""Reading pages: every format, and what is wrong in a file is counted or named."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from fastwarc.stream_io import BrotliWriter
+
+from bsmeta.annotate.row import InputRecord
+from bsmeta.annotate.sources import decode, decode_line, open_source
+from bsmeta.config.errors import DataError
+from tests.annotate.helpers import warc_record
+
+PAGE_BYTES = 100_000
+HTML = b"<p>caf\xc3\xa9</p>"
+
+
+def records(path: Path, skip: int = 0) -> list[InputRecord]:
+    items = open_source(str(path), PAGE_BYTES).items(skip)
+    return [decode(item, PAGE_BYTES) for item, _ in items]
+
+
+def write_warc(path: Path, *responses: object, compressed: bool = True) -> Path:
+    with path.open("wb") as file:
+        for response in responses:
+            content = io.BytesIO()
+            response.write(content)  # type: ignore[attr-defined]
+            data = content.getvalue()
+            file.write(gzip.compress(data) if compressed else data)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".jsonl.gz", ".jsonl.zst"])
+def test_json_lines(suffix: str, tmp_path: Path) -> None:
+    lines = [
+        {"url": "https://a.org/1", "timestamp": "2019-04-05", "html": "<p>1"},
+        {"url": "https://a.org/2", "html": "<p>2", "crawl": {"id": 7}},
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    compress = {".jsonl.gz": gzip.compress, ".jsonl.zst": zstandard.compress}
+    path = tmp_path / f"pages{suffix}"
+    path.write_bytes(compress.get(suffix, bytes)(content))
+    first, second = records(path)
+    assert first == InputRecord("https://a.org/1", "2019-04-05", "<p>1")
+    assert (second.html, bytes(second.columns["crawl"])) == ("<p>2", b'{"id": 7}')
+    assert records(path, skip=1) == [second]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "not_json"),
+        (b"[1]", "not_json"),
+        (b'{"url": "\xff"}', "wrong_type"),
+        (b'{"url": 7, "html": "a"}', "wrong_type"),
+        (b'{"url": "a", "html": ["a"]}', "wrong_type"),
+        (b'{"url": "a"}', "no_html"),
+        (b'{"url": "a", "html": ""}', "no_html"),
+        (b'{"url": "a", "html": "%s"}' % (b"x" * 100_001), "too_large"),
+    ],
+)
+def test_lines_that_cannot_be_used_are_records_with_a_problem(line: bytes, problem: str) -> None:
+    assert decode(line, PAGE_BYTES).problem == problem
+
+
+def test_shards_keep_their_columns() -> None:
+    line = b'{"text": "t", "url": "u", "c4_timestamp": "2019", "metadata_url": [{"value": "u"}]}'
+    record = decode_line(line)
+    assert (record.text, record.timestamp, record.html) == ("t", "2019", None)
+    assert bytes(record.columns["metadata_url"]) == b'[{"value": "u"}]'
+
+
+def test_empty_lines_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "pages.jsonl"
+    path.write_text('{"url": "a", "html": "b"}\n\n  \n{"url": "c", "html": "d"}')
+    assert [one.problem for one in records(path)] == ["", "empty_line", "empty_line", ""]
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_warc(compressed: bool, tmp_path: Path) -> None:
+    path = tmp_path / ("a.warc.gz" if compressed else "a.warc")
+    write_warc(
+        path,
+        warc_record("https://a.org/1", HTML, "text/html; charset=utf-8"),
+        warc_record("https://a.org/2", b"caf\xe9", "text/html; charset=latin-1"),
+        warc_record("https://a.org/3", HTML),
+        compressed=compressed,
+    )
+    found = records(path)
+    assert [one.url for one in found] == [f"https://a.org/{number}" for number in (1, 2, 3)]
+    assert [one.html for one in found] == ["<p>café</p>", "café", HTML]
+    assert found[0].timestamp == "2019-04-05T06:07:08Z"
+    assert records(path, skip=2) == found[2:]
+
+
+def brotli(content: bytes) -> bytes:
+    output = io.BytesIO()
+    writer = BrotliWriter(output)
+    writer.write(content)
+    writer.close()
+    return output.getvalue()
+
+
+def test_encoded_responses_are_decoded_and_bounded(tmp_path: Path) -> None:
+    bomb = b"<p>" + b"0" * 50_000_000
+    chunked = b"%x\r\n%s\r\n0\r\n\r\n" % (len(HTML), HTML)
+    path = write_warc(
+        tmp_path / "a.warc.gz",
+        warc_record("https://a.org/1", gzip.compress(HTML), Content_Encoding="gzip"),
+        warc_record("https://a.org/2", brotli(HTML), Content_Encoding="br"),
+        warc_record("https://a.org/3", chunked, Transfer_Encoding="chunked"),
+        warc_record("https://a.org/4", gzip.compress(bomb), Content_Encoding="gzip"),
+        warc_record("https://a.org/5", brotli(bomb), Content_Encoding="br"),
+        warc_record("https://a.org/6", bomb),  # a bomb of the WARC's own compression
+        warc_record("https://a.org/7", b"not compressed", Content_Encoding="gzip"),
+        warc_record("https://a.org/8", HTML, Content_Encoding="compress"),
+        warc_record("https://a.org/9", HTML),
+    )
+    found = records(path)
+    assert [one.html for one in found if one.html] == [HTML] * 4
+    assert [one.problem for one in found] == [
+        "", "", "", "too_large", "too_large", "too_large", "content_encoding", "content_encoding",
+        "",
+    ]  # fmt: skip
+
+
+def test_responses_that_are_no_pages_are_counted(tmp_path: Path) -> None:
+    path = write_warc(
+        tmp_path / "a.warc",
+        warc_record("https://a.org/1", HTML, status="404 Not Found"),
+        warc_record("https://a.org/2", b"\x89PNG", "image/png"),
+        warc_record("https://a.org/3", HTML),
+        compressed=False,
+    )
+    assert [one.problem for one in records(path)] == ["http_status", "content_type", ""]
+
+
+def test_parquet(tmp_path: Path) -> None:
+    rows = [{"url": f"https://a.org/{n}", "html": f"<p>{n}", "quality": n / 2} for n in range(150)]
+    path = tmp_path / "pages.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=40)
+    found = records(path)
+    assert [(one.url, one.html, one.columns["quality"]) for one in found] == [
+        (row["url"], row["html"], row["quality"]) for row in rows
+    ]
+    assert records(path, skip=95) == found[95:]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl.gz", ".warc.gz", ".parquet"])
+def test_a_damaged_file_is_named_after_what_could_be_read(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"pages{suffix}"
+    pages = [{"url": f"https://a.org/{n}", "html": f"<p>{n}"} for n in range(2000)]
+    if suffix == ".jsonl.gz":
+        path.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in pages).encode()))
+    elif suffix == ".warc.gz":
+        write_warc(path, *(warc_record(one["url"], one["html"].encode()) for one in pages[:50]))
+    else:
+        pq.write_table(pa.Table.from_pylist(pages), path, row_group_size=100)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 400] = bytes(400)
+    path.write_bytes(content if suffix != ".jsonl.gz" else content[:middle])
+    with pytest.raises(DataError, match=rf"{path.name}: damaged after [\d,]+ records"):
+        records(path)
