@@ -37,7 +37,7 @@ demo: env
 	bash experiments/demo.sh
 
 test: env
-	python -m pytest -m "not slow and not slurm"
+	python -m pytest -n 2 --dist worksteal -m "not slow and not slurm"
 
 test-slow: env
 	python -m pytest -m slow

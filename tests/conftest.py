@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-REPOSITORY = Path(__file__).resolve().parents[1]
+from tests.warm import REPOSITORY, Warm
+
 TIMEOUT_S = 240
+
+# Several tests, and several processes of one, share few cores.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # Runs that tests start inherit what is ignored, as it is under nohup and in the background of a
 # script; those tests are about what these signals do.
@@ -36,25 +40,29 @@ def command(script: Path, *arguments: str, processes: int, launcher: bool = Fals
 
 
 @pytest.fixture
-def launch() -> Callable[..., subprocess.CompletedProcess[str]]:
+def launch() -> Callable[..., CompletedProcess[str]]:
     """Runs a script to its end: `launch(script, "key=value", processes=2, NAME="environment")`."""
 
     def run(
         script: Path, *arguments: str, processes: int = 1, check: bool = True, **environment: str
-    ) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            command(script, *arguments, processes=processes),
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
+    ) -> CompletedProcess[str]:
+        done = run_warm(command(script, *arguments, processes=processes), **environment)
         assert not check or done.returncode == 0, done.stderr[-4000:]
         return done
 
     return run
+
+
+def run_warm(
+    command: list[str], folder: Path = REPOSITORY, **environment: str
+) -> CompletedProcess[str]:
+    """Runs a command line of Python to its end, forked from a warm interpreter."""
+    process = Warm(command, {**os.environ, **environment}, folder)
+    try:
+        output, errors = process.communicate(TIMEOUT_S)
+    finally:
+        process.kill()
+    return CompletedProcess(command, process.wait(), output, errors)
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import TIMEOUT_S, run_warm
+from tests.warm import REPOSITORY, Warm
 
 STEPS = 40
 SMALL = (
@@ -31,7 +32,6 @@ SMALL = (
     "data_config.metadata_config.max_seq_len=64",
     "gradient_accumulation_steps=2",
 )
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 Documents = Callable[[Path], dict[int, list[str]]]
 Steps = Callable[[Path], dict[int, dict[str, Any]]]
 
@@ -46,28 +46,18 @@ def job(launch_file: str | None, out_dir: Path, *overrides: str) -> list[str]:
 
 
 def run(command: list[str], folder: Path) -> None:
-    done = subprocess.run(
-        command,
-        env=ENVIRONMENT,
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    done = run_warm(command, folder)
     assert done.returncode == 0, done.stderr[:4000]
+
+
+def run_cold(command: list[str], folder: Path) -> None:
+    """As `run`, with new interpreters, which order sets of strings in another way."""
+    subprocess.run(command, cwd=folder, check=True, timeout=TIMEOUT_S)
 
 
 def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> None:
     """Starts the job and kills all of its processes with SIGKILL once `reached` says so."""
-    process = subprocess.Popen(
-        command,
-        env=ENVIRONMENT,
-        cwd=folder,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    process = Warm(command, {**os.environ}, folder)
     workers: set[int] = set()
     deadline = time.monotonic() + TIMEOUT_S
     try:
@@ -123,11 +113,12 @@ def test_killed_and_resumed_equals_never_stopped(
 ) -> None:
     """Killed in the middle of a step, while a checkpoint is written, and at a random moment."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    run(job(launch_file, whole), tmp_path)
+    run_cold(job(launch_file, whole), tmp_path)
     command = job(launch_file, killed, "resume_from_checkpoint_dir=latest")
     kill_when(command, tmp_path, lambda: logged_step(killed) >= 13)
-    kill_when(command, tmp_path, (killed / "tmp-checkpoint-24step").exists)
-    moment = time.monotonic() + random.uniform(6, 14)
+    unfinished = [killed / f"tmp-checkpoint-{step}step" for step in (24, 32)]
+    kill_when(command, tmp_path, lambda: any(folder.exists() for folder in unfinished))
+    moment = time.monotonic() + random.uniform(1, 6)
     kill_when(
         command, tmp_path, lambda: time.monotonic() > moment or logged_step(killed) >= STEPS - 2
     )
@@ -146,7 +137,7 @@ def test_one_process_sees_the_documents_of_two(
     one, two = tmp_path / "one", tmp_path / "two"
     short = "max_train_steps=6"
     run(job("cpu.yaml", two, short), tmp_path)
-    run(job(None, one, short, "data_config.per_device_train_batch_size=4"), tmp_path)
+    run_cold(job(None, one, short, "data_config.per_device_train_batch_size=4"), tmp_path)
     assert documents(one) == documents(two)
     for step, event in steps(one).items():
         assert event["loss"] == pytest.approx(steps(two)[step]["loss"], rel=1e-4)

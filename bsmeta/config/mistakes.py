@@ -61,6 +61,13 @@ def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterat
         prefix: The dotted key of the section with a trailing dot, or "".
     """
     types = typing.get_type_hints(schema)
+    leaves = {
+        name: value
+        for name, value in values.items()
+        if name in types and not _is_section(value, types[name]) and not _is_interpolation(value)
+    }
+    if _refusal(schema, leaves) is None:
+        leaves = {}  # one merge checks all values; one for each value takes seconds
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in types:
@@ -68,9 +75,9 @@ def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterat
             yield Misfit(
                 key=key, value=value, expected=None, reason="", outermost=key, siblings=siblings
             )
-        elif dataclasses.is_dataclass(types[name]) and isinstance(value, Mapping):
+        elif _is_section(value, types[name]):
             yield from misfits(value, types[name], f"{key}.")
-        elif not _is_interpolation(value):
+        elif name in leaves:
             yield from _of_value(schema, name, value, types[name], key)
 
 
@@ -84,9 +91,7 @@ def _of_value(schema: type, name: str, value: Any, kind: Any, key: str) -> Itera
         if found:
             yield from (dataclasses.replace(misfit, outermost=key) for misfit in found)
             return
-    try:
-        OmegaConf.merge(OmegaConf.structured(schema), {name: value})
-    except OmegaConfBaseException as error:
+    if (error := _refusal(schema, {name: value})) is not None:
         is_section = dataclasses.is_dataclass(kind)
         expected = f"a value of type {type_name(kind)}"
         if is_section:
@@ -95,6 +100,19 @@ def _of_value(schema: type, name: str, value: Any, kind: Any, key: str) -> Itera
         inner = re.search(rf"full_key: {re.escape(name)}[.\[](\w+)", str(error))
         place = f"{key}.{inner[1]}" if inner else key
         yield Misfit(key=place, value=value, expected=expected, reason=reason, outermost=key)
+
+
+def _refusal(schema: type, values: Mapping[Any, Any]) -> OmegaConfBaseException | None:
+    """The error of merging values into a section."""
+    try:
+        OmegaConf.merge(OmegaConf.structured(schema), values)
+    except OmegaConfBaseException as error:
+        return error
+    return None
+
+
+def _is_section(value: Any, kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) and isinstance(value, Mapping)
 
 
 def _is_interpolation(value: Any) -> bool:

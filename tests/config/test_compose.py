@@ -14,6 +14,7 @@ from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
 from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
+from tests.conftest import run_warm
 
 METADATA = "data_config.metadata_config"
 TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
@@ -62,6 +63,11 @@ def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_warm([sys.executable, str(TRAIN), *arguments], folder)
+
+
+def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """As `start`, with what imports print."""
     return subprocess.run(
         [sys.executable, str(TRAIN), *arguments],
         cwd=folder,
@@ -73,7 +79,7 @@ def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
-    fine = start(tmp_path, "check_only=true", "--config-name", "demo", "seed=1")
+    fine = start_cold(tmp_path, "check_only=true", "--config-name", "demo", "seed=1")
     assert (fine.returncode, fine.stderr) == (0, "")
     assert "= 4 sequences = 1,024 tokens of 256 a sequence" in " ".join(fine.stdout.split())
     wrong = start(tmp_path, "--config-name", "demo", "check_only=true", "learning_rat=1")

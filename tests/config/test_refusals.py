@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, exit_code
 from bsmeta.config.launch import REPOSITORY
+from tests.conftest import run_warm
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}
@@ -22,15 +22,7 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
 def start(folder: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(TRAIN), *arguments],
-        cwd=folder,
-        env={**os.environ, **HIDDEN, **environ},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_warm([sys.executable, str(TRAIN), *arguments], folder, **HIDDEN, **environ)
 
 
 def named(message: str) -> list[str]:

@@ -11,20 +11,14 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.explain import main
+from tests.conftest import run_warm
 from tests.explaining.helpers import SHARD, demo
 
 EXPLAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "explain.py"
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(EXPLAIN), "--config-name", "demo", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return run_warm([sys.executable, str(EXPLAIN), "--config-name", "demo", *arguments], folder)
 
 
 def test_json_alone_is_on_standard_output_beside_a_page(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import REPOSITORY, command
-from tests.faults.warm import Warm
+from tests.conftest import command
+from tests.warm import REPOSITORY, Warm
 
 SCRIPT = Path(__file__).with_name("faulty_task.py")
 PATIENCE_S = 280  # an upper bound only: nothing is measured

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -96,10 +97,13 @@ def namespaces() -> Iterator[Network]:
 
 
 def free_port() -> str:
-    """A port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])
+    """A port that is free now, and that no connection is given as its own until it is used."""
+    ephemeral = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    while True:
+        port = random.SystemRandom().randrange(10_000, int(ephemeral[0]))
+        with socket.socket() as connection, suppress(OSError):
+            connection.bind(("127.0.0.1", port))
+            return str(port)
 
 
 def _ip(*arguments: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import Counts, activations, count, held, state
 from bsmeta.training.optim import build_optimizer
+from tests.conftest import run_warm
 
 SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 
@@ -159,10 +158,7 @@ def test_a_probe_measures_and_leaves_nothing(
         command += ["--deepspeed_config_file", str(json_file)]
     command += [str(REPOSITORY / "bsmeta" / "train.py"), "--config-name", "demo", "estimate=true"]
     command += ["estimate_steps=2", "data_config.per_device_train_batch_size=1", "out_dir=run"]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}  # two processes on few cores
-    ended = subprocess.run(
-        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=240, check=False
-    )
+    ended = run_warm(command, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert list(tmp_path.iterdir()) == []
     said = " ".join(ended.stdout.split())

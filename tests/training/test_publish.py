@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from bsmeta.training.publish import push
+from tests.conftest import TIMEOUT_S
 from tests.training.hub_server import HubServer
+from tests.warm import REPOSITORY
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 TOKEN = "hf_" + "x1" * 16
 FILES = {"config.json": b"{}", "README.md": b"# A model\n", "model.safetensors": b"\x00\x01\xff"}
 
@@ -93,13 +96,12 @@ def test_a_server_that_is_not_there_is_only_a_warning(
 @pytest.mark.slow
 @pytest.mark.parametrize(("server", "pushed"), [("good", True), (401, False)], indirect=["server"])
 def test_a_run_is_done_whatever_the_server_does(
-    server: HubServer, pushed: bool, tmp_path: Path, launch: Callable[..., Any]
+    server: HubServer, pushed: bool, tmp_path: Path
 ) -> None:
-    launch(
-        REPOSITORY / "bsmeta" / "train.py",
-        *("--config-name", "demo", f"out_dir={tmp_path / 'run'}", "push_to_hub=owner/name"),
-        *("max_train_steps=2", "num_warmup_steps=1", "eval_steps=0", "trackers=[]"),
-    )
+    command = [sys.executable, "bsmeta/train.py", "--config-name", "demo", "push_to_hub=owner/name"]
+    command += ["max_train_steps=2", "num_warmup_steps=1", "eval_steps=0", "trackers=[]"]
+    command.append(f"out_dir={tmp_path / 'run'}")
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=TIMEOUT_S)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
     event = last_event(tmp_path / "run")
     assert (event["event"], event["step"], event["pushed"]) == ("push", 2, pushed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import REPOSITORY, TIMEOUT_S, command
+from tests.conftest import TIMEOUT_S, command
+from tests.warm import Warm
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 COMMON = (
@@ -120,9 +122,7 @@ def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
     out_dir = tmp_path / "run"
     arguments = [*COMMON, *batches(2, 2), f"out_dir={out_dir}", "max_train_steps=1000000"]
     arguments.append("logging_steps=100")
-    process = subprocess.Popen(
-        command(SCRIPT, *arguments, processes=2), cwd=REPOSITORY, stderr=subprocess.PIPE
-    )
+    process = Warm(command(SCRIPT, *arguments, processes=2), {**os.environ})
     try:
         deadline = time.monotonic() + TIMEOUT_S
         while not (out_dir / "checkpoint-8step").exists():
@@ -134,7 +134,7 @@ def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
         )
         last = int(workers.stdout.split()[-1])
         subprocess.run(["kill", f"-{signal.SIGTERM.value}", str(last)], check=True)
-        process.communicate(timeout=TIMEOUT_S)
+        process.wait(TIMEOUT_S)
     finally:
         process.kill()
     status = json.loads((out_dir / "status.json").read_text())

@@ -1,10 +1,14 @@
-"""Starts scripts without the seconds that every process spends on importing torch and the like.
+"""Starts Python programs without the seconds that each process spends importing torch and the like.
 
-A server imports all that once. It forks torchrun (whose own code runs), and that forks the ranks,
-each with an environment, a session and signal handlers as a new process has them: only `exec` is
-left out. Three quarters of what the fault tests took were imports.
+A server imports all that once. It forks the program that is asked for: a script, torchrun or
+`accelerate launch`, whose own code runs and forks the ranks. Each process has the environment, the
+session and the signal handlers of a new one; only `exec` is left out. Three quarters of what such
+tests took were imports.
 
-    python -m tests.faults.warm DESCRIPTOR      the server, which ends with its socket
+What a library reads from the environment at import, and the seed of hashes, are those of the
+server: a test that depends on them starts a new interpreter.
+
+    python -m tests.warm DESCRIPTOR      the server, which ends with its socket
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import atexit
 import contextlib
 import functools
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -23,9 +28,24 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
-LAUNCHER = "torch.distributed.run"
+REPOSITORY = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+IMPORTED = (
+    "accelerate.commands.launch",
+    "bsmeta.config.compose",
+    "bsmeta.tasks.causal_lm",
+    "bsmeta.training.run",
+    "datasets",
+    "deepspeed",
+    "torch._dynamo",  # every optimizer imports it
+    "torch.distributed.run",
+    "torch.utils.data",
+    "transformers.models.llama",
+)
+INSTALLED = sys.path[1:]  # all but the folder of the program
 HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 MESSAGE = 1 << 20
 POLL_S = 0.01
@@ -36,19 +56,25 @@ class Forked:
     """A command line of Python that runs in a fork of this process; as much as is used of Popen.
 
     Args:
-        command: `python [-u] [-m torch.distributed.run …] script arguments…`.
+        command: `python [-u] script arguments…` or `python [-u] -m module arguments…`.
         env: Its environment.
-        errors: File descriptor that becomes its standard error; None shares that of this process.
+        folder: Its working folder; None for that of this process.
+        streams: File descriptors that become its standard output and error; empty to share those
+            of this process.
     """
 
     def __init__(
-        self, command: Sequence[str], env: dict[str, str], errors: int | None = None
+        self,
+        command: Sequence[str],
+        env: dict[str, str],
+        folder: str | None = None,
+        streams: Sequence[int] = (),
     ) -> None:
         self.args = command
         self.returncode: int | None = None
         self.pid = os.fork()
         if self.pid == 0:
-            become([*map(str, command)], env, errors)
+            become([*map(str, command)], env, folder, streams)
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -73,18 +99,22 @@ class Forked:
             os.kill(self.pid, number)
 
 
-def become(command: list[str], env: dict[str, str], errors: int | None) -> NoReturn:
+def become(
+    command: list[str], env: dict[str, str], folder: str | None, streams: Sequence[int]
+) -> NoReturn:
     """Makes this fork the process that the command would start, and ends it."""
     gc.freeze()  # what the parent holds is never collected here: its files are closed now
     os.setsid()
     for number in HANDLED:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if errors is not None:
-        os.dup2(errors, sys.stderr.fileno())
+    for stream, descriptor in zip((sys.stdout, sys.stderr), streams, strict=False):
+        os.dup2(descriptor, stream.fileno())
     os.closerange(FIRST_DESCRIPTOR, LAST_DESCRIPTOR)
     os.environ.clear()
     os.environ.update(env)
+    if folder is not None:
+        os.chdir(folder)
     code = 1
     try:
         run(command[1:])
@@ -103,29 +133,26 @@ def become(command: list[str], env: dict[str, str], errors: int | None) -> NoRet
 
 
 def run(arguments: list[str]) -> None:
-    """Runs what stands behind `python` on a command line."""
+    """Runs what follows `python` on a command line."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    # The ranks, too: with the environment that the launcher gives them.
+    SubprocessHandler._popen = lambda _, args, env: Forked(args, env)  # type: ignore
     if arguments[0] == "-u":
         arguments = arguments[1:]
-    if arguments[:2] == ["-m", LAUNCHER]:
-        from torch.distributed import run as launcher
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-        # The ranks, too: with the environment that the launcher gives them.
-        SubprocessHandler._popen = lambda _, args, env: Forked(args, env)  # type: ignore
-        sys.argv = arguments[1:]
-        launcher.main(arguments[2:])
-        return
-    script = arguments[0]
-    sys.argv = arguments
-    sys.path.insert(0, os.path.dirname(script))
-    runpy.run_path(script, run_name="__main__")
+    if arguments[0] == "-m":
+        sys.argv, sys.path = arguments[1:], [os.getcwd(), *INSTALLED]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path = arguments, [os.path.dirname(arguments[0]), *INSTALLED]
+        runpy.run_path(arguments[0], run_name="__main__")
 
 
 def serve(connection: socket.socket) -> None:
-    """Starts what it is asked to start, and tells how it ended, until the socket is closed."""
+    """Starts the requested programs and reports how they ended, until the socket is closed."""
     started: dict[int, Forked] = {}
     while True:
-        message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, 1)
+        message, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, 2)
         if not message:  # whoever asked is gone, perhaps killed: so are the runs
             for process in started.values():
                 process.send_signal(signal.SIGTERM)
@@ -134,33 +161,36 @@ def serve(connection: socket.socket) -> None:
         if "pid" in asked:
             answer = {"code": started[asked["pid"]].poll()}
         else:
-            process = Forked(asked["command"], asked["env"], descriptors[0])
+            process = Forked(asked["command"], asked["env"], asked["folder"], descriptors)
             started[process.pid] = process
             answer = {"pid": process.pid}
-            os.close(descriptors[0])
+            for descriptor in descriptors:
+                os.close(descriptor)
         connection.send(json.dumps(answer).encode())
 
 
 class Warm:
     """A process that the server has started; as much as is used of Popen.
 
+    Its output is read and kept at once.
+
     Attributes:
         pid: Its process id. It leads a session of its own.
     """
 
-    def __init__(self, command: Sequence[str], env: dict[str, str]) -> None:
-        reading, writing = os.pipe()
-        self.pid: int = ask({"command": list(command), "env": env}, writing)["pid"]
-        os.close(writing)
-        self._errors = bytearray()
-        self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
-        self._reader.start()
+    def __init__(
+        self, command: Sequence[str], env: dict[str, str], folder: Path = REPOSITORY
+    ) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        request = {"command": [*map(str, command)], "env": env, "folder": str(folder)}
+        self.pid: int = ask(request, *(writing for _, writing in pipes))["pid"]
         self.returncode: int | None = None
-
-    def _read(self, descriptor: int) -> None:
-        while part := os.read(descriptor, 1 << 16):
-            self._errors += part
-        os.close(descriptor)
+        self._streams = (bytearray(), bytearray())
+        self._readers = []
+        for (reading, writing), stream in zip(pipes, self._streams, strict=True):
+            os.close(writing)
+            self._readers.append(threading.Thread(target=keep, args=(reading, stream), daemon=True))
+            self._readers[-1].start()
 
     def poll(self) -> int | None:
         """The exit code; None while it runs."""
@@ -168,13 +198,16 @@ class Warm:
             self.returncode = ask({"pid": self.pid})["code"]
         return self.returncode
 
-    def communicate(self, timeout: float = 60.0) -> tuple[None, str]:
-        """Its standard error, when it and all that it has started have closed that."""
-        self._reader.join(timeout)
-        if self._reader.is_alive():
-            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
+        """Its output and errors, when it and all that it has started have closed these."""
+        deadline = time.monotonic() + timeout
+        for reader in self._readers:
+            reader.join(max(0.0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
         self.wait(timeout)
-        return None, self._errors.decode(errors="replace")
+        output, errors = (stream.decode(errors="replace") for stream in self._streams)
+        return output, errors
 
     def wait(self, timeout: float = 60.0) -> int:
         """The exit code, when it has ended."""
@@ -184,6 +217,18 @@ class Warm:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout)
             time.sleep(POLL_S)
         return code
+
+    def kill(self) -> None:
+        """Ends it, unless it has ended; the ranks of a launcher notice that it is gone."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def keep(descriptor: int, stream: bytearray) -> None:
+    """Reads all that is written to a pipe."""
+    while part := os.read(descriptor, 1 << 16):
+        stream += part
+    os.close(descriptor)
 
 
 def ask(question: dict[str, Any], *descriptors: int) -> dict[str, Any]:
@@ -200,26 +245,20 @@ def server() -> socket.socket:
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with there:
         subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.warm", str(there.fileno())],
+            [sys.executable, "-m", "tests.warm", str(there.fileno())],
             pass_fds=[there.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=REPOSITORY,
+            env=ENVIRONMENT,
         )
     return here
 
 
 def main() -> None:
     """The server."""
-    import accelerate  # noqa: F401
-    import deepspeed  # noqa: F401
-    import torch._dynamo  # every optimizer imports it
-    import torch.distributed.run
-    import torch.utils.data  # noqa: F401
-
-    import bsmeta.data.loader
-    import bsmeta.training.run  # noqa: F401
-
+    for module in IMPORTED:
+        importlib.import_module(module)
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(connection)
 
