@@ -21,7 +21,7 @@ from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Record
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 from tests.explaining.helpers import own_config, own_windows
-from tests.metadata.helpers import config, local, pieces, render, world
+from tests.metadata.helpers import chunks, config, local, render, world
 
 
 class Language(MetadataType):
@@ -78,7 +78,7 @@ def test_each_reads_as_its_class_says() -> None:
     )
     assert rendered.prefix == "mixed | Language: en |||"
     assert rendered.body == "To say <fr>merci</fr>."
-    assert pieces(rendered) == ["<fr>", "</fr>"]
+    assert chunks(rendered) == ["<fr>", "</fr>"]
 
 
 def test_without_a_class_a_type_reads_by_the_default_form() -> None:

@@ -64,7 +64,7 @@ class DataConfig:
     )
     packing: str = key(
         "best_fit",
-        "best_fit: documents packed into sequences; pad: one piece a sequence",
+        "best_fit: documents packed into sequences; pad: one chunk a sequence",
         choices=("best_fit", "pad"),
     )
     cross_document_attention: bool = key(

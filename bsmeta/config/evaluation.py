@@ -89,7 +89,7 @@ class EvaluateConfig:
     )
     windows: str = key(
         "sliding",
-        "sliding: overlapping windows, so that all text has context; all_pieces: the pieces that "
+        "sliding: overlapping windows, so that all text has context; all_pieces: the chunks that "
         "training uses, each of which begins without context (differences are then larger); "
         "first_piece: the first max_seq_len tokens",
         choices=WINDOWS,

@@ -160,18 +160,18 @@ class MetadataConfig:
     max_seq_len: int = key(1024, "length of a sequence in tokens")
     prefix_on: str = key(
         "every_piece",
-        "pieces of a long document that carry the prefix",
+        "chunks of a long document that carry the prefix",
         choices=("every_piece", "first_piece"),
     )
     long_documents: str = key(
         "split",
-        "training documents longer than a sequence: split (into pieces, all trained on) or "
-        "truncate (only the first piece is)",
+        "training documents longer than a sequence: split (into chunks, all trained on) or "
+        "truncate (only the first chunk is)",
         choices=("split", "truncate"),
     )
     bos_token: bool = key(
         False,
-        "put the tokenizer's BOS token, if it has one, before each document, and before each piece "
+        "put the tokenizer's BOS token, if it has one, before each document, and before each chunk "
         "that carries the prefix; without metadata, too",
     )
     prefix_max_tokens: int | None = key(
@@ -184,7 +184,7 @@ class MetadataConfig:
     loss_on_first_text: bool = key(
         True,
         "take loss on the first token of text after a prefix (or BOS); false: on no first token, "
-        "as in a piece without a prefix, where nothing predicts it",
+        "as in a chunk without a prefix, where nothing predicts it",
     )
 
 

@@ -122,8 +122,8 @@ def stacked(
         loss_mask[row, :tokens] = one.loss_mask
         lengths += [one.lengths, np.array([length - tokens])]
         types += [one.types, NO_TYPES]
-    piece_lengths = np.concatenate(lengths)
-    alike = np.full(len(sequences), length) if joined else piece_lengths
+    chunk_lengths = np.concatenate(lengths)
+    alike = np.full(len(sequences), length) if joined else chunk_lengths
     begins = np.cumsum(alike, dtype=np.int32) - alike.astype(np.int32)
     positions = np.arange(ids.size, dtype=np.int32) - np.repeat(begins, alike)
     arrays = {
@@ -131,7 +131,7 @@ def stacked(
         "position_ids": positions.reshape(shape),
         "loss_mask": loss_mask,
         "kinds": kinds,
-        "document_types": np.repeat(np.concatenate(types), piece_lengths).reshape(shape),
+        "document_types": np.repeat(np.concatenate(types), chunk_lengths).reshape(shape),
     }
     return Block(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},

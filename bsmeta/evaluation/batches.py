@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.text.chunks import Piece, cut
+from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import EncodedDocument
 from bsmeta.evaluation.scoring import Window
 from bsmeta.evaluation.segments import Reading
@@ -27,12 +27,12 @@ Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 
 def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """The first chunk of the document, at most one sequence long."""
-    return [_from_piece(piece) for piece in cut(document, config)[:1]]
+    return [_from_chunk(chunk) for chunk in cut(document, config)[:1]]
 
 
 def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """The whole document in chunks, as in training."""
-    return [_from_piece(piece) for piece in cut(document, config)]
+    return [_from_chunk(chunk) for chunk in cut(document, config)]
 
 
 def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
@@ -96,13 +96,13 @@ def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
     return Reading(*map(np.concatenate, (starts, ends, nats, shown_from)))
 
 
-def _from_piece(piece: Piece) -> Window:
+def _from_chunk(chunk: Chunk) -> Window:
     # Without metadata the first text token has no context, so no arm scores it, even if training
     # has a loss on it.
-    piece = replace(piece, first_text_is_target=False)
-    starts, ends = piece.text_starts, piece.text_ends
-    scored = piece.loss_mask & (piece.kinds == 0) & (ends > starts)
-    return Window(piece.ids, starts, ends, scored, piece.prefix_length)
+    chunk = replace(chunk, first_text_is_target=False)
+    starts, ends = chunk.text_starts, chunk.text_ends
+    scored = chunk.loss_mask & (chunk.kinds == 0) & (ends > starts)
+    return Window(chunk.ids, starts, ends, scored, chunk.prefix_length)
 
 
 def _padded(front: int, values: np.ndarray) -> np.ndarray:

@@ -7,18 +7,18 @@ from collections import Counter
 from collections.abc import Sequence
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
+from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
 from bsmeta.explaining.tokens import Part, ShownToken, metadata_mask
 
 
 def document_facts(
-    document: ExplainedDocument, pieces: Sequence[Sequence[ShownToken]]
+    document: ExplainedDocument, chunks: Sequence[Sequence[ShownToken]]
 ) -> tuple[str, str]:
     """Describes a document's metadata, and its lengths.
 
     Args:
         document: The document.
-        pieces: The tokens of each of its chunks.
+        chunks: The tokens of each of its chunks.
     """
     given = document.rendered.types
     others = [name for name in document.present if name not in given]
@@ -27,15 +27,15 @@ def document_facts(
         metadata += f"; it also has {', '.join(others)}"
     if document.lacking:
         metadata += f"; no record of {', '.join(document.lacking)}"
-    tokens, targets = sum(map(len, pieces)), sum(one.target for piece in pieces for one in piece)
+    tokens, targets = sum(map(len, chunks)), sum(one.target for chunk in chunks for one in chunk)
     lengths = (
         f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
-        f"{count(len(pieces), 'piece')}, loss on {targets:,}"
+        f"{count(len(chunks), 'chunk')}, loss on {targets:,}"
     )
     return metadata, lengths
 
 
-def piece_facts(
+def chunk_facts(
     document: ExplainedDocument, place: int, tokens: Sequence[ShownToken], sequences: int
 ) -> str:
     """Describes the lengths of a chunk, and the sequence that it is packed into.
@@ -49,7 +49,7 @@ def piece_facts(
     lengths = Counter(one.part for one in tokens)
     parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
     return (
-        f"piece {place + 1} of {len(document.pieces)}: {count(len(tokens), 'token')} ({parts}), "
+        f"chunk {place + 1} of {len(document.chunks)}: {count(len(tokens), 'token')} ({parts}), "
         f"loss on {sum(one.target for one in tokens):,}; "
         f"sequence {document.sequences[place] + 1:,} of {sequences:,}"
     )
@@ -57,7 +57,7 @@ def piece_facts(
 
 def packing_facts(window: ExplainedWindow) -> str:
     """Describes how densely a window is packed."""
-    pieces = sum(map(len, window.sequences))
+    chunks = sum(map(len, window.sequences))
     used = sum(one.length for sequence in window.sequences for one in sequence)
     places = max(len(window.sequences) * window.capacity, 1)
     which = f"documents {window.first} to {window.last} of {window.shard}"
@@ -65,7 +65,7 @@ def packing_facts(window: ExplainedWindow) -> str:
         which = f"{window.count:,} of {which} (the others are in windows of other streams)"
     return (
         f"{which} are one window: "
-        f"{count(pieces, 'piece')} in {count(len(window.sequences), 'sequence')} of "
+        f"{count(chunks, 'chunk')} in {count(len(window.sequences), 'sequence')} of "
         f"{window.capacity:,} tokens, {used / places:.1%} full"
     )
 
@@ -82,19 +82,19 @@ def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
     return [*range(min(most, len(window.sequences))), *others[:most]]
 
 
-def piece_name(piece: PackedPiece) -> str:
+def chunk_name(chunk: PackedChunk) -> str:
     """`17 (1/3): 256`: number of the document, chunk and number of chunks, tokens."""
-    part = f" ({piece.piece + 1}/{piece.pieces})" if piece.pieces > 1 else ""
-    return f"{piece.number}{part}: {piece.length}"
+    part = f" ({chunk.place + 1}/{chunk.count})" if chunk.count > 1 else ""
+    return f"{chunk.number}{part}: {chunk.length}"
 
 
-def padding(sequence: Sequence[PackedPiece], capacity: int) -> int:
+def padding(sequence: Sequence[PackedChunk], capacity: int) -> int:
     """Number of padding tokens in a sequence."""
     return capacity - sum(one.length for one in sequence)
 
 
 def count(number: int, name: str) -> str:
-    """`1 piece`, `2,000 pieces`."""
+    """`1 chunk`, `2,000 chunks`."""
     return f"{number:,} {name}" + ("" if number == 1 else "s")
 
 
@@ -105,19 +105,19 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     truncated in the chunks). The lists of a chunk have one entry per token; masks are 0 or 1.
     """
     rendered = document.rendered
-    pieces = [
+    chunks = [
         {
-            "input_ids": piece.ids.tolist(),
-            "metadata_mask": metadata_mask(piece, rendered, config).astype(int).tolist(),
-            "loss_mask": piece.loss_mask.astype(int).tolist(),
+            "input_ids": chunk.ids.tolist(),
+            "metadata_mask": metadata_mask(chunk, rendered, config).astype(int).tolist(),
+            "loss_mask": chunk.loss_mask.astype(int).tolist(),
         }
-        for piece in document.pieces
+        for chunk in document.chunks
     ]
     return json.dumps(
         {
             "document": document.name,
             "text": rendered.prefix + rendered.lead + rendered.body + rendered.suffix,
             "prefix": rendered.prefix,
-            "pieces": pieces,
+            "pieces": chunks,
         }
     )

@@ -7,11 +7,11 @@ from html import escape
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.explaining.facts import (
+    chunk_facts,
+    chunk_name,
     document_facts,
     packing_facts,
     padding,
-    piece_facts,
-    piece_name,
     shown_sequences,
 )
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow
@@ -19,11 +19,11 @@ from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, sho
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2025; --faint: #666b72; --ground: #fff;
-        --panel: #f5f6f7; --line: #c9ccd1; --piece: #dfe2e6; --own: #8fc7a8;
+        --panel: #f5f6f7; --line: #c9ccd1; --chunk: #dfe2e6; --own: #8fc7a8;
         --cut: #2f7fd0; }
 @media (prefers-color-scheme: dark) {
   :root { --text: #e4e6e9; --faint: #8d939b; --ground: #16181c; --panel: #202329; --line: #454a52;
-          --piece: #343941; --own: #2f6b4b; --cut: #7db4ec; }
+          --chunk: #343941; --own: #2f6b4b; --cut: #7db4ec; }
 }
 body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground);
        max-width: 66rem; margin: 0 auto; padding: 1rem 1.5rem 5rem; }
@@ -34,16 +34,16 @@ p { margin: .2rem 0; } .facts { color: var(--faint); font-size: .9rem; }
           border-bottom: 1px solid var(--line); font-size: .85rem; }
 .legend span { margin-right: .4rem; padding: .1rem .35rem; border-radius: .2rem; }
 .legend label { margin-right: 1.2rem; white-space: nowrap; }
-.piece { font: 13.5px/1.75 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+.chunk { font: 13.5px/1.75 ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
          white-space: pre-wrap; overflow-wrap: anywhere; background: var(--panel);
          padding: .7rem .9rem; border-radius: .4rem; }
 .out { font-style: italic; } .in, .end { font-weight: bold; }
 .newline { color: var(--line); font-weight: normal; user-select: none; }
 body:has(#loss:checked) .no { color: var(--faint);
   text-decoration: underline dotted var(--faint) 1px; text-underline-offset: .25em; }
-body:has(#tokens:checked) .piece i { border-left: 1px solid var(--cut);
+body:has(#tokens:checked) .chunk i { border-left: 1px solid var(--cut);
   margin-left: 1px; padding-left: 1px; }
-.piece i { font-style: inherit; } .piece i.out { font-style: italic; }
+.chunk i { font-style: inherit; } .chunk i.out { font-style: italic; }
 [data-t]:hover { outline: 1px solid var(--text); }
 [data-t]:hover::after { content: attr(data-t); position: fixed; left: 0; right: 0; bottom: 0;
   font: 14px/1.4 ui-monospace, "DejaVu Sans Mono", monospace; color: var(--ground);
@@ -53,7 +53,7 @@ table { border-collapse: collapse; width: 100%; font-size: .8rem; margin-top: .5
 th { font-weight: normal; color: var(--faint); text-align: right; }
 td { padding: .12rem 0 .12rem .6rem; text-align: right; } td:nth-child(2) { width: 85%; }
 .bar { display: flex; height: 1.5rem; gap: 1px; }
-.bar span { background: var(--piece); overflow: hidden; white-space: nowrap; text-align: left;
+.bar span { background: var(--chunk); overflow: hidden; white-space: nowrap; text-align: left;
             padding: .1rem 0 0 .3rem; min-width: 0; box-sizing: border-box; }
 .bar .own { font-weight: bold; background: var(--own); }
 .bar .padding { background:
@@ -129,13 +129,13 @@ def document_parts(
 ) -> Iterator[str]:
     """Yield the HTML of a document: its description, and each of its chunks token by token."""
     yield f"<h2>{escape(document.name)}</h2>"
-    pieces = [shown_tokens(one, document.rendered, texts) for one in document.pieces]
-    for line in document_facts(document, pieces):
+    chunks = [shown_tokens(one, document.rendered, texts) for one in document.chunks]
+    for line in document_facts(document, chunks):
         yield f'<p class="facts">{escape(line)}</p>'
-    for place, tokens in enumerate(pieces):
-        yield f"<h3>{escape(piece_facts(document, place, tokens, sequences))}</h3>"
+    for place, tokens in enumerate(chunks):
+        yield f"<h3>{escape(chunk_facts(document, place, tokens, sequences))}</h3>"
         inside = "".join(token_part(i, one, keys) for i, one in enumerate(tokens))
-        yield f'<div class="piece">{inside}</div>'
+        yield f'<div class="chunk">{inside}</div>'
 
 
 def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
@@ -164,11 +164,11 @@ def packing(window: ExplainedWindow, most: int) -> Iterator[str]:
     shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
     for place in shown_sequences(window, most):
         parts = []
-        for piece in window.sequences[place]:
-            own = ' class="own"' if piece.number in shown else ""
-            name = piece_name(piece)
+        for chunk in window.sequences[place]:
+            own = ' class="own"' if chunk.number in shown else ""
+            name = chunk_name(chunk)
             parts.append(
-                f'<span{own} style="flex:{piece.length} 0 0" '
+                f'<span{own} style="flex:{chunk.length} 0 0" '
                 f'data-t="document {name} tokens">{name}</span>'
             )
         left = padding(window.sequences[place], window.capacity)

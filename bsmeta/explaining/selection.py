@@ -35,7 +35,7 @@ from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream.dealing import Share, deal
 from bsmeta.data.stream.live import held_out, sample_lines
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
-from bsmeta.data.text.chunks import Piece
+from bsmeta.data.text.chunks import Chunk
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.rendering import Rendered
@@ -114,12 +114,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class PackedPiece:
-    """A chunk in a sequence: chunk `piece` (from 0) of the `pieces` chunks of document `number`."""
+class PackedChunk:
+    """A chunk in a sequence: number `place` (from 0) of the `count` chunks of document `number`."""
 
     number: int
-    piece: int
-    pieces: int
+    place: int
+    count: int
     length: int
 
 
@@ -130,7 +130,7 @@ class ExplainedDocument:
     Attributes:
         name: `<shard>:<number>`.
         rendered: The rendered document.
-        pieces: The chunks that are trained on, in order.
+        chunks: The chunks that are trained on, in order.
         sequences: For each chunk, the index of its sequence in the window.
         present: Types of `metadata_list` that the document has records of.
         lacking: Requested types that could not be rendered for this document.
@@ -138,7 +138,7 @@ class ExplainedDocument:
 
     name: str
     rendered: Rendered
-    pieces: list[Piece]
+    chunks: list[Chunk]
     sequences: list[int]
     present: tuple[str, ...]
     lacking: tuple[str, ...]
@@ -164,7 +164,7 @@ class ExplainedWindow:
     last: int
     count: int
     documents: list[ExplainedDocument]
-    sequences: list[list[PackedPiece]]
+    sequences: list[list[PackedChunk]]
     capacity: int
 
 
@@ -262,15 +262,15 @@ class Selection:
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
         packing = self._maker.pack(window, documents).packing
         table = [
-            PackedPiece(one.number, place, len(one.pieces), len(piece))
+            PackedChunk(one.number, place, len(one.chunks), len(chunk))
             for one in documents
-            for place, piece in enumerate(one.pieces)
+            for place, chunk in enumerate(one.chunks)
         ]
-        sequence_of = {piece: place for place, row in enumerate(packing) for piece in row}
-        first_piece = itertools.accumulate((len(one.pieces) for one in documents), initial=0)
+        sequence_of = {chunk: place for place, row in enumerate(packing) for chunk in row}
+        first_piece = itertools.accumulate((len(one.chunks) for one in documents), initial=0)
         chosen = [
-            (one, piece)
-            for one, piece in zip(documents, first_piece, strict=False)
+            (one, chunk)
+            for one, chunk in zip(documents, first_piece, strict=False)
             if one.number >= start
         ][:limit]
         self._check_found(window, start, [one.number for one, _ in chosen], skipped)
@@ -281,11 +281,11 @@ class Selection:
             count=len(window.lines),
             documents=[
                 self._document(
-                    window, one, [sequence_of[piece + i] for i in range(len(one.pieces))]
+                    window, one, [sequence_of[chunk + i] for i in range(len(one.chunks))]
                 )
-                for one, piece in chosen
+                for one, chunk in chosen
             ],
-            sequences=[[table[piece] for piece in row] for row in packing],
+            sequences=[[table[chunk] for chunk in row] for row in packing],
             capacity=self._data.metadata_config.max_seq_len,
         )
 
@@ -299,7 +299,7 @@ class Selection:
         return ExplainedDocument(
             name=f"{window.shard.name}:{document.number}",
             rendered=rendered,
-            pieces=document.pieces,
+            chunks=document.chunks,
             sequences=sequences,
             present=tuple(key for key in metadata.metadata_list if decoded.has(key)),
             lacking=tuple(key for key in self._config.types or () if key not in rendered.types),

@@ -14,14 +14,14 @@ from rich.text import Text
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.explaining.facts import (
+    chunk_facts,
+    chunk_name,
     document_facts,
     packing_facts,
     padding,
-    piece_facts,
-    piece_name,
     shown_sequences,
 )
-from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedPiece
+from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
 from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
 
 # The terminal's palette colors, which its theme makes readable on its background.
@@ -73,11 +73,11 @@ class TerminalView:
 
     def _document(self, document: ExplainedDocument, sequences: int) -> Iterator[RenderableType]:
         yield heading(document.name)
-        pieces = [shown_tokens(one, document.rendered, self._texts) for one in document.pieces]
-        for line in document_facts(document, pieces):
+        chunks = [shown_tokens(one, document.rendered, self._texts) for one in document.chunks]
+        for line in document_facts(document, chunks):
             yield Text(line, FAINT)
-        for place, tokens in enumerate(pieces):
-            yield Text(f"\n{piece_facts(document, place, tokens, sequences)}", FAINT)
+        for place, tokens in enumerate(chunks):
+            yield Text(f"\n{chunk_facts(document, place, tokens, sequences)}", FAINT)
             yield coloured(tokens, boundaries=self._boundaries)
         yield Text()
 
@@ -135,24 +135,24 @@ def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
     table.add_column("sequence", justify="right")
     table.add_column("to scale", no_wrap=True)
     table.add_column("padding", justify="right")
-    table.add_column("document (piece): tokens")
+    table.add_column("document (chunk): tokens")
     shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
     for place in shown_sequences(window, most):
         sequence = window.sequences[place]
-        pieces = Text(" · ").join(
-            Text(piece_name(one), Style(bold=one.number in shown)) for one in sequence
+        chunks = Text(" · ").join(
+            Text(chunk_name(one), Style(bold=one.number in shown)) for one in sequence
         )
         left = padding(sequence, window.capacity)
-        table.add_row(str(place + 1), bar(sequence, window.capacity, shown), str(left), pieces)
+        table.add_row(str(place + 1), bar(sequence, window.capacity, shown), str(left), chunks)
     yield table
     yield Text()
 
 
-def bar(sequence: Sequence[PackedPiece], capacity: int, shown: Container[int]) -> Text:
+def bar(sequence: Sequence[PackedChunk], capacity: int, shown: Container[int]) -> Text:
     """A bar with a sequence to scale: full blocks for shown documents, dots for padding."""
     cells, end = "", 0
-    for place, piece in enumerate(sequence):
-        end += piece.length
-        block = "█" if piece.number in shown else "▓▒"[place % 2]
+    for place, chunk in enumerate(sequence):
+        end += chunk.length
+        block = "█" if chunk.number in shown else "▓▒"[place % 2]
         cells += block * (round(end * BAR_CELLS / capacity) - len(cells))
     return Text(cells).append("·" * (BAR_CELLS - len(cells)), FAINT)

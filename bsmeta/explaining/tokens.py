@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.backends import byte_alphabet
-from bsmeta.data.text.chunks import Piece
+from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokens import byte_lengths
 from bsmeta.metadata.rendering import Rendered
 
@@ -83,40 +83,40 @@ class TokenTexts:
         return bytes(alphabet[character] for character in self._names[number])
 
 
-def shown_tokens(piece: Piece, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
+def shown_tokens(chunk: Chunk, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
     """The tokens of a chunk, including its prefix.
 
     Args:
-        piece: The chunk.
+        chunk: The chunk.
         rendered: The document that it is part of.
         texts: Decodes tokens to text.
     """
-    ids = piece.ids.tolist()
-    parts = _parts(piece, rendered)
-    columns = (ids, texts(ids), parts, piece.kinds.tolist(), piece.loss_mask.tolist())
+    ids = chunk.ids.tolist()
+    parts = _parts(chunk, rendered)
+    columns = (ids, texts(ids), parts, chunk.kinds.tolist(), chunk.loss_mask.tolist())
     return [ShownToken(*row) for row in zip(*columns, strict=True)]
 
 
-def metadata_mask(piece: Piece, rendered: Rendered, config: MetadataConfig) -> np.ndarray:
-    """Mask of the tokens that contain at least one character of metadata: bool [len(piece)].
+def metadata_mask(chunk: Chunk, rendered: Rendered, config: MetadataConfig) -> np.ndarray:
+    """Mask of the tokens that contain at least one character of metadata: bool [len(chunk)].
 
     With `treat_local_metadata_as_regular_text`, only tokens of the prefix and the suffix.
     """
-    mask = piece.kinds > 0
+    mask = chunk.kinds > 0
     if config.treat_local_metadata_as_regular_text:
-        mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(piece, rendered)]
+        mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(chunk, rendered)]
     return mask
 
 
-def _parts(piece: Piece, rendered: Rendered) -> list[Part]:
-    encoded, part = piece.document, slice(piece.start, piece.stop)
+def _parts(chunk: Chunk, rendered: Rendered) -> list[Part]:
+    encoded, part = chunk.document, slice(chunk.start, chunk.stop)
     parts = [Part.LOCAL if kind else Part.TEXT for kind in encoded.kinds[part].tolist()]
     if rendered.suffix:  # the last run, before the end-of-text token
         for place in np.flatnonzero(encoded.run[part] == encoded.run[-2]).tolist():
             parts[place] = Part.SUFFIX
-    if piece.stop == len(encoded.ids):
+    if chunk.stop == len(encoded.ids):
         parts[-1] = Part.END
-    return [Part.PREFIX] * piece.prefix_length + parts
+    return [Part.PREFIX] * chunk.prefix_length + parts
 
 
 # Characters that would move the cursor, color the terminal or change the text direction.

@@ -79,9 +79,9 @@ class Likelihoods:
         windows: list[Window] = []
         owners: list[tuple[int, int]] = []
         for number, one in enumerate(encoded):
-            for piece in self._pieces(one):
+            for chunk in self._chunks(one):
                 for candidate, prefix in enumerate(self._prefixes):
-                    windows.append(_window(prefix, piece))
+                    windows.append(_window(prefix, chunk))
                     owners.append((number, candidate))
         sums = np.zeros((len(texts), len(self._prefixes)))
         tokens = np.zeros(len(texts), np.int64)
@@ -101,12 +101,12 @@ class Likelihoods:
                 tokens[owners[index][0]] += len(value) if owners[index][1] == 0 else 0
         return sums, tokens
 
-    def _pieces(self, encoded: EncodedDocument) -> list[np.ndarray]:
+    def _chunks(self, encoded: EncodedDocument) -> list[np.ndarray]:
         """The text's tokens in chunks; leaves out single-token chunks, which have no score."""
         ids = encoded.ids[:-1]
-        pieces = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
-        pieces = [piece for piece in pieces if len(piece) > 1]
-        return pieces if self._all_pieces else pieces[:1]
+        chunks = [ids[start : start + self._room] for start in range(0, len(ids), self._room)]
+        chunks = [chunk for chunk in chunks if len(chunk) > 1]
+        return chunks if self._all_pieces else chunks[:1]
 
 
 def _head(renderer: Renderer, record: Record) -> Rendered:
@@ -115,8 +115,8 @@ def _head(renderer: Renderer, record: Record) -> Rendered:
     return replace(rendered, suffix="")
 
 
-def _window(prefix: np.ndarray, piece: np.ndarray) -> Window:
-    ids = np.concatenate((prefix, piece))
+def _window(prefix: np.ndarray, chunk: np.ndarray) -> Window:
+    ids = np.concatenate((prefix, chunk))
     scored = np.ones(len(ids), bool)
     scored[: len(prefix) + 1] = False
     nowhere = np.zeros(len(ids), np.int32)  # text positions are not used

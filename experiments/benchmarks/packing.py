@@ -47,7 +47,7 @@ def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
                 0, shard, range(reader.line - len(lines), reader.line), lines, reader.damage
             )
             for one in maker.documents(window)[0]:
-                yield [len(piece) for piece in one.pieces]
+                yield [len(chunk) for chunk in one.chunks]
         reader.close()
 
 
@@ -58,7 +58,7 @@ def pad(cuts: Cuts, capacity: int) -> tuple[int, int]:
 
 def concatenate(cuts: Cuts, capacity: int) -> tuple[int, int]:
     """The same for concatenated chunks; only the last sequence is not full."""
-    lengths = np.array([sum(pieces) for pieces in cuts])
+    lengths = np.array([sum(chunks) for chunks in cuts])
     ends = np.cumsum(lengths)
     split = (lengths <= capacity) & ((ends - lengths) // capacity != (ends - 1) // capacity)
     return -(-int(ends[-1]) // capacity), int(split.sum())

@@ -82,7 +82,7 @@ class Answer(BaseHTTPRequestHandler):
     """One request to a `Hub`."""
 
     protocol_version = "HTTP/1.1"
-    wbufsize = 1 << 16  # an answer in one piece: two would wait for each other's acknowledgement
+    wbufsize = 1 << 16  # an answer in one chunk: two would wait for each other's acknowledgement
     hub: Hub
     commit: str  # that the answer is about; a fault may change it
 

@@ -1,4 +1,4 @@
-"""Cutting documents into pieces."""
+"""Cutting documents into chunks."""
 
 from __future__ import annotations
 
@@ -41,46 +41,46 @@ sizes = st.integers(1, 30) | st.integers(-5, -1)
 
 
 @given(st.lists(sizes, min_size=1, max_size=20), st.integers(0, ROOM // 2), st.booleans())
-def test_pieces(runs: list[int], prefix: int, on_every_piece: bool) -> None:
+def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
     encoded = document(runs, prefix)
-    pieces = cut(encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece"))
-    assert [*range(len(encoded.ids))] == [i for one in pieces for i in range(one.start, one.stop)]
-    assert all(len(one) <= ROOM for one in pieces)
-    assert all(one.stop - one.start > 1 or one.stop < len(encoded.ids) for one in pieces)
-    assert [one.prefix_length for one in pieces[1:]] == [prefix * on_every_piece] * (
-        len(pieces) - 1
+    chunks = cut(encoded, config(prefix_on="every_piece" if on_every_piece else "first_piece"))
+    assert [*range(len(encoded.ids))] == [i for one in chunks for i in range(one.start, one.stop)]
+    assert all(len(one) <= ROOM for one in chunks)
+    assert all(one.stop - one.start > 1 or one.stop < len(encoded.ids) for one in chunks)
+    assert [one.prefix_length for one in chunks[1:]] == [prefix * on_every_piece] * (
+        len(chunks) - 1
     )
-    for piece in pieces[:-1]:  # a run of up to 5 tokens always fits
-        before, behind = encoded.run[piece.stop - 1], encoded.run[piece.stop]
+    for chunk in chunks[:-1]:  # a run of up to 5 tokens always fits
+        before, behind = encoded.run[chunk.stop - 1], encoded.run[chunk.stop]
         assert behind < 0 or before != behind
-    for piece in pieces:
-        arrays = (piece.ids, piece.kinds, piece.loss_mask, piece.text_starts, piece.text_ends)
-        assert {len(array) for array in arrays} == {len(piece)}
+    for chunk in chunks:
+        arrays = (chunk.ids, chunk.kinds, chunk.loss_mask, chunk.text_starts, chunk.text_ends)
+        assert {len(array) for array in arrays} == {len(chunk)}
 
 
-def test_a_piece_is_as_long_as_it_can_be() -> None:
-    pieces = cut(document([30]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 12), (12, 24), (24, 31)]
+def test_a_chunk_is_as_long_as_it_can_be() -> None:
+    chunks = cut(document([30]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 24), (24, 31)]
 
 
 def test_a_cut_moves_before_a_run() -> None:
-    pieces = cut(document([9, -5, 4]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 9), (9, 19)]
+    chunks = cut(document([9, -5, 4]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 9), (9, 19)]
 
 
-def test_a_run_longer_than_a_piece_must_be_cut() -> None:
-    pieces = cut(document([2, -20, 2]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 2), (2, 14), (14, 25)]
+def test_a_run_longer_than_a_chunk_must_be_cut() -> None:
+    chunks = cut(document([2, -20, 2]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 2), (2, 14), (14, 25)]
 
 
 def test_eos_never_stands_alone() -> None:
-    pieces = cut(document([12]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 11), (11, 13)]
-    pieces = cut(document([10, -2]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 10), (10, 13)]
+    chunks = cut(document([12]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 13)]
+    chunks = cut(document([10, -2]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 10), (10, 13)]
 
 
-def test_nothing_but_eos_is_no_piece() -> None:
+def test_nothing_but_eos_is_no_chunk() -> None:
     assert cut(document([]), config()) == []
 
 
@@ -99,18 +99,18 @@ def test_what_is_a_target() -> None:
 
 
 def test_the_same_context_without_metadata() -> None:
-    """Two pieces of the text 0..14, cut with tags in it: without them, cut at the same text."""
-    pieces = cut(document([5, -4, 10]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 12), (12, 20)]
-    alike = cut_alike(document([15]), pieces, config())
+    """Two chunks of the text 0..14, cut with tags in it: without them, cut at the same text."""
+    chunks = cut(document([5, -4, 10]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 12), (12, 20)]
+    alike = cut_alike(document([15]), chunks, config())
     assert [(one.start, one.stop) for one in alike] == [(0, 8), (8, 16)]
 
 
 def test_the_same_context_keeps_the_end_of_text_after_closing_tags() -> None:
-    """The last piece is closing tags and EOS: without metadata, EOS goes with the text before."""
-    pieces = cut(document([-2, 9, -3]), config())
-    assert [(one.start, one.stop) for one in pieces] == [(0, 11), (11, 15)]
-    assert [(one.start, one.stop) for one in cut_alike(document([9]), pieces, config())] == [
+    """The last chunk is closing tags and EOS: without metadata, EOS goes with the text before."""
+    chunks = cut(document([-2, 9, -3]), config())
+    assert [(one.start, one.stop) for one in chunks] == [(0, 11), (11, 15)]
+    assert [(one.start, one.stop) for one in cut_alike(document([9]), chunks, config())] == [
         (0, 10)
     ]
     full = cut(document([12, -3]), config())

@@ -156,8 +156,8 @@ def test_bos_comes_before_the_prefix_and_before_text_alone() -> None:
         assert tokenizer.decode(document.prefix_ids[1:]) == prefix
         assert document.prefix_kinds.tolist() == [0, *[2] * (len(document.prefix_ids) - 1)]
         assert not document.prefix_targets.any()
-        (piece,) = cut(document, data)
-        text = piece.loss_mask[-4:]  # x, y, z, EOS: BOS predicts the first
+        (chunk,) = cut(document, data)
+        text = chunk.loss_mask[-4:]  # x, y, z, EOS: BOS predicts the first
         assert text.tolist() == [True] * 4
     (document,) = DocumentEncoder(TOKENIZER, data).encode([rendered('"text": "xyz"')])
     assert len(document.prefix_ids) == 0  # a tokenizer that has none

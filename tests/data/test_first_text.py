@@ -45,8 +45,8 @@ def test_the_first_character_of_the_text(
     document = DocumentDecoder(metadata).decode(json.dumps({**LINE, "text": text}).encode())
     rendered = Renderer(metadata).render(document, types)
     (encoded,) = DocumentEncoder(small_tokenizer(), config).encode([rendered])
-    (piece,) = cut(encoded, config)
-    spans = list(zip(piece.text_starts, piece.text_ends, piece.loss_mask, strict=True))
+    (chunk,) = cut(encoded, config)
+    spans = list(zip(chunk.text_starts, chunk.text_ends, chunk.loss_mask, strict=True))
     first = [target for start, end, target in spans if start == 0 and end > 0]
     assert bool(first[0]) == (is_target and bool(types))
     behind = [target for start, end, target in spans if start > 0 and end > start]
@@ -54,4 +54,4 @@ def test_the_first_character_of_the_text(
     # Nothing else of the body is a target: not what joins it to the prefix, and no tag.
     joins = [target for start, end, target in spans if end == start and start == 0]
     assert not any(joins)
-    assert piece.loss_mask[-1]  # EOS
+    assert chunk.loss_mask[-1]  # EOS

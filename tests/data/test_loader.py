@@ -13,7 +13,7 @@ from bsmeta.data.stream.plan import Position
 
 
 def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
-    """A sequence of pieces of these lengths whose ids count from `first` on."""
+    """A sequence of chunks of these lengths whose ids count from `first` on."""
     size = sum(lengths)
     return PackedSequence(
         ids=np.arange(first, first + size, dtype=np.int32),
@@ -28,7 +28,7 @@ def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
     )
 
 
-def test_positions_begin_anew_in_each_piece_and_in_the_padding() -> None:
+def test_positions_begin_anew_in_each_chunk_and_in_the_padding() -> None:
     block = stacked([sequence(10, 2, 1, types=[1, 2]), sequence(20, 3, types=[4])], 5, pad=7)
     found = {name: tensor.tolist() for name, tensor in block.tensors.items()}
     assert found["input_ids"] == [[10, 11, 12, 7, 7], [20, 21, 22, 7, 7]]

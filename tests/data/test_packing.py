@@ -14,7 +14,7 @@ lengths = st.lists(st.integers(1, CAPACITY), max_size=80)
 
 
 def obvious(sizes: list[int], capacity: int) -> list[int]:
-    """Rooms left by best-fit decreasing, looking at every sequence for every piece."""
+    """Rooms left by best-fit decreasing, looking at every sequence for every chunk."""
     rooms: list[int] = []
     for size in sorted(sizes, reverse=True):
         fitting = [index for index, room in enumerate(rooms) if room >= size]
@@ -28,8 +28,8 @@ def obvious(sizes: list[int], capacity: int) -> list[int]:
 @given(lengths)
 def test_every_piece_once_and_none_too_many(sizes: list[int]) -> None:
     packed = best_fit(sizes, CAPACITY)
-    assert sorted(piece for sequence in packed for piece in sequence) == list(range(len(sizes)))
-    assert all(sum(sizes[piece] for piece in sequence) <= CAPACITY for sequence in packed)
+    assert sorted(chunk for sequence in packed for chunk in sequence) == list(range(len(sizes)))
+    assert all(sum(sizes[chunk] for chunk in sequence) <= CAPACITY for sequence in packed)
 
 
 @given(lengths)

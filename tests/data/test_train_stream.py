@@ -96,7 +96,7 @@ def test_positions_restart_and_padding_is_no_target(whole: Run) -> None:
 
 
 def test_eos_ends_every_document_and_is_trained_on(folder: Path) -> None:
-    """Documents that fit: every piece that is not padding ends in EOS, which is a target."""
+    """Documents that fit: every chunk that is not padding ends in EOS, which is a target."""
     config = small_config(folder, metadata_probability=0.0, max_seq_len=512)
     eos = small_tokenizer().eos_token_id
     for step in run(config, 2).steps:
@@ -104,22 +104,22 @@ def test_eos_ends_every_document_and_is_trained_on(folder: Path) -> None:
             step["input_ids"], step["position_ids"], step["loss_mask"], strict=True
         ):
             starts = [*torch.nonzero(positions == 0).flatten().tolist(), len(ids)]
-            pieces = [slice(*pair) for pair in itertools.pairwise(starts)]
-            texts = [piece for piece in pieces if mask[piece].any()]
-            assert len(pieces) - len(texts) <= 1  # the padding
-            assert all(ids[piece].tolist().count(eos) == 1 for piece in texts)
-            assert all(ids[piece][-1] == eos and mask[piece][-1] for piece in texts)
-            assert all(mask[piece].tolist().count(False) == 1 for piece in texts)
+            chunks = [slice(*pair) for pair in itertools.pairwise(starts)]
+            texts = [chunk for chunk in chunks if mask[chunk].any()]
+            assert len(chunks) - len(texts) <= 1  # the padding
+            assert all(ids[chunk].tolist().count(eos) == 1 for chunk in texts)
+            assert all(ids[chunk][-1] == eos and mask[chunk][-1] for chunk in texts)
+            assert all(mask[chunk].tolist().count(False) == 1 for chunk in texts)
 
 
-def test_pad_mode_has_one_piece_a_sequence(folder: Path) -> None:
+def test_pad_mode_has_one_chunk_a_sequence(folder: Path) -> None:
     padded = run(small_config(folder, packing="pad"), 2)
     assert ((padded.steps[0]["position_ids"] == 0).sum(dim=1) <= 2).all()
     assert all(len(names) <= 8 for names in padded.documents)
 
 
 def test_the_same_context_without_metadata(folder: Path) -> None:
-    """The same documents in pieces of the same text, with nothing of the metadata left."""
+    """The same documents in chunks of the same text, with nothing of the metadata left."""
     settings = {"packing": "pad", "metadata_list": ["title", "url"], "metadata_probability": 1.0}
     with_metadata = run(small_config(folder, **settings), STEPS)
     without = run(small_config(folder, without_metadata_same_context=True, **settings), STEPS)

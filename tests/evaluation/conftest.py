@@ -84,7 +84,7 @@ def write_shard(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
 
 @pytest.fixture
 def data_config(tmp_path: Path) -> DataConfig:
-    """Pieces of 64 tokens of the documents above, with html, title and url."""
+    """Chunks of 64 tokens of the documents above, with html, title and url."""
     return DataConfig(
         validation_file=str(write_shard(tmp_path / "held-out.jsonl.gz", documents())),
         per_device_eval_batch_size=4,

@@ -1,4 +1,4 @@
-"""The slow, obvious scorer: one document, one piece, one character at a time."""
+"""The slow, obvious scorer: one document, one chunk, one character at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.data.text.chunks import Piece, cut
+from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Renderer
@@ -20,17 +20,17 @@ Token = tuple[int, int, float]
 """First character, end, nats (NaN where it is not scored)."""
 
 
-def tokens_of_piece(model: GPT2LMHeadModel, piece: Piece) -> list[Token]:
-    piece = replace(piece, first_text_is_target=False)
+def tokens_of_chunk(model: GPT2LMHeadModel, chunk: Chunk) -> list[Token]:
+    chunk = replace(chunk, first_text_is_target=False)
     with torch.no_grad():
-        logits = model(torch.from_numpy(piece.ids.astype(np.int64))[None]).logits[0]
+        logits = model(torch.from_numpy(chunk.ids.astype(np.int64))[None]).logits[0]
     log_p = logits.double().log_softmax(-1)
     tokens = []
-    for j in range(piece.prefix_length, len(piece)):
-        start, end = int(piece.text_starts[j]), int(piece.text_ends[j])
+    for j in range(chunk.prefix_length, len(chunk)):
+        start, end = int(chunk.text_starts[j]), int(chunk.text_ends[j])
         if end > start:
-            scored = piece.kinds[j] == 0 and piece.loss_mask[j]
-            tokens.append((start, end, -float(log_p[j - 1, piece.ids[j]]) if scored else math.nan))
+            scored = chunk.kinds[j] == 0 and chunk.loss_mask[j]
+            tokens.append((start, end, -float(log_p[j - 1, chunk.ids[j]]) if scored else math.nan))
     return tokens
 
 
@@ -46,7 +46,7 @@ def bits_of_document(
     arms = []
     for own in ((), types):
         (encoded,) = encoder.encode([renderer.render(document, own)])
-        arms.append([t for piece in cut(encoded, config) for t in tokens_of_piece(model, piece)])
+        arms.append([t for chunk in cut(encoded, config) for t in tokens_of_chunk(model, chunk)])
     text = document.text
     inside = {p for arm in arms for start, end, _ in arm for p in range(start + 1, end)}
     marks = [p for p in range(len(text) + 1) if p not in inside]

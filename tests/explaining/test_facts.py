@@ -27,9 +27,9 @@ PREFIX = "html | Title: Page 8 | url: https://example.org/8 |||"
 BODY = "<b class:strong>8 dog</b> 12 cafés 😀 the"
 
 
-def masked(line: dict[str, Any], mask: str, piece: int = 0) -> str:
-    """The text of a piece's tokens whose mask is 1."""
-    one = line["pieces"][piece]
+def masked(line: dict[str, Any], mask: str, chunk: int = 0) -> str:
+    """The text of a chunk's tokens whose mask is 1."""
+    one = line["pieces"][chunk]
     kept = [number for number, is_set in zip(one["input_ids"], one[mask], strict=True) if is_set]
     return small_tokenizer().decode(kept)
 
@@ -40,11 +40,11 @@ def test_a_document_is_one_object(tmp_path: Path) -> None:
     assert line["document"] == "a.jsonl.gz:0"
     assert line["prefix"] == PREFIX
     assert line["text"] == f"{PREFIX} {BODY}"
-    (piece,) = line["pieces"]
-    assert list(piece) == ["input_ids", "metadata_mask", "loss_mask"]
-    assert small_tokenizer().decode(piece["input_ids"]) == f"{PREFIX} {BODY}<eos>"
-    assert {len(values) for values in piece.values()} == {len(piece["input_ids"])}
-    assert {*piece["metadata_mask"], *piece["loss_mask"]} == {0, 1}
+    (chunk,) = line["pieces"]
+    assert list(chunk) == ["input_ids", "metadata_mask", "loss_mask"]
+    assert small_tokenizer().decode(chunk["input_ids"]) == f"{PREFIX} {BODY}<eos>"
+    assert {len(values) for values in chunk.values()} == {len(chunk["input_ids"])}
+    assert {*chunk["metadata_mask"], *chunk["loss_mask"]} == {0, 1}
 
 
 def test_metadata_mask_is_of_the_prefix_where_tags_count_as_text(tmp_path: Path) -> None:
@@ -68,21 +68,21 @@ def test_metadata_mask_is_of_the_suffix(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prefix_on", ["every_piece", "first_piece"])
-def test_pieces_repeat_the_prefix_or_do_not(tmp_path: Path, prefix_on: str) -> None:
+def test_chunks_repeat_the_prefix_or_do_not(tmp_path: Path, prefix_on: str) -> None:
     (line,) = lines(tmp_path, max_seq_len=40, prefix_max_tokens=12, prefix_on=prefix_on)
-    prefixes = [sum(piece["metadata_mask"]) for piece in line["pieces"]]
+    prefixes = [sum(chunk["metadata_mask"]) for chunk in line["pieces"]]
     assert len(prefixes) > 1
     assert prefixes == [12] + [12 if prefix_on == "every_piece" else 0] * (len(prefixes) - 1)
-    assert line["prefix"] == PREFIX  # whole, though the pieces have it cut
+    assert line["prefix"] == PREFIX  # whole, though the chunks have it cut
 
 
-def test_pieces_put_together_are_the_text() -> None:
+def test_chunks_put_together_are_the_text() -> None:
     config = demo()
     for document in demo_documents("limit=30"):
         line = json.loads(json_line(document, config.data_config.metadata_config))
         ids = []
-        for piece in line["pieces"]:  # entities count as text: the mask is of the prefix alone
-            ids += piece["input_ids"][sum(piece["metadata_mask"]) :]
+        for chunk in line["pieces"]:  # entities count as text: the mask is of the prefix alone
+            ids += chunk["input_ids"][sum(chunk["metadata_mask"]) :]
         assert line["prefix"] + demo_tokenizer().decode(ids) == line["text"] + "<|endoftext|>"
 
 

@@ -42,15 +42,15 @@ def test_the_first_documents_of_the_demo() -> None:
     assert one.rendered.body.startswith("ALTER LARGE OBJECT\nSynopsis\n\nALTER LARGE OBJECT large")
     assert one.rendered.types == ("datasource", "timestamp")
     assert one.present == ("title", "url", "datasource", "website_description", "timestamp")
-    assert [(len(piece), int(piece.loss_mask.sum())) for piece in one.pieces] == [(187, 151)]
+    assert [(len(chunk), int(chunk.loss_mask.sum())) for chunk in one.chunks] == [(187, 151)]
     assert two.name == SHARD.format(1) + ":1"
-    assert [len(piece) for piece in two.pieces] == [256, 40]
+    assert [len(chunk) for chunk in two.chunks] == [256, 40]
 
 
 def trained_on(
     config: ExplainConfig, epoch: int
 ) -> Iterator[tuple[list[str], list[tuple[tuple[int, ...], tuple[bool, ...]]]]]:
-    """The documents and the pieces (ids, targets) of each sequence of one epoch of the stream."""
+    """The documents and the chunks (ids, targets) of each sequence of one epoch of the stream."""
     stream = TrainStream(
         config.data_config,
         demo_tokenizer(),
@@ -65,24 +65,24 @@ def trained_on(
         tensors = {name: tensor[0].numpy() for name, tensor in batch.tensors.items()}
         begins = np.flatnonzero(tensors["position_ids"] == 0)
         ids, targets = (np.split(tensors[name], begins[1:]) for name in ("input_ids", "loss_mask"))
-        pieces = [
+        chunks = [
             (tuple(one.tolist()), tuple(mask.tolist()))
             for one, mask in zip(ids, targets, strict=True)
         ]
-        yield batch.documents, pieces[: len(pieces) - (batch.tokens < len(tensors["input_ids"]))]
+        yield batch.documents, chunks[: len(chunks) - (batch.tokens < len(tensors["input_ids"]))]
 
 
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_documents_have_the_pieces_that_the_stream_trains_on(epoch: int) -> None:
+def test_documents_have_the_chunks_that_the_stream_trains_on(epoch: int) -> None:
     overrides = [ONE_SHARD, *ONE_STREAM, "limit=1000", f"epoch={epoch}"]
     sequences = list(trained_on(demo(*overrides), epoch))
-    trained = Counter(piece for _, pieces in sequences for piece in pieces)
+    trained = Counter(chunk for _, chunks in sequences for chunk in chunks)
     windows = demo_windows(*overrides)
     shown = Counter(
-        (tuple(piece.ids.tolist()), tuple(piece.loss_mask.tolist()))
+        (tuple(chunk.ids.tolist()), tuple(chunk.loss_mask.tolist()))
         for window in windows
         for document in window.documents
-        for piece in document.pieces
+        for chunk in document.chunks
     )
     assert trained == shown
     assert len([one for window in windows for one in window.documents]) == 161
@@ -91,30 +91,30 @@ def test_documents_have_the_pieces_that_the_stream_trains_on(epoch: int) -> None
         packing_of(window, index) for window in windows for index in range(len(window.sequences))
     ]
     assert packed == [
-        (sorted(names), [len(ids) for ids, _ in pieces]) for names, pieces in sequences
+        (sorted(names), [len(ids) for ids, _ in chunks]) for names, chunks in sequences
     ]
 
 
 def packing_of(window: ExplainedWindow, index: int) -> tuple[list[str], list[int]]:
-    """The documents and the lengths of the pieces of a sequence."""
+    """The documents and the lengths of the chunks of a sequence."""
     sequence = window.sequences[index]
-    names = {f"{window.shard}:{piece.number}" for piece in sequence}
-    return sorted(names), [piece.length for piece in sequence]
+    names = {f"{window.shard}:{chunk.number}" for chunk in sequence}
+    return sorted(names), [chunk.length for chunk in sequence]
 
 
-def test_a_piece_knows_its_sequence() -> None:
+def test_a_chunk_knows_its_sequence() -> None:
     (window,) = demo_windows("limit=5")
     for document in window.documents:
         number = int(document.name.rpartition(":")[2])
-        for place, (piece, sequence) in enumerate(
-            zip(document.pieces, document.sequences, strict=True)
+        for place, (chunk, sequence) in enumerate(
+            zip(document.chunks, document.sequences, strict=True)
         ):
             found = [
                 one
                 for one in window.sequences[sequence]
-                if (one.number, one.piece) == (number, place)
+                if (one.number, one.place) == (number, place)
             ]
-            assert [one.length for one in found] == [len(piece)]
+            assert [one.length for one in found] == [len(chunk)]
 
 
 def test_another_epoch_draws_other_metadata() -> None:
@@ -129,7 +129,7 @@ def test_a_document_by_its_name_and_those_after_it() -> None:
     last, first = demo_documents(f"document={SHARD.format(1)}:159", "limit=2")
     assert (last.name, first.name) == (SHARD.format(1) + ":159", SHARD.format(2) + ":0")
     (alone,) = demo_documents(f"document={SHARD.format(1)}:159")
-    assert alone.pieces[0].ids.tolist() == last.pieces[0].ids.tolist()
+    assert alone.chunks[0].ids.tolist() == last.chunks[0].ids.tolist()
     assert alone.sequences == last.sequences
 
 
@@ -152,7 +152,7 @@ def test_without_metadata_in_the_same_context(tmp_path: Path) -> None:
     ((document,),) = [window.documents for window in own_windows(config)]
     assert (document.rendered.prefix, document.rendered.lead) == ("", " ")
     assert document.rendered.body == document.rendered.text
-    assert not any(piece.kinds.any() for piece in document.pieces)
+    assert not any(chunk.kinds.any() for chunk in document.chunks)
 
 
 def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ def test_a_document_of_a_shard_that_streams_share(tmp_path: Path, number: int) -
     (window,) = own_windows(config)
     assert [one.name for one in window.documents] == [name]
     assert window.count <= window.last - window.first
-    shown = {piece.number for sequence in window.sequences for piece in sequence}
+    shown = {chunk.number for sequence in window.sequences for chunk in sequence}
     shares = [share for own in deal(list_shards(config.data_config), 3) for share in own]
     windows = [share.documents(window, 5) for share in shares for window in range(8)]
     (trained,) = [one for one in windows if number in one]

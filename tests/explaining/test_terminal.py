@@ -32,18 +32,18 @@ def test_a_document_and_its_packing(tmp_path: Path) -> None:
     assert shown(tmp_path, metadata_list=["title", "html"], metadata_dropout={"html": 1.0}) == [
         "a.jsonl.gz:0 " + "─" * 87,
         "metadata: title; it also has html",
-        "19 characters of text, 24 tokens in 1 piece, loss on 6",
+        "19 characters of text, 24 tokens in 1 chunk, loss on 6",
         "",
-        "piece 1 of 1: 24 tokens (prefix 17, text 6, end of the document 1), loss on 6; "
+        "chunk 1 of 1: 24 tokens (prefix 17, text 6, end of the document 1), loss on 6; "
         "sequence 1 of 1",
         "Title: Page 7 ||| 7 lazy dog 12 cafés<eos>",
         "",
         "packing " + "─" * 92,
-        "documents 0 to 1 of a.jsonl.gz are one window: 2 pieces in 1 sequence of 256 tokens, "
+        "documents 0 to 1 of a.jsonl.gz are one window: 2 chunks in 1 sequence of 256 tokens, "
         "18.4% full",
         "the first sequences, and those with documents from above (bold):",
         "",
-        "sequence  to scale                          padding  document (piece): tokens",
+        "sequence  to scale                          padding  document (chunk): tokens",
         "       1  ███▒▒▒··························      209  0: 24 · 1: 23",
         "",
         "─" * 100,

@@ -30,7 +30,7 @@ def test_tokens_put_together_are_the_text(text: str) -> None:
 def test_a_character_of_several_tokens_is_shown_by_its_last_one() -> None:
     ids = TOKENIZER.backend_tokenizer.encode("x😁y", add_special_tokens=False).ids
     assert TEXTS(ids) == ["x", "", "", "😁", "y"]
-    assert TEXTS(ids[:3]) == ["x", "", "\ufffd"]  # a piece that ends inside it
+    assert TEXTS(ids[:3]) == ["x", "", "\ufffd"]  # a chunk that ends inside it
     assert TEXTS(ids[3:]) == ["\ufffd", "y"]  # and one that begins there
 
 
@@ -56,8 +56,8 @@ def test_the_parts_of_a_document(tmp_path: Path) -> None:
     )
     (window,) = own_windows(config)
     (document,) = window.documents
-    (piece,) = document.pieces
-    tokens = shown_tokens(piece, document.rendered, TEXTS)
+    (chunk,) = document.chunks
+    tokens = shown_tokens(chunk, document.rendered, TEXTS)
     read = {part: "".join(one.text for one in tokens if one.part is part) for part in Part}
     assert read[Part.PREFIX] == document.rendered.prefix
     assert read[Part.SUFFIX] == document.rendered.suffix
@@ -68,19 +68,19 @@ def test_the_parts_of_a_document(tmp_path: Path) -> None:
     )
     assert {one.kind for one in tokens if one.part is Part.LOCAL} == {1}  # html
     assert {one.kind for one in tokens if one.part is Part.SUFFIX} == {2, 3}  # title, url
-    assert [one.target for one in tokens] == piece.loss_mask.tolist()
+    assert [one.target for one in tokens] == chunk.loss_mask.tolist()
 
 
-def test_only_the_last_piece_has_the_end(tmp_path: Path) -> None:
+def test_only_the_last_chunk_has_the_end(tmp_path: Path) -> None:
     config = own_config(tmp_path, [page(3, 80)], metadata_position="append", max_seq_len=64)
     (window,) = own_windows(config)
     (document,) = window.documents
     parts = [
-        Counter(one.part for one in shown_tokens(piece, document.rendered, TEXTS))
-        for piece in document.pieces
+        Counter(one.part for one in shown_tokens(chunk, document.rendered, TEXTS))
+        for chunk in document.chunks
     ]
     assert [one[Part.END] for one in parts] == [0] * (len(parts) - 1) + [1]
-    total = sum(int(np.count_nonzero(piece.kinds)) for piece in document.pieces)
+    total = sum(int(np.count_nonzero(chunk.kinds)) for chunk in document.chunks)
     assert sum(one[Part.LOCAL] + one[Part.SUFFIX] + one[Part.PREFIX] for one in parts) == total
 
 

@@ -62,14 +62,14 @@ def test_scores_are_those_of_the_plain_way_over_the_same_tokens(
     for row, text in enumerate(texts):
         (encoded,) = encoder.encode([Rendered(text, lead=" ", body=text)])
         ids = encoded.ids[:-1]
-        pieces = [ids[start : start + room] for start in range(0, len(ids), room)]
-        pieces = pieces if all_pieces else pieces[:1]
-        assert tokens[row] == sum(len(piece) - 1 for piece in pieces)
+        chunks = [ids[start : start + room] for start in range(0, len(ids), room)]
+        chunks = chunks if all_pieces else chunks[:1]
+        assert tokens[row] == sum(len(chunk) - 1 for chunk in chunks)
         for column, prefix in enumerate(prefixes):
             expected = sum(
-                float(next_scores(model, [*prefix, *piece[:place]], 4104)[piece[place]])
-                for piece in pieces
-                for place in range(1, len(piece))
+                float(next_scores(model, [*prefix, *chunk[:place]], 4104)[chunk[place]])
+                for chunk in chunks
+                for place in range(1, len(chunk))
             )
             assert scores[row, column] == pytest.approx(expected, abs=1e-3)
 

@@ -49,6 +49,6 @@ def render(settings: MetadataConfig, text: str, *records: dict) -> Rendered:
     return Renderer(settings).render(read, settings.metadata_list)
 
 
-def pieces(rendered: Rendered) -> list[str]:
+def chunks(rendered: Rendered) -> list[str]:
     """The inserted strings, by their spans."""
     return [rendered.body[start:end] for start, end in rendered.spans.tolist()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bsmeta.metadata.records import BadDocument
-from tests.metadata.helpers import config, html, local, pieces, render
+from tests.metadata.helpers import chunks, config, html, local, render
 
 APPLE = "An apple is an edible fruit produced by an apple tree (Malus domestica)."
 
@@ -126,7 +126,7 @@ def test_tags_at_both_ends_and_on_empty_text() -> None:
         config(["html", "entity"]), "", html("b", 0, 0, 0, 1), local("entity", "E", 0, 0)
     )
     assert rendered.body == "<b></b> [[E]]"
-    assert pieces(rendered) == ["<b>", "</b>", " [[E]]"]
+    assert chunks(rendered) == ["<b>", "</b>", " [[E]]"]
 
 
 def test_positions_are_characters_of_any_script() -> None:

@@ -74,7 +74,7 @@ def cases(draw: st.DrawFn) -> tuple[MetadataConfig, str, list[dict[str, Any]]]:
 
 
 def slow_body(settings: MetadataConfig, text: str, records: list[dict]) -> list[tuple[str, int]]:
-    """The body as pairs of a piece of it and its kind, 0 for a character of the text."""
+    """The body as pairs of a chunk of it and its kind, 0 for a character of the text."""
     tags = []  # kind, start, end, opening, closing, relative start, relative end
     for kind, key in enumerate(settings.metadata_list, start=1):
         own = [record for record in records if record["key"] == key and record["type"] == "local"]
@@ -171,12 +171,12 @@ def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
     settings, text, records = case
     rendered = render(settings, text, *records)
     slow = slow_body(settings, text, records)
-    assert rendered.body == "".join(piece for piece, _ in slow)
+    assert rendered.body == "".join(chunk for chunk, _ in slow)
     spans, end = [], 0
-    for piece, kind in slow:
-        end += len(piece)
+    for chunk, kind in slow:
+        end += len(chunk)
         if kind:
-            spans.append((end - len(piece), end, kind))
+            spans.append((end - len(chunk), end, kind))
     rows = zip(rendered.spans.tolist(), rendered.span_kinds.tolist(), strict=True)
     assert [(*span, kind) for span, kind in rows] == spans
 

@@ -82,13 +82,13 @@ def test_meco_is_what_the_paper_did() -> None:
 
 
 def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Path) -> None:
-    """Documents several sequences long, packed: each piece of each sequence begins with a URL."""
+    """Documents several sequences long, packed: each chunk of each sequence begins with a URL."""
     write_shard(tmp_path / "a.jsonl.gz", [page(number, 150) for number in range(40)])
     metadata = compose(CausalLMConfig, "demo", ["+recipes=meco"]).data_config.metadata_config
     settings = {**vars(metadata), "schedule": [], "max_seq_len": 64}
     data = small_config(tmp_path, num_streams=1, window_documents=40, **settings)
     url = small_tokenizer().encode("URL: example.org\n\n")
-    pieces = 0
+    chunks = 0
     for step in run(data, 5).steps:
         for ids, positions, mask in zip(
             step["input_ids"], step["position_ids"], step["loss_mask"], strict=True
@@ -96,8 +96,8 @@ def test_meco_trains_on_no_text_without_its_url_before_the_cooldown(tmp_path: Pa
             for start in torch.nonzero(positions == 0).flatten().tolist():
                 if mask[start:].any():
                     assert ids[start : start + len(url)].tolist() == url
-                    pieces += 1
-    assert pieces == 40
+                    chunks += 1
+    assert chunks == 40
 
 
 def test_what_a_truncated_document_loses(tmp_path: Path) -> None:

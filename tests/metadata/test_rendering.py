@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from bsmeta.metadata.rendering import Renderer
-from tests.metadata.helpers import config, document, html, local, pieces, render, world
+from tests.metadata.helpers import chunks, config, document, html, local, render, world
 
 APPLE = "An apple is an edible fruit produced by an apple tree (Malus domestica)."
 
@@ -69,7 +69,7 @@ def test_html_and_entities_with_announcements() -> None:
         "An <b>apple [[Malus domestica]]</b> is an edible fruit produced by an "
         "<b class:level1 id:4><i class:level2>apple</i> tree</b> (Malus domestica)."
     )
-    assert pieces(rendered) == [
+    assert chunks(rendered) == [
         "<b>",
         " [[Malus domestica]]",
         "</b>",
@@ -112,7 +112,7 @@ def test_entities_at_the_beginning_of_their_paragraph() -> None:
         "<ENTITY_CHAIN> |United Kingdom| |Louis Vuitton| </ENTITY_CHAIN> "
         "Hints and tips. Great Britain [[United Kingdom]]: Louis Vuitton [[Louis Vuitton]]."
     )
-    assert pieces(rendered)[:4] == [
+    assert chunks(rendered)[:4] == [
         "<ENTITY_CHAIN>",
         " |United Kingdom|",
         " |Louis Vuitton|",

@@ -18,7 +18,7 @@ import numpy as np
 
 from bsmeta.data.seeds import permutation
 from bsmeta.data.stream.plan import Position
-from bsmeta.data.text.chunks import Piece
+from bsmeta.data.text.chunks import Chunk
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -38,19 +38,19 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     sequences: list[list[int]] = []
     by_room: defaultdict[int, list[int]] = defaultdict(list)
     rooms = 0
-    for piece in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
-        length = lengths[piece]
+    for chunk in np.argsort(-np.asarray(lengths, dtype=np.int64), kind="stable").tolist():
+        length = lengths[chunk]
         fitting = rooms >> length
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
             sequence = by_room[room].pop()
             if not by_room[room]:
                 rooms ^= 1 << room
-            sequences[sequence].append(piece)
+            sequences[sequence].append(chunk)
         else:
             room = capacity
             sequence = len(sequences)
-            sequences.append([piece])
+            sequences.append([chunk])
         left = room - length
         if left:
             by_room[left].append(sequence)
@@ -60,7 +60,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """One chunk per sequence, regardless of the room left (`packing: pad`)."""
-    return [[piece] for piece in range(len(lengths))]
+    return [[chunk] for chunk in range(len(lengths))]
 
 
 Packing = Callable[[Sequence[int], int], list[list[int]]]
@@ -97,7 +97,7 @@ class PackedSequence:
 
 
 @dataclass(slots=True)
-class PieceTable:
+class ChunkTable:
     """The properties of each chunk besides its tokens; arrays with one entry per chunk.
 
     Attributes:
@@ -115,7 +115,7 @@ class PackedWindow:
     """The sequences of a window, in the order in which they are yielded.
 
     Args:
-        pieces: The chunks.
+        chunks: The chunks.
         table: The other properties of the same chunks.
         shard: Name of their shard.
         packing: A key of `PACKINGS`.
@@ -128,24 +128,24 @@ class PackedWindow:
 
     def __init__(
         self,
-        pieces: Sequence[Piece],
-        table: PieceTable,
+        chunks: Sequence[Chunk],
+        table: ChunkTable,
         *,
         shard: str,
         packing: str,
         capacity: int,
         seed: int,
     ) -> None:
-        packed = PACKINGS[packing]([len(piece) for piece in pieces], capacity)
+        packed = PACKINGS[packing]([len(chunk) for chunk in chunks], capacity)
         sequences = [packed[index] for index in permutation(len(packed), seed).tolist()]
         self.packing = sequences
-        order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(pieces))
-        chosen = [pieces[index] for index in order.tolist()]
+        order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(chunks))
+        chosen = [chunks[index] for index in order.tolist()]
         self._shard = shard
         self._ids = joined(chosen, "prefix_ids", "ids", np.int32)
         self._kinds = joined(chosen, "prefix_kinds", "kinds", np.uint8)
         self._loss_mask = joined(chosen, "prefix_targets", "targets", np.bool_)
-        self._lengths = np.array([len(piece) for piece in chosen], np.int64)
+        self._lengths = np.array([len(chunk) for chunk in chosen], np.int64)
         self._documents = table.document[order].tolist()
         self._types = table.types[order]
         # Sequence s holds the chunks from first_piece[s] on, chunk p the tokens from
@@ -156,7 +156,7 @@ class PackedWindow:
         self._first_piece: list[int] = first_piece.tolist()
         counts = table.counts[order]
         self._counts = np.add.reduceat(counts, first_piece[:-1]) if sequences else counts
-        masked_text = np.array([piece.masked_text for piece in chosen], np.int64)
+        masked_text = np.array([chunk.masked_text for chunk in chosen], np.int64)
         self._loss_mask[first_token[:-1]] = False
         self._loss_mask[first_token[:-1] + masked_text] = False
 
@@ -187,20 +187,20 @@ class PackedWindow:
         )
 
 
-def joined(pieces: Sequence[Piece], prefix: str, rest: str, dtype: type) -> np.ndarray:
+def joined(chunks: Sequence[Chunk], prefix: str, rest: str, dtype: type) -> np.ndarray:
     """Concatenates one array of the documents over all chunks.
 
     Args:
-        pieces: The chunks.
+        chunks: The chunks.
         prefix: Name of the array for the prefix.
         rest: Name of the array for the other tokens.
         dtype: Type of both.
     """
     parts: list[np.ndarray] = []
-    for piece in pieces:
-        if piece.prefixed:
-            parts.append(getattr(piece.document, prefix))
-        parts.append(getattr(piece.document, rest)[piece.start : piece.stop])
+    for chunk in chunks:
+        if chunk.prefixed:
+            parts.append(getattr(chunk.document, prefix))
+        parts.append(getattr(chunk.document, rest)[chunk.start : chunk.stop])
     return np.concatenate(parts) if parts else np.zeros(0, dtype)
 
 

@@ -35,10 +35,10 @@ TARGET = 0x80
 COLUMNS = {
     "tokens": "token ids",
     "marks": "kind and TARGET of each token",
-    "lengths": "tokens of each piece",
-    "types": "types of each piece's document",
+    "lengths": "tokens of each chunk",
+    "types": "types of each chunk's document",
     "documents": "shard (its place in the manifest) and number of each document",
-    "rows": "where the tokens, pieces and documents of each sequence end",
+    "rows": "where the tokens, chunks and documents of each sequence end",
     "behind": "the position behind each sequence",
     "counts": "sums for the log of each sequence",
 }
@@ -77,14 +77,14 @@ class PreparedStream:
     def sequence(self, index: int) -> PackedSequence:
         """A sequence, as `LogicalStream` yielded it."""
         begins = self._rows[index - 1].tolist() if index else [0, 0, 0]
-        tokens, pieces, documents = map(slice, begins, self._rows[index].tolist())
+        tokens, chunks, documents = map(slice, begins, self._rows[index].tolist())
         marks = self._marks[tokens]
         return PackedSequence(
             ids=self._tokens[tokens].astype(np.int32),
             kinds=marks & ~np.uint8(TARGET),
             loss_mask=marks >= TARGET,
-            lengths=self._lengths[pieces].astype(np.int64),
-            types=self._types[pieces].astype(np.int32),
+            lengths=self._lengths[chunks].astype(np.int64),
+            types=self._types[chunks].astype(np.int32),
             documents=tuple(
                 f"{self._shards[shard]}:{number}"
                 for shard, number in self._documents[documents].tolist()

@@ -23,8 +23,8 @@ from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.stream.bad_documents import Rejecter, check_length, reason_of
 from bsmeta.data.stream.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
 from bsmeta.data.stream.held_out import HeldOutDocuments
-from bsmeta.data.stream.packing import PackedWindow, PieceTable
-from bsmeta.data.text.chunks import Piece, cut, cut_alike
+from bsmeta.data.stream.packing import ChunkTable, PackedWindow
+from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import BadDocument, Document
@@ -70,12 +70,12 @@ class WindowDocument:
     Attributes:
         number: Its number in the shard.
         rendered: The document with the metadata that was drawn for it.
-        pieces: The chunks to train on, in order.
+        chunks: The chunks to train on, in order.
     """
 
     number: int
     rendered: Rendered
-    pieces: list[Piece]
+    chunks: list[Chunk]
 
 
 class WindowMaker:
@@ -150,10 +150,10 @@ class WindowMaker:
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
         """The sequences that hold the chunks of a window's documents."""
-        cuts = [one.pieces for one in documents]
-        owner = np.repeat(np.arange(len(cuts)), [len(pieces) for pieces in cuts])
+        cuts = [one.chunks for one in documents]
+        owner = np.repeat(np.arange(len(cuts)), [len(chunks) for chunks in cuts])
         types = np.array([self._type_bits(one.rendered) for one in documents], np.int32)[owner]
-        table = PieceTable(
+        table = ChunkTable(
             document=np.array([one.number for one in documents], np.int64)[owner],
             types=types,
             counts=document_counts(
@@ -161,7 +161,7 @@ class WindowMaker:
             ),
         )
         return PackedWindow(
-            [piece for pieces in cuts for piece in pieces],
+            [chunk for chunks in cuts for chunk in chunks],
             table,
             shard=window.shard.name,
             packing=self._config.packing,
@@ -218,20 +218,20 @@ class WindowMaker:
             return 0
         return sum(self._bits[key] for key in rendered.types)
 
-    def _cut(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
+    def _cut(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
         """The chunks of each document that are trained on."""
-        return [pieces for batch in batches_of(rendered) for pieces in self._cut_batch(batch)]
+        return [chunks for batch in batches_of(rendered) for chunks in self._cut_batch(batch)]
 
-    def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Piece]]:
+    def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
         if self._metadata.without_metadata_same_context:
             plain = self._encoder.encode([one.without_metadata() for one in rendered])
             cuts = [
-                cut_alike(one, pieces, self._config)
-                for one, pieces in zip(plain, cuts, strict=True)
+                cut_alike(one, chunks, self._config)
+                for one, chunks in zip(plain, cuts, strict=True)
             ]
         if self._metadata.long_documents == "truncate":
-            return [pieces[:1] for pieces in cuts]
+            return [chunks[:1] for chunks in cuts]
         return cuts
 
 

@@ -16,7 +16,7 @@ from bsmeta.data.text.encoding import EncodedDocument
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Chunk:
     """Tokens `start` to `stop` of a document (prefix not counted), after its prefix if `prefixed`.
 
     Arrays are computed on access; all have the length of the chunk.
@@ -94,7 +94,7 @@ class Piece:
         return np.concatenate((prefix, part)) if self.prefixed else part
 
 
-def cut(encoded: EncodedDocument, config: DataConfig) -> list[Piece]:
+def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     """The chunks of a document, in order; together they contain each of its tokens once.
 
     No chunk is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
@@ -102,17 +102,17 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Piece]:
     """
     metadata = config.metadata_config
     end, prefix = len(encoded.ids), len(encoded.prefix_ids)
-    pieces: list[Piece] = []
+    chunks: list[Chunk] = []
     start = 0
     while start < end - 1:  # EOS alone is not worth training on
-        prefixed = prefix > 0 and (not pieces or metadata.prefix_on == "every_piece")
+        prefixed = prefix > 0 and (not chunks or metadata.prefix_on == "every_piece")
         room = metadata.max_seq_len - (prefix if prefixed else 0)
         stop = end if end - start <= room else boundary(encoded.run, start, start + room)
         if stop == end - 1:
             stop = boundary(encoded.run, start, stop - 1)
-        pieces.append(Piece(encoded, start, stop, prefixed, metadata.loss_on_first_text))
+        chunks.append(Chunk(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
-    return pieces
+    return chunks
 
 
 def boundary(run: np.ndarray, start: int, stop: int) -> int:
@@ -132,7 +132,7 @@ def boundary(run: np.ndarray, start: int, stop: int) -> int:
     return start + int(outside[-1]) + 1 if len(outside) else stop
 
 
-def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece], config: DataConfig) -> list[Piece]:
+def cut_alike(plain: EncodedDocument, chunks: Sequence[Chunk], config: DataConfig) -> list[Chunk]:
     """Cuts a document without metadata at the same places as its chunks with metadata.
 
     Each chunk then has the same text as its counterpart, up to the token that contains the cut.
@@ -140,11 +140,11 @@ def cut_alike(plain: EncodedDocument, pieces: Sequence[Piece], config: DataConfi
     that exceeds `max_seq_len` by one token, the last text token is cut off together with EOS.
     """
     end = len(plain.ids)
-    ends = [piece.document.text_starts[piece.stop] for piece in pieces[:-1]]
+    ends = [chunk.document.text_starts[chunk.stop] for chunk in chunks[:-1]]
     stops = [*np.searchsorted(plain.text_starts, ends).tolist(), end]
     cuts = [
-        Piece(plain, start, stop, piece.prefixed and len(plain.prefix_ids) > 0)
-        for piece, start, stop in zip(pieces, [0, *stops[:-1]], stops, strict=True)
+        Chunk(plain, start, stop, chunk.prefixed and len(plain.prefix_ids) > 0)
+        for chunk, start, stop in zip(chunks, [0, *stops[:-1]], stops, strict=True)
         if stop > start
     ]
     if not cuts or cuts[-1].start < end - 1:
