@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from omegaconf import OmegaConf
@@ -15,6 +15,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.keys import key
+from bsmeta.config.schema import RunConfig
+
+Config = TypeVar("Config", bound=RunConfig)
 
 SLICE_KINDS = ("site", "length", "time")
 WINDOWS = ("sliding", "all_pieces", "first_piece")
@@ -117,13 +120,40 @@ def refuse_other_tasks(path: Path) -> None:
     Raises:
         ConfigurationError: Naming the task. A file that cannot be read is refused when it is used.
     """
+    task = saved_task(path)
+    if task != "causal_lm":
+        raise ConfigurationError(f"{path}: trained with task={task}; expected causal_lm")
+
+
+def saved_task(path: Path) -> str:
+    """The task of a run, from its `config.yaml`; causal_lm if the file names none.
+
+    A file that cannot be read is refused when it is used.
+    """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return
-    task = values.get("task", "causal_lm") if isinstance(values, dict) else "causal_lm"
-    if task != "causal_lm":
-        raise ConfigurationError(f"{path}: trained with task={task}; expected causal_lm")
+        return "causal_lm"
+    return str(values.get("task", "causal_lm")) if isinstance(values, dict) else "causal_lm"
+
+
+def saved_config(
+    path: Path, schemas: Mapping[str, type[RunConfig]], overrides: Mapping[str, Any]
+) -> RunConfig:
+    """The configuration of a training run of any task, with some keys changed.
+
+    Args:
+        path: The run's `config.yaml`.
+        schemas: The schema of each task.
+        overrides: Nested keys and their values.
+
+    Raises:
+        ConfigurationError: The file is missing or does not fit, or an override has no such key.
+    """
+    task = saved_task(path)
+    if task not in schemas:
+        raise ConfigurationError(f"{path}: task={task}; expected one of {', '.join(schemas)}")
+    return _changed(load_resolved(path, schemas[task]), overrides)
 
 
 def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLMConfig:
@@ -139,6 +169,10 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLM
     if path is not None:
         refuse_other_tasks(path)
     config = CausalLMConfig() if path is None else load_resolved(path, CausalLMConfig)
+    return _changed(config, overrides)
+
+
+def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
     try:
         merged = OmegaConf.merge(OmegaConf.structured(config), OmegaConf.create(dict(overrides)))
         changed = OmegaConf.to_object(merged)
@@ -148,5 +182,5 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLM
             f"overrides={dict(overrides)}: {reason}; expected keys of the training configuration "
             "(python bsmeta/train.py --help lists them)"
         ) from error
-    assert isinstance(changed, CausalLMConfig)
+    assert isinstance(changed, type(config))
     return changed

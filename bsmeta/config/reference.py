@@ -12,6 +12,7 @@ from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.predict import PredictConfig
 from bsmeta.config.schema import RunConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
@@ -23,6 +24,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
+    ("bsmeta/predict.py", PredictConfig, "predict"),
     ("bsmeta/annotate.py", AnnotateConfig, "annotate"),
     ("python -m bsmeta.annotate.descriptions", DescriptionsConfig, "descriptions"),
     ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),

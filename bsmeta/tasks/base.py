@@ -196,6 +196,10 @@ class CountsFlops(Protocol):
 class Predicts(Protocol):
     """A task whose exported model can be applied to new records."""
 
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The keys that a record must have, with a text each."""
+
     def load(self, folder: Path) -> nn.Module:
         """Loads the exported model."""
 

@@ -17,6 +17,7 @@ from bsmeta.config.describe import group_options
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.launch import REPOSITORY, read_launch
+from bsmeta.config.predict import PredictConfig
 from bsmeta.tasks import TASKS
 
 LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))
@@ -75,7 +76,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 
 def test_every_configuration_is_composed_with_its_schema() -> None:
     schemas = {"demo": CausalLMConfig, "v2": CausalLMConfig}
-    schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig}
+    schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig, "predict": PredictConfig}
     schemas |= {"annotate": AnnotateConfig, "descriptions": DescriptionsConfig}
     files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))
     assert files == sorted(schemas), "say here what schema the new one belongs to"

@@ -1,0 +1,249 @@
+"""Records in and out for prediction: CSV or JSON lines, streamed, continued after an interruption.
+
+Rows of the output are appended to `OUTPUT.part`, which is renamed when it is complete. Its complete
+rows are kept by the next call, if `OUTPUT.part.json` beside it says that they are of the same input
+and the same model.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from bsmeta.config.differences import differing
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.table.csv_file import BadRows, Row, read_rows
+from bsmeta.data.table.csv_format import (
+    AUTO,
+    GZIP_ERRORS,
+    LONGEST_RECORD,
+    find_format,
+    not_text,
+    open_text,
+)
+
+JSON_LINES = (".jsonl", ".jsonl.gz")
+CSV_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
+Record = dict[str, Any]
+
+
+def read_records(
+    path: Path,
+    wanted: Sequence[str],
+    bad: BadRows,
+    *,
+    separator: str = AUTO,
+    encoding: str = AUTO,
+) -> Iterator[Record]:
+    """Yields the records of a file, each with all its columns or keys.
+
+    Args:
+        path: A CSV file or JSON lines, compressed with gzip or not.
+        wanted: The columns that each record must have, with a text in them.
+        bad: Takes the records that have none, or cannot be read.
+        separator: Of a CSV file.
+        encoding: Of a CSV file.
+
+    Raises:
+        DataError: If the file cannot be read.
+        ConfigurationError: If a column is missing from a CSV file, or is there twice.
+    """
+    if path.name.endswith(JSON_LINES):
+        rows = _json_rows(path)
+    else:
+        form = find_format(path, wanted, separator=separator, encoding=encoding)
+        twice = sorted({name for name in form.columns if form.columns.count(name) > 1})
+        if twice:
+            raise ConfigurationError(
+                f"{path}: {', '.join(map(repr, twice))} more than once in the header; expected "
+                "each column once, because all are written to the output"
+            )
+        rows = (
+            (row, dict(zip(form.columns, row.cells, strict=True)) if not row.problem else {})
+            for row in read_rows(path, form)
+        )
+    for row, record in rows:
+        missing = [name for name in wanted if not _has_text(record.get(name))]
+        problem = row.problem
+        if problem is None and missing:
+            problem = f"no text in {' and '.join(map(repr, missing))}"
+        if problem is None:
+            yield record
+        else:
+            bad.add(row, problem)
+
+
+def _has_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _json_rows(path: Path) -> Iterator[tuple[Row, Record]]:
+    text, file = open_text(path, "utf-8-sig")
+    number = line = 0
+    with file, text:
+        try:
+            while content := text.readline(LONGEST_RECORD):
+                line += 1
+                if not content.strip():
+                    continue
+                number += 1
+                problem, record = None, {}
+                try:
+                    record = msgspec.json.decode(content, type=dict[str, Any])
+                except msgspec.MsgspecError as error:
+                    problem = f"no JSON object: {error}"
+                yield Row(number, line, [], problem), record
+        except UnicodeError as error:
+            raise not_text(path, "utf-8", line, error) from error
+        except GZIP_ERRORS as error:
+            raise DataError(f"{path}: damaged gzip data after row {number:,}: {error}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read after row {number:,}: {error}") from error
+
+
+class RecordWriter:
+    """Writes records to a CSV file or JSON lines, after those of an interrupted call.
+
+    Args:
+        path: The output, which appears when it is complete; its name says the format.
+        key: What determines the records; JSON-serializable.
+
+    Attributes:
+        done: The number of records that an interrupted call has written.
+
+    Raises:
+        ConfigurationError: If the output exists, its format is unknown, or the interrupted call was
+            another one.
+        DataError: If it cannot be written.
+    """
+
+    def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
+        check_output(path)
+        self._path = path
+        self._part = path.with_name(f"{path.name}.part")
+        self._about = path.with_name(f"{path.name}.part.json")
+        self._is_json = path.name.endswith(".jsonl")
+        self._columns: list[str] = []
+        self.done = 0
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._check_key(key)
+            self._file = self._continue()
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def write(self, record: Record) -> None:
+        """Appends a record.
+
+        Raises:
+            DataError: If it has other columns than the first (CSV), or cannot be written.
+        """
+        try:
+            if self._is_json:
+                self._file.write(msgspec.json.encode(record).decode() + "\n")
+                return
+            flat = flattened(record)
+            if not self._columns:
+                self._columns = list(flat)
+                csv.writer(self._file, lineterminator="\n").writerow(self._columns)
+            extra = [name for name in flat if name not in self._columns]
+            if extra:
+                raise DataError(
+                    f"a record has {', '.join(map(repr, extra))}, which the first record does not "
+                    f"have; write JSON lines: output={self._path.with_suffix('.jsonl')}"
+                )
+            cells = [flat.get(name, "") for name in self._columns]
+            csv.writer(self._file, lineterminator="\n").writerow(cells)
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def finish(self) -> None:
+        """Renames the complete output."""
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._part.rename(self._path)
+            self._about.unlink()
+        except OSError as error:
+            raise self._not_written(error) from error
+
+    def _check_key(self, key: Mapping[str, Any]) -> None:
+        now = json.loads(json.dumps(key))
+        if not self._part.exists() or complete_rows(self._part, quoted=not self._is_json)[1] == 0:
+            self._part.write_text("")
+            self._about.write_text(json.dumps(now))
+            return
+        try:
+            saved = json.loads(self._about.read_text())
+        except (OSError, ValueError):
+            saved = {}
+        differences = "\n".join(differing("", saved, now, "there"))
+        if differences:
+            raise ConfigurationError(
+                f"{self._part} was begun by another call; delete it to begin again, or name "
+                f"another output:\n{differences}"
+            )
+
+    def _continue(self) -> IO[str]:
+        """Opens the output after its last complete row, and counts the rows."""
+        end, self.done = complete_rows(self._part, quoted=not self._is_json)
+        os.truncate(self._part, end)
+        file = self._part.open("a+", encoding="utf-8", newline="")
+        if self.done and not self._is_json:
+            file.seek(0)
+            self._columns = next(csv.reader(file))
+            self.done -= 1
+            file.seek(0, os.SEEK_END)
+        return file
+
+    def _not_written(self, error: OSError) -> DataError:
+        return DataError(f"output={self._path} cannot be written: {error}")
+
+
+def check_output(path: Path) -> None:
+    """Refuses an output that exists, or whose format is unknown.
+
+    Raises:
+        ConfigurationError: Naming `output`.
+    """
+    if path.suffix not in (".csv", ".jsonl"):
+        raise ConfigurationError(f"output={path}: expected a name that ends in .csv or .jsonl")
+    if path.exists():
+        raise ConfigurationError(f"output={path} exists; delete it, or name another file")
+
+
+def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
+    """Where the last complete row of a file ends, and the number of rows up to there.
+
+    Args:
+        path: The file.
+        quoted: Whether line ends between quotes do not end a row.
+    """
+    end = position = rows = quotes = 0
+    with path.open("rb") as file:
+        for line in file:
+            position += len(line)
+            quotes += line.count(b'"') if quoted else 0
+            if line.endswith(b"\n") and quotes % 2 == 0:
+                end, rows = position, rows + 1
+    return end, rows
+
+
+def flattened(record: Mapping[str, Any], prefix: str = "") -> Record:
+    """A record as cells of a row: `{"a": {"b": 1}}` as `{"a.b": 1}`; lists as JSON."""
+    flat: Record = {}
+    for name, value in record.items():
+        if isinstance(value, dict) and value:
+            flat |= flattened(value, f"{prefix}{name}.")
+        elif isinstance(value, (list, dict)):
+            flat[prefix + name] = msgspec.json.encode(value).decode()
+        else:
+            flat[prefix + name] = "" if value is None else value
+    return flat

@@ -1,0 +1,130 @@
+"""Predicts with a trained model: the records of a file in, the same with predictions out.
+
+python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted.csv
+python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
+
+The output is written to OUTPUT.part, row by row, and renamed at the end. After an interruption the
+same call continues it.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.predict import PredictConfig
+from bsmeta.data.table.csv_file import BadRows
+from bsmeta.data.table.records import Record, read_records
+
+
+def main(config: PredictConfig) -> int:
+    """Predicts all records; 75 if a signal has ended it before."""
+    refuse_out_of_bounds(config)
+    for name in ("input", "output"):
+        if getattr(config, name) is None:
+            raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        predict(config, Path(str(config.input)), Path(str(config.output)))
+    except KeyboardInterrupt:
+        print(f"stopped; the same call continues {config.output}.part", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+def predict(config: PredictConfig, source: Path, output: Path) -> None:
+    """Writes each record with its prediction.
+
+    Raises:
+        UserError: If the model, the input or the output cannot be used.
+    """
+    # Imported here because transformers takes seconds, and the command line is checked first.
+    import torch
+
+    from bsmeta.data.stream.fingerprint import file_hash
+    from bsmeta.data.table.records import RecordWriter, check_output
+    from bsmeta.tasks.base import Predicts
+    from bsmeta.tasks.checkpoints import open_task
+
+    check_output(output)
+    task, folder = open_task(config.checkpoint, config.overrides)
+    if not isinstance(task, Predicts):
+        raise ConfigurationError(f"checkpoint={config.checkpoint}: its task does not predict")
+    bad = BadRows(source, config.on_bad_row)
+    total = sum(1 for _ in _records(config, source, task.inputs, bad))
+    bad.close()  # raises before any prediction
+    if total == 0:
+        raise DataError(f"{source} has no rows")
+    key = {
+        "input": file_hash(source),
+        "checkpoint": {file.name: file_hash(file) for file in sorted(folder.iterdir())},
+        "overrides": config.overrides,
+        "on_bad_row": config.on_bad_row,
+    }
+    writer = RecordWriter(output, key)
+    if writer.done:
+        print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
+    model = task.load(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    waiting: deque[Record] = deque()  # those that are being predicted
+    records = _records(config, source, task.inputs, BadRows(source, config.on_bad_row))
+    with _progress(writer.done, total) as advance:
+        for result in task.predict(model, _noted(islice(records, writer.done, None), waiting)):
+            record = waiting.popleft()
+            _refuse_same_names(source, record, result)
+            writer.write({**record, **result})
+            advance()
+    writer.finish()
+    print(f"{total:,} rows written to {output}", file=sys.stderr)
+
+
+def _records(
+    config: PredictConfig, source: Path, inputs: Sequence[str], bad: BadRows
+) -> Iterator[Record]:
+    return read_records(
+        source, inputs, bad, separator=config.csv_separator, encoding=config.csv_encoding
+    )
+
+
+def _noted(records: Iterable[Record], waiting: deque[Record]) -> Iterator[Record]:
+    for record in records:
+        waiting.append(record)
+        yield record
+
+
+def _refuse_same_names(source: Path, record: Record, result: Mapping[str, Any]) -> None:
+    same = sorted(record.keys() & result.keys())
+    if same:
+        raise ConfigurationError(
+            f"{source} has {', '.join(map(repr, same))}, which the predictions would overwrite; "
+            "rename it"
+        )
+
+
+@contextmanager
+def _progress(done: int, total: int) -> Iterator[Callable[[], None]]:
+    """A progress bar over rows, on standard error."""
+    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*shown, TimeRemainingColumn(), console=Console(file=sys.stderr)) as progress:
+        task = progress.add_task("predicting", total=total, completed=done)
+        yield lambda: progress.advance(task)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    run_entry_point(main, PredictConfig, "predict")
