@@ -123,7 +123,9 @@ class DataConfig:
         choices=("error", "drop"),
     )
     bad_documents: str = key(
-        "strict", "strict: stop at the first; skip: count and go on", choices=("strict", "skip")
+        "strict",
+        "strict: stop at the first; skip: count it and continue",
+        choices=("strict", "skip"),
     )
     max_bad_documents: int = key(1000, "skip: give up after so many", at_least=0)
     max_document_chars: int = key(

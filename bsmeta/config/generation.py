@@ -15,7 +15,7 @@ class GenerateConfig:
 
     mode: str = key(
         "text",
-        "text: write under metadata; attribute: tell metadata from text",
+        "text: generate under metadata; attribute: infer metadata from text",
         choices=("text", "attribute"),
     )
     checkpoint: str = key(
@@ -70,7 +70,7 @@ class GenerateConfig:
         None, "JSON lines to write: the requests with their samples", is_path=True
     )
 
-    type: str = key("url", "attribute: the metadata type to tell")
+    type: str = key("url", "attribute: the metadata type to infer")
     candidates: list[str] = key(
         [], "attribute: its values (url: hosts, timestamp: years); []: those of the held-out file"
     )
@@ -90,7 +90,7 @@ class GenerateConfig:
     max_documents: int | None = key(
         None, "attribute: use only the first so many documents", at_least=1
     )
-    bootstrap_resamples: int = key(10_000, "attribute: resamples behind each interval", at_least=1)
+    bootstrap_resamples: int = key(10_000, "attribute: resamples for each interval", at_least=1)
     out_dir: str | None = key(
         None, "attribute: where attribution-{type}.json goes; null: the run folder", is_path=True
     )

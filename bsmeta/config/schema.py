@@ -160,7 +160,9 @@ class RunConfig:
         at_least=0,
         finite=True,
     )
-    loss_spike_window: int = key(50, "number of losses that a spike is told from", at_least=2)
+    loss_spike_window: int = key(
+        50, "number of recent losses that a spike is compared with", at_least=2
+    )
     max_rollbacks: int = key(3, "stop after going back to one checkpoint more often", at_least=0)
 
     trackers: list[str] = key(

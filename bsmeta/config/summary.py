@@ -94,7 +94,7 @@ def _launch(config: RunConfig, launch: Launch) -> str:
 def _schedule(config: RunConfig) -> str:
     peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} updates"
     if config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
-        return f"rising towards {peak} all along: the warm-up of {warm_up} outlasts the run"
+        return f"rising for the whole run: the warm-up of {warm_up} is longer (peak: {peak})"
     end = ""
     if config.lr_scheduler_type != "constant":
         end = f" to {config.learning_rate * config.min_learning_rate_ratio:g}"

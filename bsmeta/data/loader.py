@@ -40,7 +40,7 @@ class Notes(NamedTuple):
     tokens: int
     documents: tuple[str, ...]
     stream: int
-    behind: Position
+    position_after: Position
 
 
 @dataclass(slots=True)
@@ -136,7 +136,9 @@ def stacked(
     return Block(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
         counts=np.stack([one.counts for one in sequences]),
-        notes=[Notes(len(one.ids), one.documents, one.stream, one.behind) for one in sequences],
+        notes=[
+            Notes(len(one.ids), one.documents, one.stream, one.position_after) for one in sequences
+        ],
     )
 
 
@@ -219,7 +221,7 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positio
             documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),
             counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
         )
-        yield batch, [(note.stream, note.behind) for note in notes[part]]
+        yield batch, [(note.stream, note.position_after) for note in notes[part]]
 
 
 def set_up_worker(_: int) -> None:

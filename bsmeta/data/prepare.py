@@ -182,7 +182,7 @@ class StreamWriter(Dataset):
                     types=one.types,
                     documents=self._numbers(one.documents),
                     rows=ends,
-                    behind=one.behind,
+                    position_after=one.position_after,
                     counts=one.counts,
                 )
                 facts["sequences"] += 1

@@ -45,7 +45,7 @@ TERMINAL_COLUMNS = [DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, 
 """Columns of the comparison table that fit into a terminal of 130 characters."""
 
 PER_DOCUMENT = "documents.jsonl"
-"""The per-document sums behind the tables: a line for each document, comparison and model."""
+"""Per-document sums, from which the tables are computed: a line per document, comparison, model."""
 
 WIDEST_NAME = 30
 

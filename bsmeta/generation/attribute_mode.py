@@ -173,7 +173,7 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
     """Print the accuracy, next to that of always guessing the most frequent candidate."""
     figures = report["figures"]
     out.print(
-        f"{report['type']} of {figures['documents']:,} documents, told from their text "
+        f"{report['type']} of {figures['documents']:,} documents, inferred from their text "
         f"({figures['candidates']:,} candidates, {report['prior']} prior)"
     )
     table = _table(["right", "share", "95% interval"])

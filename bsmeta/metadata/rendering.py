@@ -146,7 +146,7 @@ class Renderer:
         if not types:
             return Rendered(document.text, body=document.text)
         before: list[RecordText] = []
-        behind: list[RecordText] = []
+        after: list[RecordText] = []
         tags: list[LocalTags] = []
         for key, kind in self._kinds.items():
             if key not in types:
@@ -158,13 +158,13 @@ class Renderer:
                 if self._prepends or self._types[key].prefix_only:
                     before.append(one)
                 if self._appends and not self._types[key].prefix_only:
-                    behind.append(one)
+                    after.append(one)
             if local:
                 tags.append(self._local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)
                 if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
                     before.append(RecordText(kind, announcement, len(announcement), 0))
-        return self._assemble(document.text, before, behind, tags)
+        return self._assemble(document.text, before, after, tags)
 
     def special_tokens(self) -> list[str]:
         """Strings to add to a tokenizer as special tokens, without duplicates.
@@ -210,12 +210,12 @@ class Renderer:
         self,
         text: str,
         before: list[RecordText],
-        behind: list[RecordText],
+        after: list[RecordText],
         tags: list[LocalTags],
     ) -> Rendered:
         config = self._config
         prefix, prefix_spans, prefix_kinds, prefix_own = self._prefix(before)
-        suffix, suffix_spans, suffix_kinds, suffix_own = self._suffix(behind)
+        suffix, suffix_spans, suffix_kinds, suffix_own = self._suffix(after)
         body, spans, span_kinds, own = text, NO_SPANS, NO_KINDS, NO_SPANS
         if tags:
             insertions = wrap_runs(arrange(tags), self._before, self._after)
@@ -223,7 +223,7 @@ class Renderer:
             span_kinds = insertions.kinds
             if insertions.is_wrapper is not None:
                 own = spans[insertions.is_wrapper]
-        used = set(span_kinds.tolist()).union(one.kind for one in (*before, *behind))
+        used = set(span_kinds.tolist()).union(one.kind for one in (*before, *after))
         return Rendered(
             text=text,
             prefix=prefix,

@@ -198,7 +198,7 @@ class ChunkedLoss:
             self._checked = True
             if given is None or found.shape != given.shape or not torch.equal(found, given):
                 raise ConfigurationError(
-                    f"loss_chunk_logits: {self._name} scales or cuts its logits behind the output "
+                    f"loss_chunk_logits: {self._name} scales or cuts its logits after the output "
                     "layer, so that their loss cannot be taken in chunks; expected "
                     "loss_chunk_logits=0 for this model"
                 )

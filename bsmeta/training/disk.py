@@ -85,7 +85,7 @@ def remedy(out_dir: Path) -> str:
     saved, _ = newest_whole(list_checkpoints(out_dir), ALONE)
     last = f"{saved.folder.name} is whole" if saved else "There is no whole checkpoint yet"
     return (
-        f"{last}. Free some space (or lower keep_last_checkpoints), then go on with "
+        f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
         "resume_from_checkpoint_dir=latest"
     )
 

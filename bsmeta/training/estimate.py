@@ -175,7 +175,7 @@ def _notes(counted: Forecast, precision: str) -> list[str]:
         notes += [
             f"activations: micro-batch {counted.shape.rows} x "
             f"{counted.shape.length} tokens x layers x {live.numbers} numbers of {size} bytes (8 "
-            "hidden + 2 keys + 2 to 5 MLP), and 3 hidden behind them, = "
+            "hidden + 2 keys + 2 to 5 MLP), and 3 hidden after them, = "
             f"{amount(live.layers)}; logits {amount(live.loss)} (loss_chunk_logits)",
             "recomputing (gradient_checkpointing=true): one hidden a layer, and one layer whole",
         ]

@@ -80,24 +80,24 @@ def _train(
 ) -> int:  # fmt: skip
     processes = Processes.of(accelerator)
 
-    def tell(state: str, step: int, exit_code: int | None) -> None:
+    def report(state: str, step: int, exit_code: int | None) -> None:
         if processes.is_main:
             write_status(folder.path, state, step, exit_code)
 
     watchdog.enter("looking for a checkpoint to resume from")
     resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
     watchdog.step = resume.saved.step if resume else 0
-    tell("running", watchdog.step, None)
+    report("running", watchdog.step, None)
     watchdog.enter("building the model")
     trainer = Trainer(config, schedule, task, accelerator, folder, watchdog, stop)
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
-        tell("preempted", trainer.progress.step, EXIT_PREEMPTED)
+        report("preempted", trainer.progress.step, EXIT_PREEMPTED)
         _part(accelerator, processes)
         return EXIT_PREEMPTED
     watchdog.enter("exporting the model")
     trainer.saver.export(folder.path / "model")
-    tell("done", trainer.progress.step, 0)
+    report("done", trainer.progress.step, 0)
     _part(accelerator, processes)
     return 0
 

@@ -220,7 +220,7 @@ def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: 
     except Exception as error:
         expected = "trackers that can start; wandb needs WANDB_API_KEY, or WANDB_MODE=offline"
         found = f"{', '.join(config.trackers)}: {type(error).__name__}: {error}"
-        refuse([Problem("trackers", HYDRA, found, expected, "mend that, or leave it out")])
+        refuse([Problem("trackers", HYDRA, found, expected, "fix that, or leave it out")])
 
 
 def arguments(folder: Path, step: int) -> dict[str, dict[str, Any]]:

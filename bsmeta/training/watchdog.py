@@ -120,8 +120,8 @@ class Watchdog:
             if self._stopped.is_set():
                 return  # the main thread has returned in the meantime, with its own error
             try:
-                told = self.reported()
-                self._end(phase, self.blame() if told is None else str(told))
+                reported = self.reported()
+                self._end(phase, self.blame() if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
 
@@ -141,7 +141,7 @@ class Watchdog:
     # --- who is to blame --------------------------------------------------------------------
 
     def blame(self) -> str:
-        """Names the ranks that send no heartbeats, or otherwise the rank that lags behind."""
+        """Names the ranks that send no heartbeats, or otherwise the slowest rank."""
         if self._store is None:
             return ""
         before = self._beats()
@@ -157,14 +157,14 @@ class Watchdog:
         if not after:
             return "The store of the process group cannot be reached: its host is dead"
         if self._silent:
-            told = "; ".join(
+            silent = "; ".join(
                 f"rank {rank} (last seen in: {after[rank].phase if rank in after else 'start'})"
                 for rank in sorted(self._silent)
             )
-            return f"No sign of life from {told}: it was killed, stopped, or has ended"
-        behind = min(after, key=lambda rank: (after[rank].entered, after[rank].began))
+            return f"No sign of life from {silent}: it was killed, stopped, or has ended"
+        slowest = min(after, key=lambda rank: (after[rank].entered, after[rank].began))
         doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
-        return f"Longest without progress: rank {behind}. What the ranks do: {doing}"
+        return f"Longest without progress: rank {slowest}. What the ranks do: {doing}"
 
     def _beats(self) -> dict[int, Beat]:
         """Reads the last heartbeat of each rank that has sent one."""
@@ -220,7 +220,7 @@ class Watchdog:
         try:
             self._store.set(_key("failure", self._processes.rank), json.dumps(report_of(error)))
         except RuntimeError:
-            logger.debug("the other ranks could not be told", exc_info=True)
+            logger.debug("the other ranks could not be notified", exc_info=True)
 
     def reported(self) -> Exception | None:
         """Returns the error that a rank has reported, if any."""

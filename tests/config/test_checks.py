@@ -384,7 +384,7 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {"gradient_clipping": "delete one of them"},
     ),
-    "no JSON": ({}, "{'stage': 2}", {}, {"(the file)": "mend it"}),
+    "no JSON": ({}, "{'stage': 2}", {}, {"(the file)": "fix it"}),
     "a list": ({}, "[]", {}, {"(the file)": "begin the file with {"}),
     "no such JSON": (
         {},

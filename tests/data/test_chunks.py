@@ -51,8 +51,8 @@ def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
         len(chunks) - 1
     )
     for chunk in chunks[:-1]:  # a run of up to 5 tokens always fits
-        before, behind = encoded.run[chunk.stop - 1], encoded.run[chunk.stop]
-        assert behind < 0 or before != behind
+        before, after = encoded.run[chunk.stop - 1], encoded.run[chunk.stop]
+        assert after < 0 or before != after
     for chunk in chunks:
         arrays = (chunk.ids, chunk.kinds, chunk.loss_mask, chunk.text_starts, chunk.text_ends)
         assert {len(array) for array in arrays} == {len(chunk)}
@@ -87,11 +87,11 @@ def test_nothing_but_eos_is_no_chunk() -> None:
 def test_what_is_a_target() -> None:
     without = cut(document([3]), config())[0]
     assert without.loss_mask.tolist() == [False, True, True, True]
-    behind_a_prefix = cut(document([3], prefix=2), config())[0]
-    assert behind_a_prefix.loss_mask.tolist() == [False] * 2 + [True] * 4
+    after_a_prefix = cut(document([3], prefix=2), config())[0]
+    assert after_a_prefix.loss_mask.tolist() == [False] * 2 + [True] * 4
     alike = config(loss_on_first_text=False)
-    behind_a_prefix = cut(document([3], prefix=2), alike)[0]
-    assert behind_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
+    after_a_prefix = cut(document([3], prefix=2), alike)[0]
+    assert after_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
     tag_first = cut(document([-2, 3], prefix=2), alike)[0]
     assert tag_first.loss_mask.tolist() == [False] * 4 + [False, True, True, True]
     assert tag_first.kinds.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]

@@ -91,8 +91,8 @@ def test_every_document_once_an_epoch_and_stream(folder: Path, whole: Run) -> No
     seen: Counter[tuple[int, int, str]] = Counter()
     steps: list[set[str]] = [set() for _ in range(STEPS)]
     for number, batch in enumerate(itertools.islice(taken(stream), STEPS * BATCH)):
-        ((owner, behind),) = batch.states.items()
-        epochs[owner] = behind["epoch"]
+        ((owner, state),) = batch.states.items()
+        epochs[owner] = state["epoch"]
         seen.update((owner, epochs[owner], name) for name in batch.documents)
         steps[number // BATCH].update(batch.documents)
     assert [sorted(names) for names in steps] == whole.documents

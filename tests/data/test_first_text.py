@@ -49,8 +49,8 @@ def test_the_first_character_of_the_text(
     spans = list(zip(chunk.text_starts, chunk.text_ends, chunk.loss_mask, strict=True))
     first = [target for start, end, target in spans if start == 0 and end > 0]
     assert bool(first[0]) == (is_target and bool(types))
-    behind = [target for start, end, target in spans if start > 0 and end > start]
-    assert all(behind)
+    follow = [target for start, end, target in spans if start > 0 and end > start]
+    assert all(follow)
     # Nothing else of the body is a target: not what joins it to the prefix, and no tag.
     joins = [target for start, end, target in spans if end == start and start == 0]
     assert not any(joins)

@@ -51,9 +51,9 @@ def whole(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     seen: Counter[tuple[int, int, str]] = Counter()
     epochs = dict.fromkeys(range(STREAMS), 0)
     for batch in itertools.islice(taken(begin(local, 1)), STEPS * BATCH):
-        ((owner, behind),) = batch.states.items()
-        epochs[owner] = behind["epoch"]
-        seen.update((owner, behind["epoch"], name) for name in batch.documents)
+        ((owner, state),) = batch.states.items()
+        epochs[owner] = state["epoch"]
+        seen.update((owner, state["epoch"], name) for name in batch.documents)
     assert min(epochs.values()) == 1
     assert set(seen.values()) == {1}
     first = [name for _, epoch, name in seen if epoch == 0]

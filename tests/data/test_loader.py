@@ -24,7 +24,7 @@ def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
         documents=(f"a:{first}",),
         counts=np.array([1.0]),
         stream=0,
-        behind=Position(sequence=first),
+        position_after=Position(sequence=first),
     )
 
 

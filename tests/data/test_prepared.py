@@ -58,7 +58,7 @@ def manifest_of(config: DataConfig) -> dict[str, Any]:
 def test_the_same_batches_as_live(
     config: DataConfig, live: Run, world_size: int, micro_batch: int, workers: int
 ) -> None:
-    """Tensors, documents and states; live sequences follow behind the prepared ones."""
+    """Tensors, documents and states; live sequences follow the prepared ones."""
     other = dataclasses.replace(
         config, per_device_train_batch_size=micro_batch, num_workers=workers
     )
@@ -139,7 +139,7 @@ def test_a_run_on_other_data_cannot_go_on(config: DataConfig, live: Run) -> None
 
 
 def test_without_the_shards(folder: Path, live: Run, tmp_path: Path) -> None:
-    """The prepared epochs can be trained on; what would come behind them is an error."""
+    """The prepared epochs can be trained on; what would follow them is an error."""
     shards = tmp_path / "shards"
     shutil.copytree(folder, shards)
     ready, manifest = prepared(small_config(shards), tmp_path / "data")

@@ -73,7 +73,7 @@ def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
     )
     owners: Counter[str] = Counter()
     for number in range(streams):
-        epoch = itertools.takewhile(lambda one: one.behind.epoch == 0, stream._open(number))
+        epoch = itertools.takewhile(lambda one: one.position_after.epoch == 0, stream._open(number))
         owners.update({name for one in epoch for name in one.documents})
     assert set(owners.values()) == {1}  # each document in one stream only
     assert len(owners) == 30 + 41 + 17 + 26 + 33 + 9
@@ -167,7 +167,9 @@ def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         )
         sizes = []
         for number in range(streams):
-            epoch = itertools.takewhile(lambda one: one.behind.epoch == 0, stream._open(number))
+            epoch = itertools.takewhile(
+                lambda one: one.position_after.epoch == 0, stream._open(number)
+            )
             sizes.append(len({name for one in epoch for name in one.documents}))
         assert sum(sizes) == 1560
         assert max(sizes) <= 1.15 * min(sizes)

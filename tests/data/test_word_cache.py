@@ -1,4 +1,4 @@
-"""A memory of words: the ids of the tokenizer behind it, which is asked for each word once."""
+"""The word cache: the ids of its tokenizer, which encodes each word once."""
 
 from __future__ import annotations
 

@@ -233,7 +233,7 @@ def test_the_entry_point_writes_and_prints(
         "held-out.jsonl.gz:1",
     ]
     printed = capsys.readouterr().out
-    assert "url of 9 documents, told from their text (3 candidates, empirical prior)" in printed
+    assert "url of 9 documents, inferred from their text (3 candidates, empirical prior)" in printed
     assert "always the majority" in printed
     code = generate("mode=attribute", "candidates=[a.org,b.org]", "prompt='Some text of b'")
     assert code == 0

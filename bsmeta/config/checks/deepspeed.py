@@ -100,7 +100,7 @@ def read_json(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
         fix = "make it readable, or name another file"
         return None, [Problem(WHOLE, file, str(error.strerror), "a file that can be read", fix)]
     except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        return None, [Problem(WHOLE, file, str(error), "JSON", "mend it at that place")]
+        return None, [Problem(WHOLE, file, str(error), "JSON", "fix it there")]
     if not isinstance(document, dict):
         found = type(document).__name__
         return None, [Problem(WHOLE, file, found, "an object", "begin the file with {")]

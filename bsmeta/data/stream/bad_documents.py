@@ -61,7 +61,7 @@ class Rejecter:
             refuse_bad_copy(self._shard.path)
             raise DataError(
                 f"{self._shard.path}, line {line + 1}: {error.reason}: {error.detail} "
-                "(data_config.bad_documents=skip counts such documents and goes on)"
+                "(data_config.bad_documents=skip counts such documents and continues)"
             )
         self.counts[error.reason] += 1
 

@@ -103,9 +103,9 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed
     if not differences:
         return
     if on_changed == "warn":
-        log.warning("the run goes on with other data than the checkpoint's:\n%s", differences)
+        log.warning("the run continues with other data than the checkpoint's:\n%s", differences)
         return
     raise ConfigurationError(
         "the checkpoint is of a run on other data, which cannot be continued exactly "
-        f"(data_config.on_changed_data=warn goes on nevertheless):\n{differences}"
+        f"(data_config.on_changed_data=warn continues nevertheless):\n{differences}"
     )

@@ -95,9 +95,9 @@ class LogicalStream:
                     skipped.update(bad)
                 for index in range(here.sequence, len(packed)):
                     here = here._replace(sequence=index + 1, emitted=here.emitted + 1)
-                    behind = here if index + 1 < len(packed) else position
+                    position_after = here if index + 1 < len(packed) else position
                     part, place = packed[index]
-                    sequence = part.sequence(place, self._stream, behind)
+                    sequence = part.sequence(place, self._stream, position_after)
                     if skipped:
                         sequence.counts += skipped_counts(skipped, keys)
                         skipped.clear()

@@ -82,7 +82,7 @@ class PackedSequence:
         documents: Names of the documents with a chunk in it, `<shard>:<number>`.
         counts: float64[c], sums for the log; see `counts.count_names`.
         stream: The stream that it comes from.
-        behind: The position of that stream after this sequence.
+        position_after: The position of that stream after this sequence.
     """
 
     ids: np.ndarray
@@ -93,7 +93,7 @@ class PackedSequence:
     documents: tuple[str, ...]
     counts: np.ndarray
     stream: int
-    behind: Position
+    position_after: Position
 
 
 @dataclass(slots=True)
@@ -168,7 +168,7 @@ class PackedWindow:
         """Numbers of the documents with a chunk in the sequences from `first` to before `last`."""
         return set(self._documents[self._first_piece[first] : self._first_piece[last]])
 
-    def sequence(self, index: int, stream: int, behind: Position) -> PackedSequence:
+    def sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
         """A sequence, with its stream and position."""
         first, last = self._first_piece[index : index + 2]
         tokens = slice(self._first_token[first], self._first_token[last])
@@ -183,7 +183,7 @@ class PackedWindow:
             ),
             counts=self._counts[index],
             stream=stream,
-            behind=behind,
+            position_after=position_after,
         )
 
 

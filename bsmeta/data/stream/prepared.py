@@ -39,7 +39,7 @@ COLUMNS = {
     "types": "types of each chunk's document",
     "documents": "shard (its place in the manifest) and number of each document",
     "rows": "where the tokens, chunks and documents of each sequence end",
-    "behind": "the position behind each sequence",
+    "behind": "the position after each sequence",
     "counts": "sums for the log of each sequence",
 }
 
@@ -64,15 +64,15 @@ class PreparedStream:
         self._tokens, self._marks = columns["tokens"], columns["marks"]
         self._lengths, self._types = columns["lengths"], columns["types"]
         self._documents, self._counts = columns["documents"], columns["counts"]
-        self._rows, self._behind = columns["rows"], columns["behind"]
+        self._rows, self._positions_after = columns["rows"], columns["behind"]
 
     def __len__(self) -> int:
         """Number of sequences."""
         return len(self._rows)
 
-    def behind(self, index: int) -> Position:
+    def position_after(self, index: int) -> Position:
         """The position after a sequence; the beginning for -1."""
-        return Position(*self._behind[index].tolist()) if index >= 0 else Position()
+        return Position(*self._positions_after[index].tolist()) if index >= 0 else Position()
 
     def sequence(self, index: int) -> PackedSequence:
         """A sequence, as `LogicalStream` yielded it."""
@@ -91,7 +91,7 @@ class PreparedStream:
             ),
             counts=self._counts[index].astype(np.float64),
             stream=self._stream,
-            behind=self.behind(index),
+            position_after=self.position_after(index),
         )
 
 
@@ -146,17 +146,17 @@ class PreparedStreams:
         """
         prepared = PreparedStream(self._folder, self._manifest, stream)
         done = position.emitted
-        if done <= len(prepared) and position != prepared.behind(done - 1):
+        if done <= len(prepared) and position != prepared.position_after(done - 1):
             raise ConfigurationError(
                 f"data_config.prepared={self._folder}: stream {stream} stands at {position}, where "
-                f"the prepared one stands at {prepared.behind(done - 1)}: the run was on other "
+                f"the prepared one is at {prepared.position_after(done - 1)}: the run was on other "
                 "data before; leave data_config.prepared out"
             )
         for index in range(done, len(prepared)):
             yield prepared.sequence(index)
         if done < len(prepared):
-            position = prepared.behind(len(prepared) - 1)
-        log.info("stream %d goes on live behind its prepared epochs", stream)
+            position = prepared.position_after(len(prepared) - 1)
+        log.info("stream %d continues live after its prepared epochs", stream)
         yield from self._go_on(stream).sequences(stream, position)
 
     def _go_on(self, stream: int) -> LiveStreams:
@@ -166,7 +166,7 @@ class PreparedStreams:
             except UserError as error:
                 raise DataError(
                     f"stream {stream} has used up the prepared epochs ({self._manifest['epochs']}) "
-                    f"of data_config.prepared={self._folder}, and cannot go on with the shards "
+                    f"of data_config.prepared={self._folder}, and cannot continue with the shards "
                     f"themselves: {error}; prepare more epochs, or make the shards available"
                 ) from error
         return self._live

@@ -134,7 +134,7 @@ class TensorFlowSource:
             number: The window of the first share to start with.
         """
         data, count = self._tf.data, self._config.window_documents
-        behind = data.Dataset.from_tensors(self._tf.constant([], self._tf.string))
+        last = data.Dataset.from_tensors(self._tf.constant([], self._tf.string))
 
         def windows(path: Any, compression: Any, own: Any, first: Any) -> Any:
             low, high, run, cycle, step = (own[column] for column in range(5))
@@ -145,7 +145,7 @@ class TensorFlowSource:
 
             lines = data.TextLineDataset(path, compression_type=compression, buffer_size=BUFFER)
             lines = lines.enumerate().filter(is_own).map(lambda _, line: line)
-            return lines.batch(count).skip(first).concatenate(behind)
+            return lines.batch(count).skip(first).concatenate(last)
 
         own = [
             (share.low, share.high, share.run, share.cycle, step_of(share.cycle))

@@ -109,7 +109,7 @@ class WindowMaker:
         if len(self._metadata.metadata_list) > MOST_TYPES:
             raise ConfigurationError(
                 f"data_config.metadata_config.metadata_list has {len(self._metadata.metadata_list)}"
-                f" types; at most {MOST_TYPES} can be told apart in a batch"
+                f" types; at most {MOST_TYPES} can be distinguished in a batch"
             )
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
         self._decoder = DocumentDecoder(self._metadata)

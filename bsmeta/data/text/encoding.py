@@ -292,9 +292,9 @@ def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]
     return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
 
 
-def locate(rendered: Rendered, body: Tokens, behind: int) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the original text that tokens cover; none for the last `behind` tokens."""
-    nowhere = np.full(behind, len(rendered.text), np.int32)
+def locate(rendered: Rendered, body: Tokens, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Characters of the original text that tokens cover; none for the last `after` tokens."""
+    nowhere = np.full(after, len(rendered.text), np.int32)
     starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, body))
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
