@@ -182,7 +182,7 @@ class StreamWriter(Dataset):
                     types=one.types,
                     documents=self._numbers(one.documents),
                     rows=ends,
-                    position_after=one.position_after,
+                    behind=one.position_after,
                     counts=one.counts,
                 )
                 facts["sequences"] += 1
