@@ -8,11 +8,12 @@ and the same model.
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -130,11 +131,14 @@ class RecordWriter:
         self._about = path.with_name(f"{path.name}.part.json")
         self._is_json = path.name.endswith(".jsonl")
         self._columns: list[str] = []
-        self.done = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._check_key(key)
-            self._file = self._continue()
+            self._file = self._part.open("a+", encoding="utf-8", newline="")
+            self._lock()
+            end, rows = complete_rows(self._part, quoted=not self._is_json)
+            os.truncate(self._part, end)
+            self._check_key(key, rows)
+            self.done = self._rows_after_header(rows)
         except OSError as error:
             raise self._not_written(error) from error
 
@@ -151,17 +155,24 @@ class RecordWriter:
             flat = flattened(record)
             if not self._columns:
                 self._columns = list(flat)
-                csv.writer(self._file, lineterminator="\n").writerow(self._columns)
+                self._write_row(self._columns)
             extra = [name for name in flat if name not in self._columns]
             if extra:
                 raise DataError(
                     f"a record has {', '.join(map(repr, extra))}, which the first record does not "
                     f"have; write JSON lines: output={self._path.with_suffix('.jsonl')}"
                 )
-            cells = [flat.get(name, "") for name in self._columns]
-            csv.writer(self._file, lineterminator="\n").writerow(cells)
+            self._write_row([flat.get(name, "") for name in self._columns])
         except OSError as error:
             raise self._not_written(error) from error
+
+    def _write_row(self, cells: list[Any]) -> None:
+        # `csv` does not quote a carriage return, which ends a row for readers, or a space at the
+        # beginning, which they skip.
+        texts = [cell for cell in cells if isinstance(cell, str)]
+        needs_quotes = any("\r" in text or text.startswith(" ") for text in texts)
+        quoting: Literal[0, 1] = csv.QUOTE_ALL if needs_quotes else csv.QUOTE_MINIMAL
+        csv.writer(self._file, lineterminator="\n", quoting=quoting).writerow(cells)
 
     def finish(self) -> None:
         """Renames the complete output."""
@@ -174,10 +185,19 @@ class RecordWriter:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def _check_key(self, key: Mapping[str, Any]) -> None:
+    def _lock(self) -> None:
+        """Takes the lock of the unfinished output, which ends with the process."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigurationError(
+                f"{self._part} is being written by another process; wait for its end, or name "
+                "another output"
+            ) from error
+
+    def _check_key(self, key: Mapping[str, Any], rows: int) -> None:
         now = json.loads(json.dumps(key))
-        if not self._part.exists() or complete_rows(self._part, quoted=not self._is_json)[1] == 0:
-            self._part.write_text("")
+        if rows == 0:
             self._about.write_text(json.dumps(now))
             return
         try:
@@ -191,17 +211,14 @@ class RecordWriter:
                 f"another output:\n{differences}"
             )
 
-    def _continue(self) -> IO[str]:
-        """Opens the output after its last complete row, and counts the rows."""
-        end, self.done = complete_rows(self._part, quoted=not self._is_json)
-        os.truncate(self._part, end)
-        file = self._part.open("a+", encoding="utf-8", newline="")
-        if self.done and not self._is_json:
-            file.seek(0)
-            self._columns = next(csv.reader(file))
-            self.done -= 1
-            file.seek(0, os.SEEK_END)
-        return file
+    def _rows_after_header(self, rows: int) -> int:
+        """The number of rows but for the header of a CSV file, which it reads."""
+        if self._is_json or rows == 0:
+            return rows
+        self._file.seek(0)
+        self._columns = next(csv.reader(self._file))
+        self._file.seek(0, os.SEEK_END)
+        return rows - 1
 
     def _not_written(self, error: OSError) -> DataError:
         return DataError(f"output={self._path} cannot be written: {error}")

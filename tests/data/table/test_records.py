@@ -1,0 +1,176 @@
+"""Records are read from CSV or JSON lines, and written so that an interrupted output continues."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.table.csv_file import BadRows
+from bsmeta.data.table.records import RecordWriter, read_records
+
+KEY = {"input": "1f", "checkpoint": {"model.safetensors": "2e"}}
+CSV = b'id,text\n1,stop\n2,"signs,\nfrom"\n'
+RECORDS = [{"id": "1", "text": "stop"}, {"id": "2", "text": "signs,\nfrom"}]
+
+
+def read(path: Path, on_bad_row: str = "refuse") -> list[dict[str, Any]]:
+    bad = BadRows(path, on_bad_row)
+    found = list(read_records(path, ["text"], bad))
+    bad.close()
+    return found
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.csv.gz", "a.tsv", "a.jsonl", "a.jsonl.gz"])
+def test_reads(tmp_path: Path, name: str) -> None:
+    content = CSV
+    if "tsv" in name:
+        content = b'id\ttext\n1\tstop\n2\t"signs,\nfrom"\n'
+    if "jsonl" in name:
+        content = "\ufeff\n".encode() + b"\n\n".join(json.dumps(one).encode() for one in RECORDS)
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    assert read(path) == RECORDS
+
+
+def test_json_keeps_what_is_in_a_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "n": 1, "tags": ["x"], "of": {"b": null}}\n')
+    assert read(path) == [{"text": "a", "n": 1, "tags": ["x"], "of": {"b": None}}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        (
+            "a.jsonl",
+            b'{"text": "a"}\n[1]\n',
+            r"row 2 \(line 2\): no JSON object: Expected `object`",
+        ),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"row 2 \(line 2\): no JSON object"),
+        ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): no text in 'text'"),
+        ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"row 2 \(line 2\): no text in 'text'"),
+        ("a.csv", b"id,text\n1,a\n2, \n", r"row 2 \(line 3\): no text in 'text'"),
+        ("a.csv", b"id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 columns, the header has 2"),
+    ],
+)
+def test_bad_records(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=reason):
+        read(path)
+    assert [record["text"] for record in read(path, "skip")] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.csv", b"id,text,id\n1,a,2\n", r"'id' more than once in the header"),
+        ("a.csv", b"id,txt\n1,a\n", r"no column 'text' \(did you mean txt\?\)"),
+        ("a.jsonl.gz", gzip.compress(b'{"text": "a"}\n' * 99)[:-9], r"damaged gzip data after row"),
+        ("a.jsonl", b'{"text": "caf\xe9"}\n', r"not text in csv_encoding=utf-8"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, reason: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises((DataError, ConfigurationError), match=reason):
+        read(path)
+
+
+def write(path: Path, records: list[dict[str, Any]], key: dict[str, Any] = KEY) -> int:
+    writer = RecordWriter(path, key)
+    for record in records[writer.done :]:
+        writer.write(record)
+    writer.finish()
+    return writer.done
+
+
+@pytest.mark.parametrize("name", ["out.csv", "out.jsonl"])
+def test_an_output_cut_anywhere_is_continued(tmp_path: Path, name: str) -> None:
+    records = [
+        {"text": text, "label": "a", "probabilities": {"a": 0.75, "b, or not": 0.25}}
+        for text in ("stop", 'two\nlines, "quoted"', "café", "")
+    ]
+    whole, part = tmp_path / name, tmp_path / f"{name}.part"
+    assert write(whole, records) == 0
+    content = whole.read_bytes()
+    assert sorted(one.name for one in tmp_path.iterdir()) == [name]
+    done = []
+    for length in range(len(content) + 1):
+        whole.unlink()
+        (tmp_path / f"{name}.part.json").write_text(json.dumps(KEY))
+        part.write_bytes(content[:length])
+        done.append(write(whole, records))
+        assert whole.read_bytes() == content
+    assert done == sorted(done)
+    assert {*done} == {0, 1, 2, 3, 4}
+
+
+def test_rows_of_a_csv_output(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    write(path, [{"text": "a\rb", "n": 1, "x": None, "of": {"a": 0.5}, "tags": ["x"]}])
+    assert path.read_bytes() == b'text,n,x,of.a,tags\n"a\rb","1","","0.5","[""x""]"\n'
+
+
+def test_rows_of_another_call_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    writer = RecordWriter(path, KEY)
+    writer.write({"text": "a"})
+    del writer
+    with pytest.raises(ConfigurationError, match=r"begun by another call.*\n  input: 1f there, 3d"):
+        RecordWriter(path, {**KEY, "input": "3d"})
+    assert (tmp_path / "out.csv.part").read_text() == "text\na\n"
+
+
+def test_an_output_without_rows_is_begun_again(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    RecordWriter(path, {"input": "other"})
+    assert write(path, [{"text": "a"}]) == 0
+
+
+def test_two_calls_do_not_write_one_output(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "out.csv", KEY)
+    with pytest.raises(ConfigurationError, match="is being written by another process"):
+        RecordWriter(tmp_path / "out.csv", KEY)
+    writer.finish()
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "out.csv").touch()
+    with pytest.raises(ConfigurationError, match="out.csv exists; delete it, or name another"):
+        RecordWriter(tmp_path / "out.csv", KEY)
+    with pytest.raises(ConfigurationError, match=r"expected a name that ends in .csv or .jsonl"):
+        RecordWriter(tmp_path / "out.xlsx", KEY)
+    with pytest.raises(DataError, match="cannot be written"):
+        RecordWriter(tmp_path / "out.csv/under.csv", KEY)
+
+
+def test_records_with_further_keys_do_not_fit_a_table(tmp_path: Path) -> None:
+    writer = RecordWriter(tmp_path / "out.csv", KEY)
+    writer.write({"text": "a", "n": 1})
+    writer.write({"text": "b"})
+    with pytest.raises(DataError, match=r"a record has 'm', which .* output=.*out.jsonl"):
+        writer.write({"text": "a", "m": 1})
+
+
+CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
+CELLS = st.text(st.sampled_from('ab,"\n\r é') | CHARACTERS, min_size=1, max_size=8)
+
+
+@example(texts=[" a", "a\rb", "a\n"])
+@given(texts=st.lists(CELLS.filter(str.strip), max_size=5))
+def test_what_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("records")
+    records = [{"id": str(n), "text": text} for n, text in enumerate(["first", *texts])]
+    for name in ("out.csv", "out.jsonl"):
+        write(folder / name, records)
+        assert read(folder / name) == records
