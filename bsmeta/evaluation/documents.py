@@ -21,8 +21,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
-from bsmeta.data.io.lines import Line, LineReader
-from bsmeta.data.io.shards import validation_path
+from bsmeta.data.io.lines import Line, open_shard
+from bsmeta.data.io.shards import numbered, validation_path
 from bsmeta.data.stream.bad_documents import check_length, reason_of
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import column_keys
@@ -110,7 +110,7 @@ class HeldOutDocuments:
         return sorted(keys.get(name, name) for name in names)
 
     def _read(self) -> Iterator[Line]:
-        reader = LineReader(self.path)
+        reader = open_shard(self.path)
         while lines := reader.read(reader.line, LINES_AT_ONCE):
             yield from lines
         if reader.damage:
@@ -149,7 +149,7 @@ class HeldOutDocuments:
         if self._strict:
             refuse_bad_copy(self.path)
             raise DataError(
-                f"{self.path}, line {number + 1}: {error}; "
+                f"{self.path}, {numbered(self.path, number)}: {error}; "
                 "fix it, or set data_config.bad_documents=skip"
             ) from error
         self.left_out[error.reason] += 1

@@ -30,7 +30,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream.dealing import Share, deal
 from bsmeta.data.stream.live import held_out, sample_lines
@@ -242,7 +242,7 @@ class Selection:
             return share.documents(share.window_from(start, size), size)
 
         shares.sort(key=lambda share: start not in first_window(share))
-        reader = LineReader(shard.path, self._indexes)
+        reader = open_shard(shard.path, self._indexes)
         for share in shares:
             for number in itertools.count(share.window_from(start, size)):
                 numbers = share.documents(number, size)

@@ -40,6 +40,9 @@ class DocumentDecoder:
 
     Args:
         config: `metadata_list` and `metadata_column_list` select the columns to decode.
+
+    Attributes:
+        columns: Names of the columns that are decoded; a reader may leave out all others.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -48,7 +51,9 @@ class DocumentDecoder:
         eager = [name for name in columns if not type_of(name).is_lazy]
         self._eager = [(_field(name), keys.get(name, name)) for name in eager]
         self._lazy = [(_field(name), name) for name in columns if type_of(name).is_lazy]
-        self._decoder = msgspec.json.Decoder(_line_type(columns))
+        line = _line_type(columns)
+        self._decoder = msgspec.json.Decoder(line)
+        self.columns = frozenset(field.encode_name for field in msgspec.structs.fields(line))
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
 
     def decode(self, line: bytes | memoryview) -> Document:

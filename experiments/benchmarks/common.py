@@ -17,7 +17,7 @@ import psutil
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.io.inflate import fastest
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 
 SAMPLE_PAGES = 1000
@@ -46,7 +46,7 @@ def sample_pages(config: CausalLMConfig) -> list[bytes]:
     """Up to `SAMPLE_PAGES` lines of the training shards."""
     pages: list[bytes] = []
     for shard in list_shards(config.data_config):
-        reader = LineReader(shard.path)
+        reader = open_shard(shard.path)
         pages += map(bytes, reader.read(0, SAMPLE_PAGES - len(pages)))
         reader.close()
     return pages

@@ -23,7 +23,7 @@ from common import own_arguments
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.packing import best_fit, one_each
 from bsmeta.data.stream.windows import Window, WindowMaker
@@ -41,7 +41,7 @@ def cut_documents(config: CausalLMConfig) -> Iterator[list[int]]:
     data = config.data_config
     maker = WindowMaker(data, load_tokenizer(config), config.seed)
     for shard in list_shards(data):
-        reader = LineReader(shard.path)
+        reader = open_shard(shard.path)
         while lines := reader.read(reader.line, 64):
             window = Window(
                 0, shard, range(reader.line - len(lines), reader.line), lines, reader.damage

@@ -34,7 +34,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.batch import StepData
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
@@ -146,7 +146,7 @@ def texts(config: CausalLMConfig) -> Iterator[str]:
     """Yield the texts of the training shards."""
     decoder = DocumentDecoder(config.data_config.metadata_config)
     for shard in list_shards(config.data_config):
-        reader = LineReader(shard.path)
+        reader = open_shard(shard.path)
         while lines := reader.read(reader.line, 256):
             yield from (decoder.decode(line).text for line in lines)
         reader.close()

@@ -210,10 +210,13 @@ def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: 
 def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "held_out").mkdir()
     (tmp_path / "held_out" / "b.jsonl").touch()
-    (tmp_path / "a.parquet").touch()
-    arguments = ["data_config.train_file=a.parquet", "data_config.validation_file=held_out"]
+    (tmp_path / "a.arrow").touch()
+    arguments = ["data_config.train_file=a.arrow", "data_config.validation_file=held_out"]
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *arguments)
     assert named(done.stderr) == ["data_config.train_file", "data_config.validation_file"]
-    assert 'found "a.parquet", expected lines of JSON: .jsonl.gz' in done.stderr
+    assert (
+        'found "a.arrow", expected lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet'
+        in done.stderr
+    )
     assert 'found "held_out", which is a folder, expected one file' in done.stderr
     assert "Fix: data_config.validation_file=held_out/b.jsonl" in done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import logging
+import os
 import random
+import struct
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,6 +50,11 @@ def written(tmp_path: Path, form: str) -> str:
     if form == "plain":
         path = tmp_path / "shard.jsonl"
         path.write_bytes(DATA)
+    elif form == "frames":
+        path = tmp_path / "shard.jsonl.zst"
+        parts = [zstandard.compress(DATA[at : at + 9999]) for at in range(0, len(DATA), 9999)]
+        skippable = struct.pack("<II", 0x184D2A5E, 9) + b"seektable"
+        path.write_bytes(skippable + b"".join(parts) + skippable)
     else:
         path = tmp_path / "shard.jsonl.gz"
         cut = len(DATA) // 3 if form == "members" else 0
@@ -56,7 +64,7 @@ def written(tmp_path: Path, form: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain"])
+@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain", "frames"])
 @pytest.mark.parametrize("library", ["fastest", "standard"])
 def test_every_point_leads_to_the_lines_behind_it(
     tmp_path: Path, form: str, library: str, monkeypatch: pytest.MonkeyPatch
@@ -76,10 +84,10 @@ def test_every_point_leads_to_the_lines_behind_it(
     assert len(raws) > 5
     # Blocks begin anywhere inside a byte.
     bits = {index.before(line).bits for line in range(100, len(LINES), 10) if index.before(line)}
-    assert bits == {0} if form == "plain" else len(bits) >= 3
+    assert bits == {0} if form in ("plain", "frames") else len(bits) >= 3
 
 
-@pytest.mark.parametrize("form", ["level 9", "members", "plain"])
+@pytest.mark.parametrize("form", ["level 9", "members", "plain", "frames"])
 def test_any_lines_in_any_order(tmp_path: Path, form: str) -> None:
     path = written(tmp_path, form)
     cache = IndexCache(Cache(str(tmp_path / "cache")))
@@ -99,7 +107,7 @@ def test_the_rest_of_a_file_of_several_members_from_a_point_in_the_first(tmp_pat
     assert LineReader(path, cache).read(600, 9000) == LINES[600:]
 
 
-@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain"])
+@pytest.mark.parametrize("form", ["level 1", "level 9", "members", "plain", "frames"])
 def test_lines_beyond_the_end(tmp_path: Path, form: str) -> None:
     path = written(tmp_path, form)
     cache = IndexCache(Cache(str(tmp_path / "cache")))
@@ -139,6 +147,30 @@ def test_a_cut_file_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     assert reader.read(1000, 2) == LINES[1000:1002]
     assert len(reader.read(2000, 1000)) < 1000
     assert reader.damage
+
+
+def test_a_zst_file_is_entered_at_a_frame(tmp_path: Path) -> None:
+    """Nothing before it is read: the file is damaged there after its index was built."""
+    path = Path(written(tmp_path, "frames"))
+    cache = IndexCache(Cache(str(tmp_path / "cache")))
+    cache.build(str(path))
+    data, status = bytearray(path.read_bytes()), path.stat()
+    data[1 << 16 : 1 << 17] = bytes(1 << 16)  # the first 64 KB identify the file
+    path.write_bytes(data)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert len(LineReader(str(path)).read(0, 9999)) < 1000
+    reader = LineReader(str(path), cache)
+    assert reader.read(2000, 9999) == LINES[2000:]
+    assert reader.damage == ""
+
+
+def test_a_single_frame_has_no_points(tmp_path: Path) -> None:
+    path = tmp_path / "shard.jsonl.zst"
+    path.write_bytes(zstandard.compress(DATA))
+    assert build_index(str(path)).before(2000) is None
+    path.write_bytes(zstandard.compress(DATA)[:-1000])
+    with pytest.raises(OSError, match="the file ends in the middle of its data"):
+        build_index(str(path))
 
 
 def test_a_damaged_file_has_no_index(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

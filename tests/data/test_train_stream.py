@@ -17,6 +17,7 @@ import torch
 import zstandard
 
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io import index, inflate
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
@@ -176,14 +177,23 @@ def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     assert not caplog.text
 
 
-def test_shards_that_cannot_be_entered_are_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("frames", [1, 2, 20])
+def test_a_warning_of_long_zst_frames(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    frames: int,
 ) -> None:
-    lines = "".join(f"{json.dumps(one)}\n" for one in pages(20)).encode()
-    (tmp_path / "a.jsonl.zst").write_bytes(zstandard.compress(lines))
+    monkeypatch.setattr(index, "LONG_FRAME", 2000)
+    monkeypatch.setattr(inflate, "COMPRESSED_BLOCK", 500)
+    lines = [f"{json.dumps(page)}\n".encode() for page in pages(200)]
+    parts = [b"".join(lines[place::frames]) for place in range(frames)]
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstandard.compress, parts)))
     write_shard(tmp_path / "b.jsonl.gz", pages(20, first=100))
     run(small_config(tmp_path, num_streams=2), 1)
-    assert "1 of the 2 shards are .zst, which has no access points" in caplog.text
+    warned = "a.jsonl.zst: the first Zstandard frame is longer than" in caplog.text
+    assert warned == (frames < 20)
+    assert "b.jsonl.gz" not in caplog.text
 
 
 def test_unknown_values_are_listed(folder: Path) -> None:

@@ -15,7 +15,7 @@ from bsmeta.config.data import in_dataset, local_dataset
 from bsmeta.config.schema import RunConfig
 
 # Suffixes of common training data formats that are not supported.
-FOREIGN = (".parquet", ".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
+FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
 
 
 def folder_problems(config: RunConfig) -> Iterator[Problem]:
@@ -82,7 +82,7 @@ def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
     for key, entry in entries:
         suffix = next((end for end in FOREIGN if entry.lower().endswith(end)), None)
         if suffix is not None:
-            expected = "lines of JSON: .jsonl.gz, .jsonl.zst or .jsonl"
+            expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
             fix = 'write each document as a line of JSON, with its text under "text"'
             yield Problem(f"data_config.{key}", HYDRA, show(entry), expected, fix)
 

@@ -33,13 +33,19 @@ class BadCopyError(DataError):
     """A file of the Hub was read from a cached copy that does not match its hash."""
 
 
-def open_file(path: str | FileRef) -> BinaryIO:
+def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
+
+    Args:
+        path: The file.
+        blocks: Number of the most recently read blocks to keep in memory, if it is on the Hub.
 
     Raises:
         OSError: If it is a local file that cannot be read.
     """
-    return cast(BinaryIO, HubFile(path)) if isinstance(path, FileRef) else open(path, "rb")
+    if isinstance(path, FileRef):
+        return cast(BinaryIO, HubFile(path, blocks))
+    return open(path, "rb")
 
 
 def size_of(path: str | FileRef) -> int:
@@ -214,15 +220,16 @@ class HubFile(AbstractBufferedFile):
 
     Args:
         ref: The file.
+        blocks: Number of blocks to keep in memory.
     """
 
-    def __init__(self, ref: FileRef) -> None:
+    def __init__(self, ref: FileRef, blocks: int = 1) -> None:
         self._ref = ref
         self._blocks = Blocks(ref)
         self._hash = ContentHash(ref)
         self._reads = 0  # consecutive, without a seek
         self._ahead: Ahead | None = None
-        memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": 1}}
+        memory = {"cache_type": "blockcache", "cache_options": {"maxblocks": blocks}}
         super().__init__(None, str(ref), block_size=BLOCK, size=ref.size, **memory)
 
     def seek(self, loc: int, whence: int = os.SEEK_SET) -> int:

@@ -28,13 +28,14 @@ from bsmeta.config.errors import UserError
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef
-from bsmeta.data.io.inflate import BLOCK, AccessPoint
-from bsmeta.data.io.shards import check_are_files, expand
+from bsmeta.data.io.inflate import BLOCK, AccessPoint, DamagedFileError, zst_blocks
+from bsmeta.data.io.shards import check_are_files, expand, is_parquet
 
 log = logging.getLogger(__name__)
 
 SPACING = 4 << 20  # bytes of content between points: about 3 ms of reading
 SMALLEST = 1 << 20  # bytes of the smallest file worth an index
+LONG_FRAME = 4 << 20  # bytes: from here on, the frames of a Zstandard file are too few to seek
 KIND = "index"
 
 
@@ -97,17 +98,18 @@ class IndexCache:
         return ShardIndex.from_arrays(kept) if kept else None
 
     def build(self, path: str | FileRef) -> None:
-        """Builds the index of a shard, unless it exists.
+        """Builds the index of a shard, unless it exists; a Parquet file needs none.
 
         Raises:
             OSError: If the shard is damaged, or the index cannot be written.
             DataError: If the shard is on the Hub and cannot be reached.
         """
-        self._cache.make(path, KIND, lambda: build_index(path).arrays())
+        if not is_parquet(path):
+            self._cache.make(path, KIND, lambda: build_index(path).arrays())
 
     def request(self, path: str | FileRef) -> None:
         """Requests a background build of the index of a shard, if it is worth one."""
-        if size_of(path) < SMALLEST:
+        if is_parquet(path) or size_of(path) < SMALLEST:
             return
         self._wanted.put(path)
         if self._builder != os.getpid():
@@ -131,13 +133,51 @@ def build_index(path: str | FileRef) -> ShardIndex:
     """
     if str(path).endswith(".gz"):
         return gzip_index(path)
-    if str(path).endswith(".zst"):  # has no access points: it is read from its beginning
-        return ShardIndex(np.zeros((0, 4), np.int64), [])
+    if str(path).endswith(".zst"):
+        return zst_index(path)
     with open_file(path) as file:
         ends = line_ends(file)
     raw = np.arange(0, size_of(path), SPACING)
     numbers = np.stack([raw, np.searchsorted(ends, raw), raw, np.zeros_like(raw)], axis=1)
     return ShardIndex(numbers, [zlib.compress(b"")] * len(raw))
+
+
+def zst_index(path: str | FileRef) -> ShardIndex:
+    """The frames of a Zstandard file that begin at least `SPACING` bytes of content apart.
+
+    Raises:
+        OSError: If the file is damaged.
+    """
+    points: list[tuple[int, int, int, int]] = []
+    raw = lines = frame = 0
+    with open_file(path) as file:
+        try:
+            for offset, block in zst_blocks(file):
+                if offset != frame and raw >= (points[-1][0] if points else 0) + SPACING:
+                    points.append((raw, lines, offset, 0))
+                frame = offset
+                raw += len(block)
+                lines += block.count(b"\n")
+        except DamagedFileError as error:
+            raise OSError(str(error)) from error
+    numbers = np.array(points, np.int64).reshape(-1, 4)
+    return ShardIndex(numbers, [zlib.compress(b"")] * len(points))
+
+
+def begins_with_long_frame(path: str | FileRef) -> bool:
+    """Whether the first frame of a Zstandard file with content is longer than `LONG_FRAME`.
+
+    Raises:
+        OSError: If it is a local file that cannot be read.
+        DataError: If it is on the Hub and cannot be read.
+    """
+    first = None
+    with open_file(path) as file, contextlib.suppress(DamagedFileError):  # reported when it is read
+        for offset, _ in zst_blocks(file):
+            first = offset if first is None else first
+            if offset > first or file.tell() > LONG_FRAME:
+                return offset == first
+    return False
 
 
 def gzip_index(path: str | FileRef) -> ShardIndex:

@@ -1,9 +1,9 @@
 """Decompression of a shard, from its beginning or from an access point in the middle.
 
-Decompression of a gzip file can only start where a deflate block begins, which may be inside a
-byte, and it needs the preceding 32 KB of decompressed data. An `AccessPoint`, built by `index`,
-stores both. isal cannot start inside a byte, so empty deflate blocks that end at the required bit
-are put before the data.
+A Zstandard file can be entered at any of its frames. Decompression of a gzip file can only start
+where a deflate block begins, which may be inside a byte, and it needs the preceding 32 KB of
+decompressed data. An `AccessPoint`, built by `index`, stores all this. isal cannot start inside a
+byte, so empty deflate blocks that end at the required bit are put before the data.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
     if path.endswith(".gz"):
         return inflate(file) if point is None else inflate_from(file, point)
     if path.endswith(".zst"):
+        file.seek(0 if point is None else point.offset)
         return decompress_zst(file)
     file.seek(0 if point is None else point.offset)
     return iter(lambda: file.read(BLOCK), b"")
@@ -135,9 +136,18 @@ def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes,
 
 def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
     """The content of a Zstandard file of any number of frames."""
+    return (block for _, block in zst_blocks(file))
+
+
+def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The same, each block with the offset in the file of the frame that contains it.
+
+    Skippable frames, such as the seek table of the seekable format, have no content.
+    """
     import zstandard
 
     data = first_block(file)
+    offset = file.tell() - len(data)
     while data:
         frame = zstandard.ZstdDecompressor().decompressobj()
         while not frame.eof:
@@ -149,10 +159,11 @@ def decompress_zst(file: BinaryIO) -> Iterator[bytes]:
             except zstandard.ZstdError as error:
                 raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
             for begin in range(0, len(block), BLOCK):
-                yield block[begin : begin + BLOCK]
+                yield offset, block[begin : begin + BLOCK]
             if not data and not frame.eof:
                 data = file.read(COMPRESSED_BLOCK)
         data = frame.unused_data + data or file.read(COMPRESSED_BLOCK)
+        offset = file.tell() - len(data)
 
 
 # An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of

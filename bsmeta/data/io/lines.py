@@ -2,17 +2,19 @@
 
 A `LineReader` has a position in one shard; continuing from there needs no seek, and a later
 position is reached through an access point, if there is one. It does not parse JSON: `windows`
-interprets the lines.
+interprets the lines. `open_shard` returns it, or a `ParquetReader`, whose rows are read as lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import IndexCache, ShardIndex
 from bsmeta.data.io.inflate import AccessPoint, DamagedFileError
+from bsmeta.data.io.shards import is_parquet
 
 Line = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""
@@ -22,6 +24,54 @@ LONGEST_LINE = 1 << 28
 
 OVERLONG: Line = b"\n"
 """Placeholder for a longer line, whose content is discarded; no real line contains a newline."""
+
+
+class ShardReader(Protocol):
+    """The documents of one shard as lines of JSON, whatever its format.
+
+    Attributes:
+        path: The shard.
+        line: Number of the next line.
+        ended: Whether the last `read` reached the end of what can be read.
+        damage: Why no further line can be read, in a truncated or damaged file; else empty.
+    """
+
+    path: str | FileRef
+    line: int
+    ended: bool
+    damage: str
+
+    def read(self, first: int, count: int) -> list[Line]:
+        """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
+
+    def take(self, numbers: Sequence[int]) -> list[Line]:
+        """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
+
+    def close(self) -> None:
+        """Closes the file."""
+
+
+def open_shard(
+    path: str | FileRef,
+    indexes: IndexCache | None = None,
+    columns: Collection[str] | None = None,
+) -> ShardReader:
+    """The reader for the format of a shard.
+
+    Args:
+        path: The shard.
+        indexes: Where access points of a compressed shard may be found.
+        columns: The columns that are needed (see `DocumentDecoder.columns`); a Parquet shard is
+            read without the others. None reads all.
+
+    Raises:
+        OSError: If it is a local file that cannot be opened.
+    """
+    if is_parquet(path):
+        from bsmeta.data.io.parquet import ParquetReader
+
+        return ParquetReader(path, columns)
+    return LineReader(path, indexes)
 
 
 class LineReader:
@@ -144,9 +194,11 @@ class LineReader:
         return line
 
 
-def first_lines(path: str | FileRef, count: int) -> list[bytes]:
-    """The first lines of a shard."""
-    reader = LineReader(path)
+def first_lines(
+    path: str | FileRef, count: int, columns: Collection[str] | None = None
+) -> list[bytes]:
+    """The first lines of a shard; see `open_shard`."""
+    reader = open_shard(path, columns=columns)
     lines = [bytes(line) for line in reader.read(0, count)]
     reader.close()
     return lines
@@ -154,7 +206,7 @@ def first_lines(path: str | FileRef, count: int) -> list[bytes]:
 
 def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
     """Whether a shard has a line of this number."""
-    reader = LineReader(path, indexes)
+    reader = open_shard(path, indexes, columns=())
     found = reader.read(line, 1)
     reader.close()
     return bool(found)

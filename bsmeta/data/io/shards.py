@@ -26,7 +26,9 @@ from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef, HubSettings
 from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern, hub_files
 
-SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl")
+PARQUET = ".parquet"
+SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
+"""File names of shards in a folder. A `.json` there may be anything; it is read if it is named."""
 
 SAMPLES, SAMPLE_BYTES = 4, 1 << 14
 READERS = 8  # threads: a shard on a network costs a few milliseconds
@@ -34,7 +36,7 @@ READERS = 8  # threads: a shard on a network costs a few milliseconds
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file of documents, one JSON object a line.
+    """A file of documents: one JSON object a line, or one row of a Parquet table each.
 
     Attributes:
         name: Its name for documents and seeds: the file name (with the folders in which the shards
@@ -46,6 +48,16 @@ class Shard:
     name: str
     path: str | FileRef
     size: int
+
+
+def is_parquet(path: str | FileRef) -> bool:
+    """Whether a shard is a Parquet file, by its name."""
+    return str(path).endswith(PARQUET)
+
+
+def numbered(path: str | FileRef, number: int) -> str:
+    """Names a document of a shard (counted from 0) for messages: `line 1`, or `row 1`."""
+    return f"{'row' if is_parquet(path) else 'line'} {number + 1}"
 
 
 def list_shards(config: DataConfig) -> list[Shard]:

@@ -12,7 +12,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
-from bsmeta.data.io.shards import Shard
+from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered
 
@@ -52,15 +52,16 @@ class Rejecter:
         self.counts: Counter[str] = Counter()
 
     def reject(self, line: int, error: BadDocument) -> None:
-        """Skips the document on a line (counted from 0).
+        """Skips the document on a line, or in a row (counted from 0).
 
         Raises:
-            DataError: In strict mode, naming file, line and reason.
+            DataError: In strict mode, naming file, line (or row) and reason.
         """
         if self._strict:
             refuse_bad_copy(self._shard.path)
+            where = f"{self._shard.path}, {numbered(self._shard.path, line)}"
             raise DataError(
-                f"{self._shard.path}, line {line + 1}: {error.reason}: {error.detail} "
+                f"{where}: {error.reason}: {error.detail} "
                 "(data_config.bad_documents=skip counts such documents and continues)"
             )
         self.counts[error.reason] += 1

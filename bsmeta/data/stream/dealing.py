@@ -19,7 +19,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from bsmeta.data.io.shards import Shard
+from bsmeta.data.io.shards import PARQUET, Shard
 from bsmeta.data.seeds import derive, permutation
 
 SLOTS = 64
@@ -139,7 +139,7 @@ def deal(shards: Sequence[Shard], num_streams: int) -> list[list[Share]]:
 
 def weight(shard: Shard) -> int:
     """The weight of a shard when documents are divided: its bytes, as if it were compressed."""
-    compressed = shard.name.endswith((".gz", ".zst"))
+    compressed = shard.name.endswith((".gz", ".zst", PARQUET))
     return max(shard.size if compressed else shard.size // COMPRESSION, 1)
 
 

@@ -20,7 +20,8 @@ from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.hub import FileRef
-from bsmeta.data.io.lines import Line, LineReader
+from bsmeta.data.io.lines import Line, open_shard
+from bsmeta.data.io.shards import numbered
 from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY
@@ -115,7 +116,7 @@ def fingerprints(path: str | FileRef) -> np.ndarray:
     """
     decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
     texts, urls, unreadable = set[int](), set[int](), 0
-    with contextlib.closing(LineReader(path)) as reader:
+    with contextlib.closing(open_shard(path, columns=decoder.columns)) as reader:
         while lines := reader.read(reader.line, BATCH):
             for line in lines:
                 text, addresses = _read(decoder, line)
@@ -125,7 +126,8 @@ def fingerprints(path: str | FileRef) -> np.ndarray:
                 numbers = map(url_fingerprint, addresses)
                 urls |= {number for number in numbers if number is not None}
     if reader.damage or not texts:
-        found = f"line {reader.line + 1}: {reader.damage}" if reader.damage else "no text in it"
+        where = numbered(path, reader.line)
+        found = f"{where}: {reader.damage}" if reader.damage else "no text in it"
         raise DataError(
             f"data_config.validation_file: {path} cannot be kept out of training: {found}; "
             "expected a whole file of documents; replace it, or set validation_file=null to train "

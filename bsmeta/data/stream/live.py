@@ -20,6 +20,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, validation_path, what_it_is
 from bsmeta.data.stream.bad_documents import REASONS
@@ -221,14 +222,16 @@ class LiveStreams:
         return logical.sequences(position, epochs)
 
     def warn_of_slow_resumes(self) -> None:
-        """Logs a warning if shards can only be read from their beginning."""
-        slow = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
+        """Logs a warning if Zstandard shards, of which a few are sampled, have very long frames."""
+        zst = [shard for shard in self.shards if str(shard.path).endswith(".zst")]
+        slow = [shard.name for shard in some_of(zst) if begins_with_long_frame(shard.path)]
         if slow:
             log.warning(
-                "%d of the %d shards are .zst, which has no access points: a resumed run reads "
-                "such a shard again up to its place (.gz and plain .jsonl are entered anywhere)",
-                len(slow),
-                len(self.shards),
+                "%s: the first Zstandard frame is longer than %d MB, and a frame can only be read "
+                "from its beginning: a resumed run reads such a shard again up to its place "
+                "(pzstd writes several frames; .gz, plain lines and Parquet are entered anywhere)",
+                ", ".join(slow),
+                LONG_FRAME >> 20,
             )
 
 
@@ -279,8 +282,9 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
 
 
 def some_of(shards: Sequence[Shard]) -> list[Shard]:
-    """A few shards, the same on every rank."""
-    return [shards[index] for index in sorted({0, len(shards) // 2, len(shards) - 1})]
+    """A few of some shards, the same on every rank."""
+    places = {0, len(shards) // 2, len(shards) - 1} if shards else set()
+    return [shards[place] for place in sorted(places)]
 
 
 def sample_lines(shards: Sequence[Shard]) -> list[bytes]:

@@ -13,10 +13,11 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
-from bsmeta.data.io.lines import LineReader, first_lines, has_line
+from bsmeta.data.io.lines import ShardReader, first_lines, has_line, open_shard
 from bsmeta.data.io.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.windows import PlacedWindow, Window
+from bsmeta.metadata.decoding import DocumentDecoder
 
 
 class Source(Protocol):
@@ -53,7 +54,7 @@ class Source(Protocol):
 
 
 class NativeSource:
-    """Reads with `LineReader`, which can start anywhere in a shard at the same cost.
+    """Reads with `open_shard`, whose readers can start anywhere in a shard at the same cost.
 
     Args:
         config: Selects the shards and the window size.
@@ -62,6 +63,7 @@ class NativeSource:
     def __init__(self, config: DataConfig) -> None:
         self._config = config
         self._indexes = IndexCache(Cache(config.cache_dir))
+        self._columns = DocumentDecoder(config.metadata_config).columns
 
     def shards(self) -> list[Shard]:
         return list_shards(self._config)
@@ -70,7 +72,7 @@ class NativeSource:
         return shards_fingerprint(shards)
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
-        return first_lines(shard.path, count)
+        return first_lines(shard.path, count, self._columns)
 
     def has_line(self, shard: Shard, line: int) -> bool:
         return has_line(shard.path, line, self._indexes)
@@ -87,14 +89,14 @@ class NativeSource:
                 window += 1
             reader.close()
 
-    def _reader(self, shard: Shard) -> LineReader:
+    def _reader(self, shard: Shard) -> ShardReader:
         try:
             self._indexes.request(shard.path)
-            return LineReader(shard.path, self._indexes)
+            return open_shard(shard.path, self._indexes, self._columns)
         except OSError as error:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
 
-    def _window(self, epoch: int, share: Share, number: int, reader: LineReader) -> Window:
+    def _window(self, epoch: int, share: Share, number: int, reader: ShardReader) -> Window:
         documents = share.documents(number, self._config.window_documents)
         lines = reader.take(documents)
         return Window(epoch, share.shard, documents, lines, reader.damage)

@@ -26,6 +26,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.inflate import DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import (
+    PARQUET,
     SUFFIXES,
     Shard,
     entries_of,
@@ -91,9 +92,10 @@ class TensorFlowSource:
         else:
             shards = list_shards(self._config)
         for shard in shards:
-            if str(shard.path).endswith(".zst"):
+            if str(shard.path).endswith((".zst", PARQUET)):
                 raise ConfigurationError(
-                    f"data_config.reader=tf cannot read {shard.path} (Zstandard); use reader=native"
+                    f"data_config.reader=tf cannot read {shard.path}, only .gz and plain lines; "
+                    "use reader=native"
                 )
         return shards
 

@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.io.lines import Line
-from bsmeta.data.io.shards import Shard
+from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.stream.bad_documents import Rejecter, check_length, reason_of
 from bsmeta.data.stream.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
@@ -206,8 +206,9 @@ class WindowMaker:
             return False
         shared = self._held_out.overlap(document)
         if shared and self._config.on_test_overlap == "error":
+            where = f"{window.shard.path}, {numbered(window.shard.path, number)}"
             raise DataError(
-                f"{window.shard.path}, line {number + 1}: the document has the {shared} of one in "
+                f"{where}: the document has the {shared} of one in "
                 f"data_config.validation_file={self._config.validation_file}; leave the shard out "
                 "(data_config.exclude), or set data_config.on_test_overlap=drop"
             )

@@ -1,0 +1,221 @@
+"""The same documents in another format make the same batches, wherever a run is resumed.
+
+The shards of all formats get the same names and sizes here, from which streams are dealt and
+random choices are made.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data.io import index as index_module
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.stream import sources
+from tests.data.helpers import Run, page, run, same, small_config
+from tests.data.hub_server import TOKEN, Hub, shards_in
+
+SIZES = [310, 120, 100, 90, 130]
+LEGS = (4, 5, 6)  # steps; the last one ends in the second epoch of every stream
+BATCH = 32
+STREAMS: dict[str, Any] = {"num_streams": 16, "max_seq_len": 128}
+
+
+def documents(first: int, count: int) -> list[dict[str, Any]]:
+    return [page(number, 1 + number * 7 % 12) for number in range(first, first + count)]
+
+
+def as_lines(documents: list[dict[str, Any]]) -> bytes:
+    return "".join(f"{json.dumps(document)}\n" for document in documents).encode()
+
+
+def parquet(groups: int) -> Callable[[Path, list[dict[str, Any]]], None]:
+    def write(path: Path, documents: list[dict[str, Any]]) -> None:
+        table = pa.Table.from_pylist(documents)
+        pq.write_table(table, path, row_group_size=max(len(documents) // groups, 1))
+
+    return write
+
+
+def frames(data: bytes, size: int) -> list[bytes]:
+    """Zstandard frames of so many bytes of content, which mostly end inside a line."""
+    return [zstandard.compress(data[at : at + size]) for at in range(0, len(data), size)]
+
+
+def seek_table(parts: list[bytes], size: int) -> bytes:
+    """The skippable frame at the end of a file in the seekable format."""
+    entries = b"".join(struct.pack("<II", len(part), size) for part in parts)
+    table = entries + struct.pack("<IBI", len(parts), 0, 0x8F92EAB1)
+    return struct.pack("<II", 0x184D2A5E, len(table)) + table
+
+
+def zst(size: int, *, seekable: bool = False) -> Callable[[Path, list[dict[str, Any]]], None]:
+    def write(path: Path, documents: list[dict[str, Any]]) -> None:
+        parts = frames(as_lines(documents), size)
+        path.write_bytes(b"".join(parts) + (seek_table(parts, size) if seekable else b""))
+
+    return write
+
+
+FORMATS: dict[str, tuple[str, Callable[[Path, list[dict[str, Any]]], Any]]] = {
+    "gz": (".jsonl.gz", lambda path, rows: path.write_bytes(gzip.compress(as_lines(rows)))),
+    "c4": (".json.gz", lambda path, rows: path.write_bytes(gzip.compress(as_lines(rows)))),
+    "3 row groups": (".parquet", parquet(3)),
+    "300 row groups": (".parquet", parquet(300)),
+    "1 frame": (".jsonl.zst", zst(1 << 30)),
+    "many frames": (".json.zst", zst(3000)),
+    "seekable": (".jsonl.zst", zst(5000, seekable=True)),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same documents in every format."""
+    folders = {}
+    for name, (suffix, write) in FORMATS.items():
+        folders[name] = tmp_path_factory.mktemp("shards")
+        for number, size in enumerate(SIZES):
+            write(folders[name] / f"part-{number}{suffix}", documents(1000 * number, size))
+    return folders
+
+
+def without_format(config: DataConfig) -> list[Shard]:
+    shards = list_shards(config)
+    return [
+        dataclasses.replace(shard, name=shard.name.partition(".")[0], size=100 * SIZES[number])
+        for number, shard in enumerate(shards)
+    ]
+
+
+@contextlib.contextmanager
+def same_names() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "list_shards", without_format)
+        patch.setattr(index_module, "SPACING", 40_000)
+        yield
+
+
+def joined(legs: list[Run]) -> Run:
+    steps = [step for leg in legs for step in leg.steps]
+    return Run(steps, [names for leg in legs for names in leg.documents], legs[-1].state)
+
+
+def three_legs(
+    folder: Path, cache: Path, sizes: list[tuple[int, int]], **changes: Any
+) -> tuple[Run, list[Run]]:
+    """A run that is resumed twice, with another number of processes and loader workers each."""
+    legs: list[Run] = []
+    for steps, (world_size, workers) in zip(LEGS, sizes, strict=True):
+        config = small_config(
+            folder, num_workers=workers, cache_dir=str(cache), **STREAMS, **changes
+        )
+        state = legs[-1].state if legs else None
+        legs.append(run(config, steps, batch=BATCH, world_size=world_size, state=state))
+    return joined(legs), legs
+
+
+@pytest.fixture(scope="module")
+def whole(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The run on `.jsonl.gz`, in one process, never stopped."""
+    config = small_config(folders["gz"], cache_dir=str(tmp_path_factory.mktemp("cache")), **STREAMS)
+    with same_names():
+        found = run(config, sum(LEGS), batch=BATCH)
+    assert {state["epoch"] for state in found.state["streams"].values()} >= {1}
+    return found
+
+
+QUICK = ("3 row groups", "300 row groups", "many frames")
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[(1, 0), (2, 2), (4, 0)], pytest.param([(4, 2), (1, 2), (2, 0)], marks=pytest.mark.slow)],
+    ids=["1-2-4", "4-1-2"],
+)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
+        for name in FORMATS
+        if name != "gz"
+    ],
+)
+def test_the_batches_of_gzip(
+    folders: dict[str, Path], tmp_path: Path, whole: Run, name: str, sizes: list[tuple[int, int]]
+) -> None:
+    with same_names():
+        indexes = IndexCache(Cache(str(tmp_path)))
+        for path in folders[name].iterdir():
+            indexes.build(str(path))
+        found, legs = three_legs(folders[name], tmp_path, sizes)
+    assert same(found, whole)
+    assert legs[-1].state["streams"] == whole.state["streams"]
+
+
+@pytest.mark.parametrize("name", ["3 row groups", "300 row groups", "many frames"])
+def test_every_document_once_an_epoch_and_no_test_document(
+    folders: dict[str, Path], tmp_path: Path, name: str
+) -> None:
+    """Test documents in another format, which are also in the shards under other names."""
+    suffix, write = FORMATS["many frames" if "group" in name else "3 row groups"]
+    held_out = tmp_path / f"test{suffix}"
+    left_out = [*documents(1000, 40), *documents(3060, 25)]
+    write(held_out, left_out)
+    config = small_config(
+        folders[name],
+        num_streams=1,
+        per_device_train_batch_size=1,
+        validation_file=str(held_out),
+        on_test_overlap="drop",
+        cache_dir=str(tmp_path),
+        packing="pad",
+        long_documents="truncate",
+        metadata_probability=0.0,
+    )
+    left = sum(SIZES) - len(left_out)
+    seen: Counter[str] = Counter()
+    for names in run(config, left, batch=1).documents[:left]:
+        seen.update(names)
+    assert set(seen.values()) == {1}
+    assert len(seen) == left
+    shards = {shard.name.partition(".")[0]: shard.name for shard in list_shards(config)}
+    assert f"{shards['part-1']}:39" not in seen
+    assert f"{shards['part-1']}:40" in seen
+    assert not any(f"{shards['part-3']}:{number}" in seen for number in range(60, 85))
+    with pytest.raises(DataError, match=rf"part-\d{suffix_of(name)}, (row|line) \d+: the document"):
+        run(dataclasses.replace(config, on_test_overlap="error"), left, batch=1)
+
+
+def suffix_of(name: str) -> str:
+    return FORMATS[name][0].replace(".", r"\.")
+
+
+def test_parquet_from_the_hub(
+    hub: Hub, folders: dict[str, Path], tmp_path: Path, whole: Run
+) -> None:
+    hub.files = hub.listed = shards_in(folders["3 row groups"])
+    hub.token = TOKEN
+    with same_names():
+        found, _ = three_legs(
+            Path("unused"),
+            tmp_path,
+            [(1, 0), (2, 2), (4, 0)],
+            train_file="hf://datasets/owner/name/*.parquet",
+        )
+    assert same(found, whole)

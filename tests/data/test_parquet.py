@@ -1,0 +1,317 @@
+"""Rows of Parquet shards: as lines of JSON, from any row on, in bounded memory, damaged or not."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data.io import parquet
+from bsmeta.data.io.arrow_json import json_lines
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.files import size_of
+from bsmeta.data.io.index import IndexCache
+from bsmeta.data.io.lines import first_lines, has_line, open_shard
+from bsmeta.data.io.parquet import ParquetReader
+from bsmeta.data.stream.train_stream import TrainStream
+from tests.data.helpers import pages, small_config, small_tokenizer, taken
+
+ROWS = 900
+UTC = datetime.UTC
+
+
+def written(path: Path, rows: list[dict[str, Any]], groups: int = 3, **options: Any) -> Path:
+    """Writes a shard of so many row groups."""
+    size = -(-len(rows) // groups)
+    pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=size, **options)
+    assert pq.read_metadata(path).num_row_groups == groups
+    return path
+
+
+def decoded(lines: list[Any]) -> list[Any]:
+    return [json.loads(bytes(line)) for line in lines]
+
+
+def only_column(values: list[Any], kind: pa.DataType) -> list[Any]:
+    """What a column of these values reads as."""
+    lines = json_lines(pa.record_batch([pa.array(values, kind)], names=["x"]))
+    return [row["x"] for row in decoded(list(lines))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "expected"),
+    [
+        (pa.string(), ['a"\\\n\t\x01\x7fé😀', "", None], ['a"\\\n\t\x01\x7fé😀', "", None]),
+        (pa.large_string(), ["é", None], ["é", None]),
+        (pa.binary(), ["é".encode(), None], ["é", None]),
+        (pa.dictionary(pa.int8(), pa.string()), ["a", None, "a"], ["a", None, "a"]),
+        (pa.int64(), [-(2**63), 7, None], [-(2**63), 7, None]),
+        (pa.bool_(), [True, False, None], [True, False, None]),
+        (pa.float64(), [1.0, 0.25, float("nan"), None], [1.0, 0.25, None, None]),
+        (pa.decimal128(5, 2), [Decimal("1.50"), None], [1.5, None]),
+        (pa.date32(), [datetime.date(2019, 4, 25), None], ["2019-04-25", None]),
+        (pa.list_(pa.int8()), [[1, None], [], None], [[1, None], [], None]),
+        (pa.large_list(pa.string()), [["a", "b"], None], [["a", "b"], None]),
+        (pa.map_(pa.string(), pa.int8()), [[("a", 1)], None], [{"a": 1}, None]),
+        (pa.null(), [None], [None]),
+    ],
+    ids=str,
+)
+def test_what_a_column_reads_as(kind: pa.DataType, values: list[Any], expected: list[Any]) -> None:
+    assert only_column(values, kind) == expected
+
+
+def test_timestamps() -> None:
+    moments = [
+        datetime.datetime(2019, 4, 25, 12, 57, 54),
+        datetime.datetime(2019, 4, 25, 12, 57, 54, 120_000),
+        None,
+    ]
+    naive = only_column(moments, pa.timestamp("ns"))
+    assert naive == ["2019-04-25T12:57:54", "2019-04-25T12:57:54.120000000", None]
+    aware = [moment and moment.replace(tzinfo=UTC) for moment in moments]
+    for zone in ("UTC", "Europe/Berlin"):
+        found = only_column(aware, pa.timestamp("ms", zone))
+        assert found == ["2019-04-25T12:57:54Z", "2019-04-25T12:57:54.120Z", None]
+    assert only_column([1556197074], pa.timestamp("s", "UTC")) == ["2019-04-25T12:57:54Z"]
+
+
+def test_structs_lists_and_nulls_in_each_other() -> None:
+    rows: list[dict[str, Any]] = [
+        {"a": {"b": [{"c": "x", "d": None}, None], "e": 1}, 'k"': "v"},
+        {"a": None, 'k"': None},
+        {"a": {"b": None, "e": None}, 'k"': "w"},
+        {"a": {"b": [], "e": 3}, 'k"': ""},
+    ]
+    batch = pa.RecordBatch.from_pylist(rows)
+    assert decoded(list(json_lines(batch))) == rows
+    assert decoded(list(json_lines(batch.slice(1, 2)))) == rows[1:3]
+    assert decoded(list(json_lines(batch.slice(2, 0)))) == []
+
+
+RECORDS = st.lists(
+    st.none()
+    | st.fixed_dictionaries({"k": st.none() | st.text(), "n": st.none() | st.integers(0, 9)})
+)
+
+
+@given(st.lists(st.fixed_dictionaries({"text": st.none() | st.text(), "r": st.none() | RECORDS})))
+def test_lines_hold_the_values(rows: list[dict[str, Any]]) -> None:
+    record = pa.struct({"k": pa.string(), "n": pa.int8()})
+    table = pa.Table.from_pylist(rows, pa.schema({"text": pa.string(), "r": pa.list_(record)}))
+    for batch in table.to_batches():
+        assert decoded(list(json_lines(batch))) == rows
+
+
+@pytest.fixture(scope="module", params=[1, 3, 300])
+def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("shards") / "a.parquet", pages(ROWS), request.param)
+
+
+PLACES = st.tuples(st.integers(0, ROWS + 20), st.integers(1, 400))
+
+
+@given(st.lists(PLACES, min_size=1, max_size=6))
+@settings(max_examples=20)
+def test_any_rows_in_any_order(shard: Path, places: list[tuple[int, int]]) -> None:
+    reader = ParquetReader(str(shard), ["text"])
+    expected = [{"text": page["text"]} for page in pages(ROWS)]
+    for first, count in places:
+        assert decoded(reader.read(first, count)) == expected[first : first + count]
+        assert reader.ended == (first + count > ROWS)
+    every_third = range(1, ROWS, 3)
+    assert decoded(reader.take(every_third)) == expected[1::3]
+    assert (reader.line, reader.ended, reader.damage) == (ROWS - 1, False, "")
+    reader.close()
+
+
+def test_rows_in_small_batches(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2000)
+    assert decoded(ParquetReader(str(shard)).read(0, 1000)) == pages(ROWS)
+    assert decoded(ParquetReader(str(shard)).read(777, 5)) == pages(ROWS)[777:782]
+
+
+def test_only_the_requested_columns(tmp_path: Path) -> None:
+    rows = [{"text": "a", "more": {"score": 0.5, "junk": "x"}, "url": "u"}] * 4
+    path = str(written(tmp_path / "a.parquet", rows, 2))
+    reader = open_shard(path, columns=("text", "more.score", "absent"))
+    assert decoded(reader.read(1, 2)) == [{"text": "a", "more": {"score": 0.5}}] * 2
+    assert decoded(open_shard(path, columns=()).read(0, 9)) == [{}] * 4
+    assert decoded(first_lines(path, 1)) == rows[:1]
+
+
+def test_has_row(shard: Path, tmp_path: Path) -> None:
+    indexes = IndexCache(Cache(str(tmp_path)))
+    assert has_line(str(shard), ROWS - 1, indexes)
+    assert not has_line(str(shard), ROWS, indexes)
+    indexes.build(str(shard))  # it needs none
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_middle_is_entered_through_the_footer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path / "a.parquet", pages(ROWS), 300)
+    entered: list[int] = []
+    enter = ParquetReader._enter
+
+    def noted(self: ParquetReader, group: int) -> None:
+        entered.append(group)
+        enter(self, group)
+
+    monkeypatch.setattr(ParquetReader, "_enter", noted)
+    reader = ParquetReader(str(path))
+    assert decoded(reader.read(600, 4)) == pages(ROWS)[600:604]
+    assert entered == [200, 201]
+
+
+MEASURE = """
+import sys
+import psutil
+from bsmeta.data.io.parquet import ParquetReader
+
+def read(path):
+    reader, count, most = ParquetReader(path, ["text"]), 0, 0
+    while not reader.ended:
+        count += len(reader.read(reader.line, 512))
+        most = max(most, psutil.Process().memory_info().rss)
+    return count, most
+
+(few, before), (count, after) = map(read, sys.argv[1:])
+print(few, count, after - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_row_group(tmp_path: Path) -> None:
+    """A row group of 100 MB takes at most 20 MB more than one of 10 MB."""
+    for rows in (5_000, 50_000):
+        texts = [f"{number} {chr(97 + number % 26) * 2000}" for number in range(rows)]
+        table = pa.table({"text": texts})
+        path = tmp_path / f"{rows}.parquet"
+        pq.write_table(table, path, row_group_size=rows, compression="none", use_dictionary=False)
+        assert path.stat().st_size > 2000 * rows
+    paths = [str(tmp_path / "5000.parquet"), str(path)]
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, *paths], capture_output=True, text=True, check=True
+    )
+    few, count, grown = map(int, done.stdout.split())
+    assert (few, count) == (5_000, 50_000)
+    assert grown < 20_000_000
+
+
+def one_stream(path: Path, **changes: Any) -> DataConfig:
+    return small_config(path, **{"num_streams": 1, "window_documents": 100} | changes)
+
+
+def steps_of(config: DataConfig, count: int) -> list[Any]:
+    stream = TrainStream(
+        config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    iterator = taken(stream)
+    return [next(iterator) for _ in range(count)]
+
+
+def bad_column(tmp_path: Path, text: pa.Array, at: int) -> Path:
+    """A shard in which one row has the given text."""
+    good = pa.array(["good"] * 20).cast(text.type) if len(text) else None
+    column = pa.concat_arrays([good[:at], text, good[at:]])
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet", row_group_size=5)
+    return tmp_path / "a.parquet"
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        ("text_not_string", pa.array([None], pa.string())),
+        ("not_utf8", pa.array([b"caf\xe9"], pa.binary())),
+    ],
+    ids=["null", "not UTF-8"],
+)
+def test_a_bad_row(tmp_path: Path, reason: str, text: pa.Array) -> None:
+    path = bad_column(tmp_path, text, at=7)
+    with pytest.raises(DataError) as error:
+        steps_of(one_stream(path), 1)
+    assert str(error.value).startswith(f"{path}, row 8: {reason}: ")
+    taken = steps_of(one_stream(path, bad_documents="skip", packing="pad"), 10)
+    assert sum(step.counts[f"bad_documents/{reason}"] for step in taken) == 1
+    named = {name for step in taken for name in step.documents}
+    assert named == {f"a.parquet:{row}" for row in range(21) if row != 7}
+
+
+def test_columns_of_a_wrong_type(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", [{"text": 3, "url": "u"}], 1)
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: text_not_string: "):
+        steps_of(one_stream(path), 1)
+    written(tmp_path / "a.parquet", [{"content": "a", "url": "u"}], 1)
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: missing_text: "):
+        steps_of(one_stream(path), 1)
+    written(tmp_path / "a.parquet", [{"text": "a", "metadata_url": "u"}], 1)
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: wrong_type: "):
+        steps_of(one_stream(path), 1)
+
+
+@pytest.mark.parametrize("kept", [0, 3, 0.5, 0.99])
+def test_a_truncated_file(tmp_path: Path, kept: float) -> None:
+    path = written(tmp_path / "a.parquet", pages(60))
+    data = path.read_bytes()
+    path.write_bytes(data[: int(kept * len(data)) if kept < 1 else int(kept)])
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: damaged_file: the footer cannot be"):
+        steps_of(one_stream(path), 1)
+    written(tmp_path / "b.parquet", pages(60))
+    taken = steps_of(one_stream(tmp_path, bad_documents="skip"), 5)
+    assert sum(step.counts["bad_documents/damaged_file"] for step in taken) == 1
+
+
+def flip(path: Path, group: int, at: float) -> None:
+    """Flips a bit of the text column in a row group."""
+    column = pq.read_metadata(path).row_group(group).column(0)
+    assert column.path_in_schema == "text"
+    start = column.dictionary_page_offset or column.data_page_offset
+    data = bytearray(path.read_bytes())
+    data[start + int(at * column.total_compressed_size)] ^= 16
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("at", [0.0, 0.5, 0.95])
+def test_a_flipped_bit(tmp_path: Path, at: float) -> None:
+    options = {"write_page_checksum": True, "use_dictionary": False}
+    path = written(tmp_path / "a.parquet", pages(300), **options)
+    flip(path, 1, at)
+    with pytest.raises(DataError) as error:
+        steps_of(one_stream(path), 200)
+    message = str(error.value)
+    assert message.startswith(f"{path}, row 101: damaged_file: row group 1 cannot be read: ")
+    taken = steps_of(one_stream(path, bad_documents="skip", packing="pad"), 100)
+    assert sum(step.counts["bad_documents/damaged_file"] for step in taken) == 1
+    named = {name for step in taken for name in step.documents}
+    assert named == {f"a.parquet:{row}" for row in range(100)}
+    # What is after the damage can still be read.
+    reader = ParquetReader(str(path), ["text"])
+    assert reader.read(150, 9) == []
+    assert reader.damage.startswith("row group 1 cannot be read: ")
+    assert len(reader.read(250, 9)) == 9
+    assert reader.damage == ""
+
+
+def test_a_hole_of_zeros(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", pages(300), compression="zstd", use_dictionary=False)
+    column = pq.read_metadata(path).row_group(2).column(0)
+    data = bytearray(path.read_bytes())
+    start, size = column.data_page_offset, column.total_compressed_size
+    data[start : start + size] = bytes(size)
+    path.write_bytes(data)
+    assert size_of(str(path)) == len(data)
+    with pytest.raises(DataError, match="row 201: damaged_file: row group 2 cannot be read: "):
+        steps_of(one_stream(path), 300)
