@@ -125,7 +125,11 @@ def _explain(
     """Reports all that Hydra cannot compose, along with the problems `call` finds in the rest."""
     compose = mistakes.composer(line.folder, line.config_name)
     # A multirun override lists the values of several runs and cannot be composed alone.
-    alone = [] if line.is_multirun else [one for one in overrides if not one.startswith("hydra")]
+    alone = (
+        []
+        if line.is_multirun
+        else [override for override in overrides if not override.startswith("hydra")]
+    )
     found, rest = mistakes.mistakes(error, alone, compose, schema)
     if rest is None or line.is_multirun:
         refuse([*line.problems, *found])
@@ -155,8 +159,8 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     A schema that extends another is also registered under the parent's name, so that YAML files of
     the parent fit both.
     """
-    for one in filter(dataclasses.is_dataclass, schema.__mro__):
-        ConfigStore.instance().store(name=store_name(one), node=schema)
+    for section in filter(dataclasses.is_dataclass, schema.__mro__):
+        ConfigStore.instance().store(name=store_name(section), node=schema)
     OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
@@ -191,7 +195,9 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
     inside_mapping = re.compile(
         rf"({'|'.join(mappings) or '(?!)'})(\.[^=]+)?=|({'|'.join(sections) or '(?!)'})={{"
     )
-    return [f"++{one}" if inside_mapping.match(one) else one for one in overrides]
+    return [
+        f"++{override}" if inside_mapping.match(override) else override for override in overrides
+    ]
 
 
 def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]:

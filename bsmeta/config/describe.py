@@ -84,7 +84,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
 
 def key_names(schema: type) -> list[str]:
     """Every dotted name of the schema, sections included."""
-    leaves = [one.name for one in keys(schema)]
+    leaves = [field.name for field in keys(schema)]
     sections = {name.rsplit(".", n)[0] for name in leaves for n in range(1, name.count(".") + 1)}
     return sorted({*leaves, *sections})
 
@@ -115,12 +115,12 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
     """
     parts: dict[str, list[Key]] = {}
     heading = "Keys"
-    for one in keys(schema):
-        section = one.name.rpartition(".")[0]
-        heading = one.heading or heading
-        parts.setdefault(f"`{section}`" if section else heading, []).append(one)
-        if one.entries is not None:
-            parts[f"Entries of `{one.name}`"] = list(keys(one.entries))
+    for name in keys(schema):
+        section = name.name.rpartition(".")[0]
+        heading = name.heading or heading
+        parts.setdefault(f"`{section}`" if section else heading, []).append(name)
+        if name.entries is not None:
+            parts[f"Entries of `{name.name}`"] = list(keys(name.entries))
     return sorted(parts.items(), key=lambda part: part[0].startswith(("`", "Entries")))
 
 
@@ -168,11 +168,11 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
 def _listed(heading: str, found: list[Key]) -> list[str]:
     """Lists keys below their heading, each with its meaning on a second line."""
     lines = [heading, "-" * len(heading)]
-    for one in found:
-        twin = f"  [DeepSpeed: {one.deepspeed}]" if one.deepspeed else ""
-        values = f"  ({one.values})" if one.values else ""
-        lines.append(f"{one.name}: {one.type} = {one.default}{values}")
-        lines.append(f"    {one.meaning}{twin}")
+    for line in found:
+        twin = f"  [DeepSpeed: {line.deepspeed}]" if line.deepspeed else ""
+        values = f"  ({line.values})" if line.values else ""
+        lines.append(f"{line.name}: {line.type} = {line.default}{values}")
+        lines.append(f"    {line.meaning}{twin}")
     return [*lines, ""]
 
 
@@ -185,7 +185,7 @@ def type_name(kind: Any) -> str:
 
 def entries_of(kind: Any) -> type | None:
     """The dataclass that a list holds, if it holds one."""
-    options = [one for one in typing.get_args(kind) if isinstance(one, type)]
+    options = [argument for argument in typing.get_args(kind) if isinstance(argument, type)]
     return next(filter(dataclasses.is_dataclass, options), None)
 
 

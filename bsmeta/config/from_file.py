@@ -83,7 +83,7 @@ def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
             for is_path, part in _parts(text, "the command line")
         )
 
-    return [expanded(one) for one in overrides]
+    return [expanded(override) for override in overrides]
 
 
 def _parts(text: str, where: str) -> Iterator[tuple[bool, str]]:

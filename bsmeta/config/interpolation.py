@@ -78,7 +78,7 @@ def _field_type(section: DictConfig | ListConfig, name: Any) -> Any:
     if schema is None or not dataclasses.is_dataclass(schema):
         return None
     kind = typing.get_type_hints(schema)[name]
-    options = [one for one in typing.get_args(kind) if one is not type(None)]
+    options = [argument for argument in typing.get_args(kind) if argument is not type(None)]
     is_optional = type(None) in typing.get_args(kind)
     return options[0] if is_optional and len(options) == 1 else kind
 

@@ -90,12 +90,12 @@ def expand_home(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     Yields:
         The dotted key and the value of each path that names an unknown user.
     """
-    for one in fields(section):
-        name, value = prefix + one.name, getattr(section, one.name)
+    for field_ in fields(section):
+        name, value = prefix + field_.name, getattr(section, field_.name)
         if is_dataclass(value):
             yield from expand_home(value, f"{name}.")
-        elif one.metadata.get("is_path") and value is not None:
+        elif field_.metadata.get("is_path") and value is not None:
             values = value if isinstance(value, list) else [value]
             paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]
             yield from ((name, path) for path in paths if str(path).startswith("~"))
-            setattr(section, one.name, paths if isinstance(value, list) else paths[0])
+            setattr(section, field_.name, paths if isinstance(value, list) else paths[0])

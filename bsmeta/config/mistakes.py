@@ -71,7 +71,7 @@ def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterat
     for name, value in values.items():
         key = f"{prefix}{name}"
         if name not in types:
-            siblings = tuple(f"{prefix}{one}" for one in types)
+            siblings = tuple(f"{prefix}{type_}" for type_ in types)
             yield Misfit(
                 key=key, value=value, expected=None, reason="", outermost=key, siblings=siblings
             )

@@ -105,14 +105,14 @@ def _groups() -> str:
     lines += ["| group | choices |", "|---|---|"]
     for name, options in group_options().items():
         plus = "+" if name == "recipes" else ""
-        lines.append(f"| `{plus}{name}=` | {', '.join(f'`{one}`' for one in options)} |")
+        lines.append(f"| `{plus}{name}=` | {', '.join(f'`{option}`' for option in options)} |")
     return "\n".join([*lines, ""])
 
 
 def _table(keys: list[Key]) -> str:
     lines = ["| key | type | values | default | meaning | owner |", "|---|---|---|---|---|---|"]
     for key in keys:
-        twins = ", ".join(f"`{one}`" for one in (key.deepspeed or "").split(", ") if one)
+        twins = ", ".join(f"`{twin}`" for twin in (key.deepspeed or "").split(", ") if twin)
         owner = f"Hydra; {twins} in the JSON" if twins else "Hydra"
         name = key.name.rpartition(".")[2]
         values = f"`{key.values}`" if key.values else ""

@@ -135,9 +135,10 @@ def stacked(
     }
     return Block(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
-        counts=np.stack([one.counts for one in sequences]),
+        counts=np.stack([sequence.counts for sequence in sequences]),
         notes=[
-            Notes(len(one.ids), one.documents, one.stream, one.position_after) for one in sequences
+            Notes(len(sequence.ids), sequence.documents, sequence.stream, sequence.position_after)
+            for sequence in sequences
         ],
     )
 

@@ -173,20 +173,20 @@ class StreamWriter(Dataset):
         ends = np.zeros(3, np.int64)
         facts = {"sequences": 0, "tokens": 0, "documents": 0}
         with ColumnFiles(self._folder, stream, self._columns) as files:
-            for one in sequences:
-                ends += (len(one.ids), len(one.lengths), len(one.documents))
+            for sequence in sequences:
+                ends += (len(sequence.ids), len(sequence.lengths), len(sequence.documents))
                 files.add(
-                    tokens=one.ids,
-                    marks=one.kinds | np.where(one.loss_mask, TARGET, 0).astype(np.uint8),
-                    lengths=one.lengths,
-                    types=one.types,
-                    documents=self._numbers(one.documents),
+                    tokens=sequence.ids,
+                    marks=sequence.kinds | np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8),
+                    lengths=sequence.lengths,
+                    types=sequence.types,
+                    documents=self._numbers(sequence.documents),
                     rows=ends,
-                    behind=one.position_after,
-                    counts=one.counts,
+                    behind=sequence.position_after,
+                    counts=sequence.counts,
                 )
                 facts["sequences"] += 1
-                facts["documents"] += int(one.counts[0])
+                facts["documents"] += int(sequence.counts[0])
             facts["tokens"] = int(ends[0])
         return {**facts, "files": files.facts()}
 
@@ -294,9 +294,9 @@ def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
     """A one-line summary of a folder's content."""
     streams: Sequence[dict[str, Any]] = manifest["streams"]
     sequences, tokens, documents = (
-        sum(one[name] for one in streams) for name in ("sequences", "tokens", "documents")
+        sum(stream[name] for stream in streams) for name in ("sequences", "tokens", "documents")
     )
-    size = sum(file["bytes"] for one in streams for file in one["files"].values())
+    size = sum(file["bytes"] for stream in streams for file in stream["files"].values())
     places = sequences * config.data_config.metadata_config.max_seq_len
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "

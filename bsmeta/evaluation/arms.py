@@ -70,19 +70,20 @@ def _all(types: tuple[str, ...]) -> list[Comparison]:
 
 
 def _each(types: tuple[str, ...]) -> list[Comparison]:
-    return [Comparison("each", f"each/{one}", NOTHING, Arm((one,))) for one in types]
+    return [Comparison("each", f"each/{type_}", NOTHING, Arm((type_,))) for type_ in types]
 
 
 def _left_out(types: tuple[str, ...]) -> list[Comparison]:
     return [
-        Comparison("left_out", f"left_out/{one}", NOTHING, Arm(_others(types, one)))
-        for one in types
+        Comparison("left_out", f"left_out/{type_}", NOTHING, Arm(_others(types, type_)))
+        for type_ in types
     ]
 
 
 def _added(types: tuple[str, ...]) -> list[Comparison]:
     return [
-        Comparison("added", f"added/{one}", Arm(_others(types, one)), Arm(types)) for one in types
+        Comparison("added", f"added/{type_}", Arm(_others(types, type_)), Arm(types))
+        for type_ in types
     ]
 
 
@@ -114,7 +115,7 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
         raise ConfigurationError(
             f"comparisons={list(groups)}: {unknown} unknown, expected any of {list(COMPARISONS)}"
         )
-    return [one for group in groups for one in COMPARISONS[group](tuple(types))]
+    return [comparison for group in groups for comparison in COMPARISONS[group](tuple(types))]
 
 
 def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
@@ -136,16 +137,16 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     for entry in config.chosen:
         wanted = entry.split("+")
         problems += [
-            f"chosen={list(config.chosen)}: {one} is not in metadata_list {list(types)}"
-            for one in wanted
-            if one not in types
+            f"chosen={list(config.chosen)}: {comparison} is not in metadata_list {list(types)}"
+            for comparison in wanted
+            if comparison not in types
         ]
-        own = tuple(one for one in types if one in wanted)
+        own = tuple(type_ for type_ in types if type_ in wanted)
         chosen.append(Comparison("chosen", f"chosen/{entry}", NOTHING, Arm(own)))
     if problems:
         raise ConfigurationError("\n".join(problems))
     plain = [*plan_comparisons(config.comparisons, types), *chosen]
-    repeated = [one for one in plain if one.group in ("all", "each", "chosen")]
+    repeated = [arm for arm in plain if arm.group in ("all", "each", "chosen")]
     varied = [
         _varied(one, control, controlled(one.test, control))
         for control in config.controls

@@ -93,7 +93,7 @@ def locate(checkpoint: str) -> Location:
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
     near = [one / "config.yaml" for one in (model, *model.resolve().parents[:2])]
-    config = next((one for one in (*near, model / RECIPE) if one.is_file()), None)
+    config = next((path for path in (*near, model / RECIPE) if path.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
     run_folder = next((one for one in above if (one / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)

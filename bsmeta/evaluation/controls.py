@@ -60,7 +60,7 @@ class Donors:
             for row, key in enumerate(self._types):
                 records = document.records(key)
                 self._digests[row, index] = _digest(records)
-                self._lengths[row, index] = sum(len(str(one.value)) for one in records)
+                self._lengths[row, index] = sum(len(str(record.value)) for record in records)
 
     def dress(self, index: int, document: Document, values: str) -> Document:
         """The document with its own, shuffled, wrong or matched values.
@@ -99,7 +99,7 @@ def _digest(records: Sequence[Record]) -> int:
     """A hash of the values of a type; 0 if there are none."""
     if not records:
         return 0
-    values: list[Any] = [(one.value, one.html_attrs) for one in records]
+    values: list[Any] = [(record.value, record.html_attrs) for record in records]
     return xxhash.xxh3_64_intdigest(msgspec.json.encode(values)) or 1
 
 

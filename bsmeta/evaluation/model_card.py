@@ -208,7 +208,11 @@ def _training(
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     yield "\n".join(["| what | value |", "|---|---|", *table])
     if command and Path(command[0]).name == "train.py":
-        given = [one.removeprefix("++") for one in command[1:] if not one.startswith("hydra")]
+        given = [
+            argument.removeprefix("++")
+            for argument in command[1:]
+            if not argument.startswith("hydra")
+        ]
         yield _block(shlex.join(["accelerate", "launch", "bsmeta/train.py", *given]), "sh")
 
 

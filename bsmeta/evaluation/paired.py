@@ -100,7 +100,7 @@ class PairedEvaluation:
             replace(config, metadata_config=metadata),
             tokenizer,
             documents,
-            (arm for one in comparisons for arm in (one.base, one.test)),
+            (arm for comparison in comparisons for arm in (comparison.base, comparison.test)),
             WINDOWS[windows],
             seed,
         )

@@ -149,8 +149,8 @@ def position_plot(model: ModelReport) -> Figure:
 def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line: str) -> None:
     """Draw one curve per row; the first solid curve is black and has its intervals."""
     for number, (row, bins) in enumerate(rows):
-        places = [one.first_byte for one in bins]
-        values = [one.figures.difference for one in bins]
+        places = [bin_.first_byte for bin_ in bins]
+        values = [bin_.figures.difference for bin_ in bins]
         strong = number == 0 and line == "-"
         colour = "black" if strong else f"C{(number - 1) % 10}" if line == "-" else UNSURE
         marker = "o" if strong else "." if line == "-" else VARIANTS[row.comparison.group]
@@ -164,7 +164,7 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
             linewidth=2.2 if strong else 1.2,
             label=label(row),
         )
-        ends = [(one.figures.difference_low, one.figures.difference_high) for one in bins]
+        ends = [(bin_.figures.difference_low, bin_.figures.difference_high) for bin_ in bins]
         if strong and all(low is not None for low, _ in ends):
             lows, highs = zip(*ends, strict=True)
             axes.fill_between(at, lows, highs, color="black", alpha=0.12, linewidth=0)
@@ -173,8 +173,8 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
 
 
 def _name_bins(axes: Axes, bins: Sequence[PositionBin], words: str) -> None:
-    names = [f"from {one.first_byte:,}\n{one.figures.documents:,} docs" for one in bins]
-    axes.set_xticks([str(one.first_byte) for one in bins], names, fontsize=8)
+    names = [f"from {bin_.first_byte:,}\n{bin_.figures.documents:,} docs" for bin_ in bins]
+    axes.set_xticks([str(bin_.first_byte) for bin_ in bins], names, fontsize=8)
     axes.set_xlabel(words, fontsize=9)
 
 
@@ -182,7 +182,7 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     """The training loss by step, and the evaluations of the run."""
     figure, axes = _canvas(7.5, 4.2)
     colour = "#2166ac"
-    at, losses = [one["step"] for one in steps], [one["loss"] for one in steps]
+    at, losses = [step["step"] for step in steps], [step["loss"] for step in steps]
     axes.plot(at, losses, color=colour, alpha=0.3, linewidth=1)
     axes.plot(at, _smooth(losses), color=colour)
     axes.set_xlabel("update")
@@ -190,7 +190,7 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     axes.grid(color=GRID)
     axes.set_title("The training run", fontsize=10)
     names = {"bits_per_byte_without": "without metadata", "bits_per_byte_with": "with metadata"}
-    known = [one for one in evaluations if all(name in one for name in names)]
+    known = [evaluation for evaluation in evaluations if all(name in evaluation for name in names)]
     if known:
         right = axes.twinx()
         for (name, words), shade in zip(names.items(), (UNSURE, HELPS), strict=True):
@@ -244,8 +244,8 @@ def _smooth(values: Sequence[float]) -> list[float]:
 def _exposure(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Share of the documents that had each type, from the counts that the trainer logs."""
     totals: dict[str, float] = {}
-    for one in steps:
-        for name, count in one.get("counts", {}).items():
+    for step in steps:
+        for name, count in step.get("counts", {}).items():
             totals[name] = totals.get(name, 0.0) + count
     documents = totals.get("documents", 0.0)
     return {
@@ -261,7 +261,7 @@ def _canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, Any]
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(ncols=columns, sharey=True, squeeze=False)[0]
-    for one in axes:
-        one.spines[["right"] if columns == 1 else ["top", "right"]].set_visible(False)
-        one.set_axisbelow(True)
+    for axis in axes:
+        axis.spines[["right"] if columns == 1 else ["top", "right"]].set_visible(False)
+        axis.set_axisbelow(True)
     return figure, axes[0] if columns == 1 else axes

@@ -178,8 +178,8 @@ class Report:
         """The content of `evaluation.json`."""
         return {
             "settings": self.settings,
-            "models": [one.as_dict() for one in self.models],
-            "pairs": [asdict(one) for one in self.pairs],
+            "models": [model.as_dict() for model in self.models],
+            "pairs": [asdict(pair) for pair in self.pairs],
         }
 
 
@@ -212,7 +212,7 @@ def rows_of(
         resampling: The bootstrap.
     """
     bins = len(position_edges)
-    stacked = [sums[one.name].totals[None] for one in comparisons]
+    stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
     for one in comparisons:  # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
         by_bin = np.moveaxis(sums[one.name].values, 0, 2)
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))

@@ -80,7 +80,7 @@ def evaluate(
             progress(done + share / len(locations))
 
         models.append(_evaluate_one(config, location, ranks, device, advance))
-    sums = [ModelSums(one.checkpoint, one.sums.digests, one.sums.totals) for one in models]
+    sums = [ModelSums(model.checkpoint, model.sums.digests, model.sums.totals) for model in models]
     pairs = compare_models(sums, resamples=config.bootstrap_resamples, seed=config.seed)
     return Report(settings=asdict(config), models=models, pairs=pairs)
 

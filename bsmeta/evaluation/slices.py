@@ -43,7 +43,7 @@ def make_slices(
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
     """
-    problems = [problem for one in configs for problem in _problems(one)]
+    problems = [problem for config in configs for problem in _problems(config)]
     if problems:
         raise ConfigurationError("\n".join(problems))
     if not configs:

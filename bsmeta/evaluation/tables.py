@@ -200,12 +200,12 @@ def _bin_table(
     model: ModelReport, title: str, note: str, bins: Mapping[str, Sequence[PositionBin]]
 ) -> Table:
     compared = [row for row in model.rows if row.compares]
-    edges = sorted({one.first_byte for row in compared for one in bins[row.comparison.name]})
+    edges = sorted({bin_.first_byte for row in compared for bin_ in bins[row.comparison.name]})
     heads = ["comparison", *[f"from byte {edge:,}" for edge in edges]]
     note += " The documents are those of the first comparison; intervals are not corrected."
     table = Table(title, note, heads)
     for number, row in enumerate(compared):
-        found = {one.first_byte: one.figures for one in bins[row.comparison.name]}
+        found = {bin_.first_byte: bin_.figures for bin_ in bins[row.comparison.name]}
         if number == 0:
             counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
             table.rows.append([DOCUMENTS, *counts])

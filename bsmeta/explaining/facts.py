@@ -27,7 +27,10 @@ def document_facts(
         metadata += f"; it also has {', '.join(others)}"
     if document.lacking:
         metadata += f"; no record of {', '.join(document.lacking)}"
-    tokens, targets = sum(map(len, chunks)), sum(one.target for chunk in chunks for one in chunk)
+    tokens, targets = (
+        sum(map(len, chunks)),
+        sum(token.target for chunk in chunks for token in chunk),
+    )
     lengths = (
         f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
         f"{count(len(chunks), 'chunk')}, loss on {targets:,}"
@@ -46,11 +49,11 @@ def chunk_facts(
         tokens: The tokens of the chunk.
         sequences: Number of sequences in the window.
     """
-    lengths = Counter(one.part for one in tokens)
+    lengths = Counter(token.part for token in tokens)
     parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
     return (
         f"chunk {place + 1} of {len(document.chunks)}: {count(len(tokens), 'token')} ({parts}), "
-        f"loss on {sum(one.target for one in tokens):,}; "
+        f"loss on {sum(token.target for token in tokens):,}; "
         f"sequence {document.sequences[place] + 1:,} of {sequences:,}"
     )
 
@@ -58,7 +61,7 @@ def chunk_facts(
 def packing_facts(window: ExplainedWindow) -> str:
     """Describes how densely a window is packed."""
     chunks = sum(map(len, window.sequences))
-    used = sum(one.length for sequence in window.sequences for one in sequence)
+    used = sum(chunk.length for sequence in window.sequences for chunk in sequence)
     places = max(len(window.sequences) * window.capacity, 1)
     which = f"documents {window.first} to {window.last} of {window.shard}"
     if window.count <= window.last - window.first:
@@ -90,7 +93,7 @@ def chunk_name(chunk: PackedChunk) -> str:
 
 def padding(sequence: Sequence[PackedChunk], capacity: int) -> int:
     """Number of padding tokens in a sequence."""
-    return capacity - sum(one.length for one in sequence)
+    return capacity - sum(chunk.length for chunk in sequence)
 
 
 def count(number: int, name: str) -> str:

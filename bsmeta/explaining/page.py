@@ -129,7 +129,7 @@ def document_parts(
 ) -> Iterator[str]:
     """Yield the HTML of a document: its description, and each of its chunks token by token."""
     yield f"<h2>{escape(document.name)}</h2>"
-    chunks = [shown_tokens(one, document.rendered, texts) for one in document.chunks]
+    chunks = [shown_tokens(chunk, document.rendered, texts) for chunk in document.chunks]
     for line in document_facts(document, chunks):
         yield f'<p class="facts">{escape(line)}</p>'
     for place, tokens in enumerate(chunks):
@@ -161,7 +161,7 @@ def packing(window: ExplainedWindow, most: int) -> Iterator[str]:
     yield f'<h2>Packing</h2><p class="facts">{escape(packing_facts(window))}; the first sequences, '
     yield "and those with documents from above (bold)</p>"
     yield "<table><tr><th>sequence<th><th>padding"
-    shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
+    shown = {int(document.name.rpartition(":")[2]) for document in window.documents}
     for place in shown_sequences(window, most):
         parts = []
         for chunk in window.sequences[place]:

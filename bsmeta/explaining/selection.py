@@ -262,12 +262,14 @@ class Selection:
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
         packing = self._maker.pack(window, documents).packing
         table = [
-            PackedChunk(one.number, place, len(one.chunks), len(chunk))
-            for one in documents
-            for place, chunk in enumerate(one.chunks)
+            PackedChunk(document.number, place, len(document.chunks), len(chunk))
+            for document in documents
+            for place, chunk in enumerate(document.chunks)
         ]
         sequence_of = {chunk: place for place, row in enumerate(packing) for chunk in row}
-        first_piece = itertools.accumulate((len(one.chunks) for one in documents), initial=0)
+        first_piece = itertools.accumulate(
+            (len(document.chunks) for document in documents), initial=0
+        )
         chosen = [
             (one, chunk)
             for one, chunk in zip(documents, first_piece, strict=False)

@@ -73,7 +73,7 @@ class TerminalView:
 
     def _document(self, document: ExplainedDocument, sequences: int) -> Iterator[RenderableType]:
         yield heading(document.name)
-        chunks = [shown_tokens(one, document.rendered, self._texts) for one in document.chunks]
+        chunks = [shown_tokens(chunk, document.rendered, self._texts) for chunk in document.chunks]
         for line in document_facts(document, chunks):
             yield Text(line, FAINT)
         for place, tokens in enumerate(chunks):
@@ -136,11 +136,11 @@ def packing(window: ExplainedWindow, most: int) -> Iterator[RenderableType]:
     table.add_column("to scale", no_wrap=True)
     table.add_column("padding", justify="right")
     table.add_column("document (chunk): tokens")
-    shown = {int(one.name.rpartition(":")[2]) for one in window.documents}
+    shown = {int(document.name.rpartition(":")[2]) for document in window.documents}
     for place in shown_sequences(window, most):
         sequence = window.sequences[place]
         chunks = Text(" · ").join(
-            Text(chunk_name(one), Style(bold=one.number in shown)) for one in sequence
+            Text(chunk_name(chunk), Style(bold=chunk.number in shown)) for chunk in sequence
         )
         left = padding(sequence, window.capacity)
         table.add_row(str(place + 1), bar(sequence, window.capacity, shown), str(left), chunks)

@@ -197,7 +197,10 @@ class _Batch:
             )
         main, null = scores[self._main], scores[self._null]
         guided = torch.where(self._is_guided, null + self._guidance * (main - null), main)
-        numbers = [torch.rand(1, generator=one, dtype=torch.float64) for one in self._generators]
+        numbers = [
+            torch.rand(1, generator=generator, dtype=torch.float64)
+            for generator in self._generators
+        ]
         drawn = torch.cat(numbers)[:, None].to(self._device)
         return pick(guided, self._temperature, self._top_p, drawn)
 

@@ -52,7 +52,7 @@ class Likelihoods:
         self._all_pieces = all_pieces
         self._encoder = DocumentEncoder(tokenizer, config)
         renderer = Renderer(config.metadata_config)
-        self._heads = [_head(renderer, one) for one in candidates]
+        self._heads = [_head(renderer, candidate) for candidate in candidates]
         encoded = self._encoder.encode(self._heads)
         self._prefixes = [one.prefix_ids for one in encoded]
         length = config.metadata_config.max_seq_len

@@ -153,7 +153,7 @@ class Dialogue:
             self._check(metadata)
             self._now["metadata"] = metadata
         else:
-            known = ", ".join([*self._types, *(one for one in FIELDS if one != "prompt")])
+            known = ", ".join([*self._types, *(field for field in FIELDS if field != "prompt")])
             raise ConfigurationError(
                 f"{name}: expected any of {known} before `=` (a blank before the line makes it a "
                 "prompt)"
@@ -176,7 +176,7 @@ def lines_of_input(types: Iterable[str]) -> Iterator[str]:
     if not sys.stdin.isatty():
         yield from sys.stdin
         return
-    fields = ", ".join(one for one in FIELDS if one not in ("prompt", *_MAPPINGS))
+    fields = ", ".join(field for field in FIELDS if field not in ("prompt", *_MAPPINGS))
     print(HELP.format(names=", ".join(types), fields=fields), file=sys.stderr)
     while True:
         try:

@@ -14,7 +14,7 @@ from bsmeta.config.errors import ConfigurationError
 
 def layers_of(model: nn.Module) -> list[nn.Module]:
     """The repeated layers of a transformers model, in order."""
-    return [one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)]
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
 
 
 def recompute(model: nn.Module, every: int) -> None:

@@ -149,19 +149,25 @@ def held(model: nn.Module, optimizer: Any) -> State:
         kept += getattr(optimizer, "fp32_partitioned_groups_flat", [])
         optimizer = optimizer.optimizer
     own = list(model.parameters())
-    shards = [getattr(one, "ds_tensor", one) for one in own]  # ZeRO-3: this rank's partition
-    weights = {one.untyped_storage().data_ptr() for one in shards}
-    kept += [one for values in optimizer.state.values() for one in values.values()]
+    shards = [
+        getattr(parameter, "ds_tensor", parameter) for parameter in own
+    ]  # ZeRO-3: this rank's partition
+    weights = {shard.untyped_storage().data_ptr() for shard in shards}
+    kept += [value for values in optimizer.state.values() for value in values.values()]
     kept += [
-        one
+        parameter
         for group in optimizer.param_groups
-        for one in group["params"]
-        if one.untyped_storage().data_ptr() not in weights
+        for parameter in group["params"]
+        if parameter.untyped_storage().data_ptr() not in weights
     ]
     return State(
         weights=float(sum(map(_bytes, shards))),
-        gradients=float(sum(_bytes(one.grad) for one in own if one.grad is not None)),
-        optimizer=float(sum(_bytes(one) for one in kept if isinstance(one, torch.Tensor))),
+        gradients=float(
+            sum(_bytes(parameter.grad) for parameter in own if parameter.grad is not None)
+        ),
+        optimizer=float(
+            sum(_bytes(parameter) for parameter in kept if isinstance(parameter, torch.Tensor))
+        ),
     )
 
 

@@ -55,7 +55,11 @@ class Retention:
                 do not belong to this run's past, and are left alone.
         """
         self._verified[written.folder] = (_stamps(written.folder), True)
-        past = [one for one in list_checkpoints(self._out_dir) if one.step <= written.step]
+        past = [
+            checkpoint
+            for checkpoint in list_checkpoints(self._out_dir)
+            if checkpoint.step <= written.step
+        ]
         kept = to_keep(past, self._config, self._is_whole)
         for old in past:
             if old not in kept and old.folder.resolve() != self._resumed_from:

@@ -86,7 +86,7 @@ def check(
         problems += unreadable
         if document is not None:
             problems += deepspeed_problems(document, config, launch)
-            reported = {one.key for one in problems if isinstance(one, Problem)}
+            reported = {problem.key for problem in problems if isinstance(problem, Problem)}
             problems += model_problems(document, reported, str(launch.deepspeed_config_file))
     problems += loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)

@@ -27,15 +27,18 @@ def bound_problems(section: Any, prefix: str = "") -> Iterator[Problem]:
         section: A dataclass of `key(...)` fields.
         prefix: Prepended to the names of its keys, such as `data_config.`.
     """
-    for one in _refused(section):
-        name = f"{prefix}{one.name}"
-        fix = one.fix.replace("{key}", name)
-        yield Problem(name, HYDRA, show(one.value), one.expected, fix)
+    for problem in _refused(section):
+        name = f"{prefix}{problem.name}"
+        fix = problem.fix.replace("{key}", name)
+        yield Problem(name, HYDRA, show(problem.value), problem.expected, fix)
 
 
 def bound_lines(section: Any) -> list[str]:
     """One line for each key that is out of bounds, for programs that do not train."""
-    return [f"{one.name}={one.value}: expected {one.expected}" for one in _refused(section)]
+    return [
+        f"{problem.name}={problem.value}: expected {problem.expected}"
+        for problem in _refused(section)
+    ]
 
 
 def refuse_out_of_bounds(section: Any) -> None:

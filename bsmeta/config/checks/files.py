@@ -194,6 +194,6 @@ def _is_path(name: str) -> bool:
 
 def _missing(key: str, name: object, expected: str, fix: str) -> Problem:
     folder = Path(str(name)).parent
-    names = [one.name for one in folder.iterdir()] if folder.is_dir() else []
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     close = nearest(Path(str(name)).name, names)
     return Problem(key, HYDRA, f"{show(name)}, which is not there{close}", expected, fix)

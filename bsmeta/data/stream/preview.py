@@ -34,7 +34,9 @@ def missing_types(config: DataConfig) -> list[str]:
     """
     metadata = config.metadata_config
     phases = phase_configs(metadata)
-    wanted = {name for one in phases if one.metadata_probability > 0 for name in one.metadata_list}
+    wanted = {
+        name for phase in phases if phase.metadata_probability > 0 for name in phase.metadata_list
+    }
     if not wanted or config.prepared:
         return []
     try:

@@ -146,15 +146,17 @@ class WindowMaker:
             line = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
             rejecter.reject(line, BadDocument("damaged_file", window.damage))
         parts = zip(numbers, rendered, self._cut(rendered), strict=True)
-        return [WindowDocument(*one) for one in parts], rejecter.counts
+        return [WindowDocument(*part) for part in parts], rejecter.counts
 
     def pack(self, window: Window, documents: Sequence[WindowDocument]) -> PackedWindow:
         """The sequences that hold the chunks of a window's documents."""
-        cuts = [one.chunks for one in documents]
+        cuts = [document.chunks for document in documents]
         owner = np.repeat(np.arange(len(cuts)), [len(chunks) for chunks in cuts])
-        types = np.array([self._type_bits(one.rendered) for one in documents], np.int32)[owner]
+        types = np.array([self._type_bits(document.rendered) for document in documents], np.int32)[
+            owner
+        ]
         table = ChunkTable(
-            document=np.array([one.number for one in documents], np.int64)[owner],
+            document=np.array([document.number for document in documents], np.int64)[owner],
             types=types,
             counts=document_counts(
                 types, np.diff(owner, prepend=-1) > 0, self._metadata.metadata_list
@@ -226,7 +228,7 @@ class WindowMaker:
     def _cut_batch(self, rendered: Sequence[Rendered]) -> list[list[Chunk]]:
         cuts = [cut(encoded, self._config) for encoded in self._encoder.encode(rendered)]
         if self._metadata.without_metadata_same_context:
-            plain = self._encoder.encode([one.without_metadata() for one in rendered])
+            plain = self._encoder.encode([document.without_metadata() for document in rendered])
             cuts = [
                 cut_alike(one, chunks, self._config)
                 for one, chunks in zip(plain, cuts, strict=True)

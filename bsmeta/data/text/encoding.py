@@ -170,11 +170,11 @@ class DocumentEncoder:
 
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
         """The documents' tokens, in one call of the tokenizer."""
-        texts = [one.lead + one.body for one in rendered]
-        with_prefix = [one for one in rendered if one.prefix]
-        with_suffix = [one for one in rendered if one.suffix]
-        texts += [one.prefix for one in with_prefix]
-        texts += [one.suffix for one in with_suffix]
+        texts = [document.lead + document.body for document in rendered]
+        with_prefix = [document for document in rendered if document.prefix]
+        with_suffix = [document for document in rendered if document.suffix]
+        texts += [document.prefix for document in with_prefix]
+        texts += [document.suffix for document in with_suffix]
 
         def own(number: int) -> np.ndarray:
             """The parts of a text that come from the configuration; called for few texts only."""
@@ -187,8 +187,14 @@ class DocumentEncoder:
 
         tokens = iter(self._tokenizer.encode(texts, None if self._takes_written_tokens else own))
         bodies = [next(tokens) for _ in rendered]
-        prefixes = [self._prefix(one, next(tokens)) if one.prefix else None for one in rendered]
-        suffixes = [self._suffix(one, next(tokens)) if one.suffix else None for one in rendered]
+        prefixes = [
+            self._prefix(document, next(tokens)) if document.prefix else None
+            for document in rendered
+        ]
+        suffixes = [
+            self._suffix(document, next(tokens)) if document.suffix else None
+            for document in rendered
+        ]
         return [
             self._document(*parts)
             for parts in zip(rendered, bodies, prefixes, suffixes, strict=True)
