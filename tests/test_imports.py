@@ -40,7 +40,7 @@ ROOMS = {
     "wandb": ["training/tracking*"],
     "trackio": ["training/tracking*"],
     "tensorflow": ["data/*"],
-    "matplotlib": ["evaluation/*"],
+    "matplotlib": ["evaluation/*", "tasks/*/plots*"],
 }
 
 # Imported where it is used, never at the top of a module: slow to load, or not needed by every run.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
+from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
@@ -21,6 +22,7 @@ FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/train.py", RunConfig, "v2"),
     ("bsmeta/train.py task=causal_lm", CausalLMConfig, "v2"),
+    ("bsmeta/train.py task=classification", ClassificationConfig, "classification"),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),

@@ -71,6 +71,9 @@ class RunConfig:
         deepspeed="scheduler.params.warmup_num_steps",
         at_least=0,
     )
+    warmup_share: float | None = key(
+        None, "share of the updates, instead of num_warmup_steps", at_least=0, below=1
+    )
     max_train_steps: int = key(
         100_000, "updates in all", deepspeed="scheduler.params.total_num_steps", at_least=1
     )

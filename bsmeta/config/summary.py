@@ -93,7 +93,10 @@ def _launch(config: RunConfig, launch: Launch) -> str:
 
 def _schedule(config: RunConfig) -> str:
     peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} updates"
-    if config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
+    share = config.warmup_share
+    if share is not None:
+        warm_up = f"{share:.0%} of the updates"
+    elif config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
         return f"rising for the whole run: the warm-up of {warm_up} is longer (peak: {peak})"
     end = ""
     if config.lr_scheduler_type != "constant":
@@ -106,5 +109,7 @@ def _checkpoints(config: RunConfig) -> str:
     extra = (
         f", at {config.extra_steps_to_eval_save_at}" if config.extra_steps_to_eval_save_at else ""
     )
-    every = f"every {config.save_steps:,} updates{extra}, " if config.save_steps else extra[2:]
-    return f"{every}and at the end; {f'the last {kept} are' if kept else 'all are'} kept"
+    often = f"every {config.save_steps:,} updates{extra}, " if config.save_steps else extra[2:]
+    if config.saves_per_epoch is not None:
+        often = f"{config.saves_per_epoch:,} an epoch{extra}, "
+    return f"{often}and at the end; {f'the last {kept} are' if kept else 'all are'} kept"

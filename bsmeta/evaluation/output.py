@@ -90,10 +90,10 @@ def print_report(report: Report, files: list[Path]) -> None:
     if not console.is_terminal:
         console = Console(width=WIDTH_OF_A_FILE)
     if len(report.models) > 1:
-        console.print(_rich(checkpoint_table(report)))
+        console.print(rich_table(checkpoint_table(report)))
     if report.pairs:
         table = pair_table(report)
-        console.print(_rich(table))
+        console.print(rich_table(table))
         console.print(f"[dim]{escape(table.note)}[/dim]")
     for model in report.models:
         console.print(
@@ -102,7 +102,7 @@ def print_report(report: Report, files: list[Path]) -> None:
         tables = [comparison_table(model, TERMINAL_COLUMNS)]
         tables += [control_table(model)] if controls_of(model) else []
         for table in tables:
-            console.print(_rich(table, hidden=(TOGETHER, HOLM)))
+            console.print(rich_table(table, hidden=(TOGETHER, HOLM)))
             console.print(f"[dim]{escape(table.note)}[/dim]")
         console.print(summary(model))
     folder = files[0].parent
@@ -143,7 +143,7 @@ def _markdown_page(report: Report, plots_made: list[str]) -> str:
     return "\n".join([*lines, markdown(tables_of(report)), "", *images, ""])
 
 
-def _rich(table: Table, hidden: Sequence[str] = ()) -> RichTable:
+def rich_table(table: Table, hidden: Sequence[str] = ()) -> RichTable:
     """A table for the terminal, without some columns."""
     made = RichTable(
         title=table.title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
@@ -41,18 +41,23 @@ def page(report: Report, figures: Mapping[str, Figure]) -> str:
         figures: Its plots by name.
     """
     names = ", ".join(model.checkpoint for model in report.models)
-    parts = [f"<h1>Evaluation of {escape(names)}</h1>"]
+    parts = []
     for model in report.models:
         parts.append(f'<p class="lead">{escape(_lead(model, several=len(report.models) > 1))}</p>')
         parts.append(f"<p>{escape(described(model, report))}</p>")
-    parts += [_image(name, figure) for name, figure in figures.items()]
-    parts += [_table(table) for table in tables_of(report)]
+    parts += [html_image(name, figure) for name, figure in figures.items()]
+    parts += [html_table(table) for table in tables_of(report)]
     settings = json.dumps(report.settings, indent=1, ensure_ascii=False)
     parts.append(f"<h2>Settings</h2><details><summary>show</summary><pre>{escape(settings)}</pre>")
     parts.append("</details>")
-    head = f'<meta charset="utf-8"><title>Evaluation of {escape(names)}</title>'
+    return html_page(f"Evaluation of {names}", parts)
+
+
+def html_page(title: str, parts: Sequence[str]) -> str:
+    """A self-contained page of HTML parts under a title."""
+    head = f'<meta charset="utf-8"><title>{escape(title)}</title>'
     viewport = '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    body = "\n".join(parts)
+    body = "\n".join([f"<h1>{escape(title)}</h1>", *parts])
     return (
         f'<!doctype html>\n<html lang="en"><head>{head}{viewport}<style>{STYLE}</style></head>\n'
         f"<body>\n{body}\n</body></html>\n"
@@ -74,7 +79,8 @@ def _lead(model: ModelReport, *, several: bool) -> str:
     return f"{model.checkpoint}: {summary(model)}" if several else summary(model)
 
 
-def _table(table: Table) -> str:
+def html_table(table: Table) -> str:
+    """A table with its title and note as HTML."""
     heads = "".join(f"<th>{escape(head)}</th>" for head in table.heads)
     rows = "\n".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows
@@ -85,7 +91,8 @@ def _table(table: Table) -> str:
     )
 
 
-def _image(name: str, figure: Figure) -> str:
+def html_image(name: str, figure: Figure) -> str:
+    """A plot as HTML, embedded."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg")
     data = base64.b64encode(buffer.getvalue()).decode()

@@ -7,12 +7,14 @@ from collections.abc import Collection, Iterator
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import causal_lm as causal_lm_checks
 from bsmeta.config.checks.problems import Problem
+from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.notes import notes
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.data.stream.preview import missing_types
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
+from bsmeta.tasks.classification import checks as classification_checks
 
 
 def _causal_lm(config: CausalLMConfig) -> Task:
@@ -32,6 +34,12 @@ def _causal_lm_notes(config: CausalLMConfig) -> list[str]:
     return [*notes(config), *metadata_notes(metadata), *missing_types(config.data_config)]
 
 
+def _classification(config: ClassificationConfig) -> Task:
+    from bsmeta.tasks.classification.task import TextClassifier
+
+    return TextClassifier(config)
+
+
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         config=CausalLMConfig,
@@ -41,5 +49,13 @@ TASKS: dict[str, TaskEntry] = {
         summary=summary.rows,
         notes=_causal_lm_notes,
         metrics=causal_lm_checks.METRICS,
+    ),
+    "classification": TaskEntry(
+        config=ClassificationConfig,
+        make=_classification,
+        value_problems=classification_checks.value_problems,
+        summary=classification_checks.summary_rows,
+        metrics=classification_checks.METRICS,
+        has_epochs=True,
     ),
 }

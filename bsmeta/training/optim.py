@@ -50,21 +50,23 @@ def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimize
 def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
     """The learning rate of a step.
 
-    A linear warm-up reaches the peak at step `num_warmup_steps`; then the rate stays there
-    (`constant`), or decays linearly (`linear`) or along half a cosine (`cosine`) such that it would
-    reach `min_learning_rate_ratio` of the peak one step after the last.
+    A linear warm-up reaches the peak at step `num_warmup_steps`, or after `warmup_share` of the
+    steps; then the rate stays there (`constant`), or decays linearly (`linear`) or along half a
+    cosine (`cosine`) such that it would reach `min_learning_rate_ratio` of the peak one step after
+    the last.
 
     Args:
         config: The run.
         max_steps: Number of steps of the run.
         step: The step number, from 1 to `max_steps`.
     """
-    if step <= config.num_warmup_steps:
-        return config.learning_rate * step / config.num_warmup_steps
+    share = config.warmup_share
+    warm_up = config.num_warmup_steps if share is None else round(share * max_steps)
+    if step <= warm_up:
+        return config.learning_rate * step / warm_up
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
-    falling = max_steps - config.num_warmup_steps
-    progress = min(1.0, (step - 1 - config.num_warmup_steps) / max(1, falling))
+    progress = min(1.0, (step - 1 - warm_up) / max(1, max_steps - warm_up))
     left = 1.0 - progress
     if config.lr_scheduler_type == "cosine":
         left = 0.5 * (1 + math.cos(math.pi * progress))

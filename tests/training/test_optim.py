@@ -24,6 +24,12 @@ def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
     assert [learning_rate(config, 6, step) for step in range(1, 7)] == pytest.approx(expected)
 
 
+def test_the_warm_up_may_be_a_share_of_the_run() -> None:
+    config = CausalLMConfig(learning_rate=1.0, num_warmup_steps=1000, warmup_share=0.4)
+    rates = [learning_rate(config, 5, step) for step in range(1, 6)]
+    assert rates == pytest.approx([0.5, 1.0, 1.0, 2 / 3, 1 / 3])
+
+
 def test_without_warm_up_the_first_update_has_the_peak() -> None:
     config = CausalLMConfig(learning_rate=0.1, num_warmup_steps=0, max_train_steps=10)
     assert learning_rate(config, config.max_train_steps, 1) == 0.1

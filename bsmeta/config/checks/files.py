@@ -26,7 +26,7 @@ def folder_problems(config: RunConfig) -> Iterator[Problem]:
     if resume not in (None, "latest") and not Path(str(resume)).expanduser().is_dir():
         expected = "latest, or a checkpoint folder"
         fix = "resume_from_checkpoint_dir=latest"
-        yield _missing("resume_from_checkpoint_dir", resume, expected, fix)
+        yield missing("resume_from_checkpoint_dir", resume, expected, fix)
 
 
 def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
@@ -44,18 +44,18 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
     if data.prepared is not None:
         if not Path(data.prepared).is_dir():
             fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
-            yield _missing("data_config.prepared", data.prepared, "a folder", fix)
+            yield missing("data_config.prepared", data.prepared, "a folder", fix)
         return
     folder = local_dataset(data)
     if folder is not None and not os.path.isdir(folder):
         fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
-        yield _missing("data_config.dataset_name", folder, "the folder of the shards", fix)
+        yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
         return
     for entry in missing_shards(config):
         start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
         fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
-        yield _missing("data_config.train_file", entry, expected, fix)
+        yield missing("data_config.train_file", entry, expected, fix)
     yield from _foreign(config)
     held_out = data.validation_file and in_dataset(data.validation_file, data)
     if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
@@ -68,7 +68,7 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
     elif config.eval_steps > 0:
         expected = "the held-out shard, which is read every eval_steps updates"
         fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
-        yield _missing("data_config.validation_file", held_out, expected, fix)
+        yield missing("data_config.validation_file", held_out, expected, fix)
 
 
 def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
@@ -149,10 +149,10 @@ def _model(config: CausalLMConfig) -> Iterator[Problem]:
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
         used = key != "model_name" or uses_model_name(config)
-        if name is None or not used or not _is_path(name) or os.path.exists(name):
+        if name is None or not used or not is_path(name) or os.path.exists(name):
             continue
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
-        yield _missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
+        yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
     yield from _positions(config)
 
 
@@ -188,11 +188,13 @@ def positions_problems(
         yield Problem(key, HYDRA, show(length), expected, f"{key}={positions}")
 
 
-def _is_path(name: str) -> bool:
+def is_path(name: str) -> bool:
+    """Whether a name is a path rather than one on the Hub (OWNER/NAME)."""
     return name.startswith(("/", ".", "~")) or name.count("/") > 1 or name.endswith(".json")
 
 
-def _missing(key: str, name: object, expected: str, fix: str) -> Problem:
+def missing(key: str, name: object, expected: str, fix: str) -> Problem:
+    """The problem of a file that does not exist, with the most similar name in its folder."""
     folder = Path(str(name)).parent
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     close = nearest(Path(str(name)).name, names)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.data.loader import set_up_worker
@@ -35,11 +36,12 @@ class TableStream:
         accumulation: Micro-batches per step, the same for each process and step.
         num_workers: Number of loader processes; 0 does all work in this process.
         fingerprint: What must be equal for a saved state to be usable.
-        state: `{"steps": n, ...}` as saved with a checkpoint; None starts from the
+        state: `{"steps": n, "fingerprint": ...}` as saved with a checkpoint; None starts from the
             beginning.
 
     Raises:
-        ConfigurationError: If processes x accumulation do not divide the order's shares.
+        ConfigurationError: If processes x accumulation do not divide the order's shares, or the
+            state belongs to other rows.
     """
 
     def __init__(
@@ -59,6 +61,13 @@ class TableStream:
             raise ConfigurationError(
                 f"batch_shares={order.shares} is not a multiple of processes x "
                 f"gradient_accumulation_steps = {world_size} x {accumulation} = {parts}"
+            )
+        saved = fingerprint if state is None else state["fingerprint"]
+        changed = "\n".join(differing("", saved, fingerprint, "in the checkpoint"))
+        if changed:
+            raise ConfigurationError(
+                "the checkpoint is of a run on other rows, which cannot be continued exactly; "
+                f"restore these, or start a new run:\n{changed}"
             )
         self.fingerprint = fingerprint
         self._steps = _Steps(order, collate, rank, world_size, accumulation)

@@ -35,7 +35,7 @@ def collate(rows: np.ndarray, epoch: int) -> MicroBatch:
 
 
 def stream(order: StepOrder, rank: int = 0, world_size: int = 1, **more: Any) -> TableStream:
-    settings = {"accumulation": 1, "num_workers": 0, "fingerprint": {}, **more}
+    settings = {"accumulation": 1, "num_workers": 0, "fingerprint": {"rows": 61}, **more}
     return TableStream(order, collate, rank=rank, world_size=world_size, **settings)
 
 
@@ -55,7 +55,8 @@ def global_steps(
         sorted(name for rank in parts for batch in rank.micro_batches for name in batch.documents)
         for parts in zip(*data, strict=True)
     ]
-    return documents, TableStream.merge([rank[-1].state for rank in data])
+    merged = TableStream.merge([rank[-1].state for rank in data])
+    return documents, {"fingerprint": ranks[0].fingerprint, **merged}  # as the trainer saves it
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -66,7 +67,7 @@ def test_global_batches_are_the_same_for_every_launch(kind: str) -> None:
     for world_size, workers, accumulation in itertools.product((1, 2, 4, 8), (0, 2), (1, 2)):
         found, state = global_steps(order, world_size, workers, accumulation, steps)
         assert found == expected
-        assert state == {"steps": steps}
+        assert state["steps"] == steps
 
 
 @pytest.mark.slow
@@ -103,8 +104,16 @@ def test_resumes_at_every_step_of_an_epoch(kind: str, epoch: int) -> None:
     total = 4 * order.steps_per_epoch
     expected, _ = global_steps(order, 1, 0, 1, total)
     for done in range(epoch * order.steps_per_epoch, (epoch + 1) * order.steps_per_epoch):
-        resumed, _ = global_steps(order, 2, 0, 1, total - done, {"steps": done})
+        resumed, _ = global_steps(
+            order, 2, 0, 1, total - done, {"steps": done, "fingerprint": {"rows": 61}}
+        )
         assert resumed == expected[done:]
+
+
+def test_a_state_of_other_rows_is_refused() -> None:
+    state = {"steps": 3, "fingerprint": {"rows": 60}}
+    with pytest.raises(ConfigurationError, match="rows: 60 in the checkpoint, 61 now"):
+        stream(ORDERS["fixed"], state=state)
 
 
 def test_a_rank_without_rows_gets_a_filler_without_weight() -> None:

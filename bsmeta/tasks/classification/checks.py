@@ -1,0 +1,89 @@
+"""What is known about a classification run before anything is loaded: problems and summary."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.problems import HYDRA, Problem, show
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.launch import Launch
+from bsmeta.config.task_entry import Row
+
+METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "mcc", "chunk_accuracy")
+"""The metrics of an evaluation during training."""
+
+
+def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:
+    """Yields problems that do not depend on the launch."""
+    yield from _table(config)
+    yield from _model(config)
+    yield from _class_weights(config.class_weights)
+    folder = Path(config.results_dir or "")
+    if config.results_dir is not None and folder.exists() and not folder.is_dir():
+        fix = "results_dir=results, for example"
+        yield Problem("results_dir", HYDRA, f"{show(str(folder))}, a file", "a folder", fix)
+
+
+def _table(config: ClassificationConfig) -> Iterator[Problem]:
+    data = config.data_config
+    if data.csv is None:
+        expected = "a CSV file with a column of texts and a column of labels"
+        fix = "data_config.csv=FILE data_config.text_column=NAME data_config.label_column=NAME"
+        yield Problem("data_config.csv", HYDRA, "null", expected, fix)
+    elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
+        yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
+    if data.split_column is not None and data.split_by is not None:
+        expected = "null: data_config.split_by divides the rows only where no column does"
+        fix = "data_config.split_by=null or data_config.split_column=null"
+        yield Problem("data_config.split_column", HYDRA, show(data.split_column), expected, fix)
+
+
+def _model(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
+    for key in ("model_config_file", "model_name", "tokenizer_name"):
+        name = getattr(config, key)
+        unused = key == "model_name" and None not in (
+            config.model_config_file, config.tokenizer_name,
+        )  # fmt: skip
+        if name is not None and not unused and is_path(name) and not os.path.exists(name):
+            what = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
+            yield missing(key, name, f"{what}, or a name on the Hub", f"correct {key}")
+
+
+def _class_weights(weights: Any) -> Iterator[Problem]:
+    """Yields weights that no table could have; labels are compared with those of the table."""
+    if weights in ("none", "balanced"):
+        return
+    values = weights.values() if isinstance(weights, Mapping) else [None]
+    numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+    if len(numbers) < len(values) or not all(0 < value < math.inf for value in numbers):
+        expected = "none, balanced, or labels with weights above 0"
+        fix = "class_weights=balanced, or class_weights={LABEL: 2}"
+        yield Problem("class_weights", HYDRA, show(weights), expected, fix)
+
+
+def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
+    """Rows for model and table."""
+    data = config.data_config
+    model = config.model_name
+    if config.model_config_file is not None:
+        model = f"{config.model_config_file} (random weights)"
+    unit = "tokens" if data.fold_by == "tokens" else "words"
+    splits = f"{data.split_fractions} (training, validation, test)"
+    if data.split_by is not None:
+        splits += f"; no split divides a value of {data.split_by}"
+    if data.split_column is not None:
+        splits = f"column {data.split_column}"
+    return [
+        ("model", model),
+        ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
+        ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),
+        ("chunks", f"{data.max_length:,} {unit}; longer texts are folded"),
+        ("splits", splits),
+        ("class weights", show(config.class_weights)),
+    ]

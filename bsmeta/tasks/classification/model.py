@@ -1,0 +1,186 @@
+"""The classifier and its tokenizer: an encoder of the Hub or of random weights, and a new head."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.text.tokenizer import check_vocabulary
+from bsmeta.models.pretrained import check_files
+
+logger = logging.getLogger(__name__)
+
+# What the architectures of transformers call their dropouts.
+DROPOUTS = (
+    "hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout",
+    "attention_dropout", "seq_classif_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
+    "activation_dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
+)  # fmt: skip
+
+
+def load_tokenizer(config: ClassificationConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a padding token.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded, or has no token to pad with.
+    """
+    key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
+    return read_tokenizer(config.tokenizer_name or config.model_name, key)
+
+
+def read_tokenizer(name: str, key: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub name; `key` names it in messages.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded, or has no token to pad with.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{key}: the tokenizer of {name} cannot be loaded: {error}. Expected a folder, or a "
+            "name on the Hub"
+        ) from error
+    check_vocabulary(tokenizer, f"{key}: {name}")
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"{key}: the tokenizer of {name} has neither a padding nor an end-of-text token; "
+                "name one that has a pad_token"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def build_model(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> PreTrainedModel:
+    """The model to train: float32, on the CPU.
+
+    Raises:
+        ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
+        DataError: If the weights are not those of its encoder.
+    """
+    random_weights = config.model_config_file is not None
+    key = "model_config_file" if random_weights else "model_name"
+    source = config.model_config_file or config.model_name
+    try:
+        shape = AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub"
+        ) from error
+    shape.id2label = dict(enumerate(labels))
+    shape.label2id = {label: number for number, label in enumerate(labels)}
+    shape.problem_type = "single_label_classification"
+    shape.pad_token_id = tokenizer.pad_token_id
+    _check_length(config, shape, tokenizer, f"{key}={source}")
+    if config.dropout is not None:
+        for name in DROPOUTS:
+            if hasattr(shape, name):
+                setattr(shape, name, config.dropout)
+    try:
+        if random_weights:
+            model = AutoModelForSequenceClassification.from_config(shape, dtype=torch.float32)
+        else:
+            model = _pretrained(source, f"{key}={source}", shape)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"{key}: {source} cannot be loaded: {error}. Expected a model that "
+            "AutoModelForSequenceClassification knows"
+        ) from error
+    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer))
+    return model
+
+
+def load_model(folder: Path) -> PreTrainedModel:
+    """A trained classifier, in evaluation mode; `folder` is one that `export` has written.
+
+    Raises:
+        DataError: If it is damaged or incomplete.
+    """
+    check_files(str(folder), f"{folder}")
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            folder, output_loading_info=True, dtype=torch.float32
+        )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        raise DataError(
+            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
+            "model/ of a run or checkpoint of task=classification"
+        )
+    return model.eval()
+
+
+def longest(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens of a row that model and tokenizer accept; None: without a limit."""
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None and shape.model_type in ("roberta", "xlm-roberta", "camembert"):
+        positions -= shape.pad_token_id + 1  # their positions begin after that of the padding
+    # A tokenizer without a limit has one of 10^30.
+    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None]
+    limit = min(limits)
+    return None if limit > 1_000_000 else int(limit)
+
+
+def _check_length(
+    config: ClassificationConfig, shape: Any, tokenizer: PreTrainedTokenizerBase, where: str
+) -> None:
+    limit, length = longest(shape, tokenizer), config.data_config.max_length
+    if limit is not None and length > limit:
+        raise ConfigurationError(
+            f"data_config.max_length={length}: expected at most {limit}, the tokens of a row of "
+            f"the model ({where}); longer texts are folded into several rows"
+        )
+
+
+def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
+    """Loads the encoder's weights; only the head may be random, and only heads may be ignored."""
+    check_files(source, where)
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()  # its table of missing weights: logged below
+    try:
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            source, config=shape, dtype=torch.float32, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+    encoder = f"{model.base_model_prefix}."
+
+    def of_encoder(names: Any) -> list[str]:
+        return sorted(n for n in names if n.startswith(encoder) and ".pooler." not in n)
+
+    other_shape = [entry[0] for entry in info["mismatched_keys"]]
+    problems = {
+        "missing": of_encoder(info["missing_keys"]),
+        "unexpected": of_encoder(info["unexpected_keys"]),
+        "of another shape": of_encoder(other_shape),
+    }
+    found = [f"{word}: {', '.join(names[:3])}" for word, names in problems.items() if names]
+    if found:
+        raise DataError(
+            f"{where}: the weights in {source} are not those of the encoder of its config.json "
+            f"({'; '.join(found)}); copy the folder again, or fix its config.json"
+        )
+    new = sorted({*info["missing_keys"], *other_shape})
+    logger.info("%s: new random weights for %s", where, ", ".join(new) or "nothing")
+    return model

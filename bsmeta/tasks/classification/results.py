@@ -1,0 +1,163 @@
+"""What the test set says: the scores of the model and of the baselines, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bsmeta.tasks.classification import baselines
+from bsmeta.tasks.classification.scores import SCORES, Compared, compare
+from bsmeta.tasks.classification.scoring import Scored
+
+MODEL = "model"
+FIRST_CHUNK = "model, first chunk only"
+
+
+@dataclass(frozen=True)
+class TrainingTexts:
+    """What the baselines learn from.
+
+    Attributes:
+        texts: The training texts.
+        labels: int64 [texts].
+        balanced: Whether rare labels count more in training.
+    """
+
+    texts: Sequence[str]
+    labels: np.ndarray
+    balanced: bool
+
+
+@dataclass(frozen=True)
+class Results:
+    """The scores on a test set.
+
+    Attributes:
+        source: The file of the texts, and the split.
+        labels: The labels.
+        systems: The model first; then the model on the first chunk only, if any text has several;
+            then the baselines, if there are training texts.
+        units: Number of resampled units, and what they are.
+        per_label: Precision, recall, F1 and number of texts of each label, of the model.
+        scores: The loss and the scores of the model that `metrics.jsonl` has.
+        folded: Texts with more than one chunk.
+        chunks: Chunks of all texts.
+        distribution: Number of source texts of each label by split.
+    """
+
+    source: str
+    labels: tuple[str, ...]
+    systems: list[Compared]
+    units: tuple[int, str]
+    per_label: dict[str, dict[str, float]]
+    scores: dict[str, float]
+    folded: int
+    chunks: int
+    distribution: dict[str, dict[str, int]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        systems = {
+            system.name: {
+                name: {
+                    "value": system.values[name],
+                    "interval": _ends(system.intervals[name]),
+                    **_difference(system, name),
+                }
+                for name in SCORES
+            }
+            | {"confusion": system.matrix.tolist()}
+            for system in self.systems
+        }
+        return {
+            "source": self.source,
+            "labels": list(self.labels),
+            "texts": int(self.systems[0].matrix.sum()),
+            "folded_texts": self.folded,
+            "chunks": self.chunks,
+            "resampled": {"units": self.units[0], "of": self.units[1]},
+            "scores": self.scores,
+            "systems": systems,
+            "per_label": self.per_label,
+            "distribution": self.distribution,
+        }
+
+
+def _ends(interval: Any) -> list[float]:
+    return [interval.low, interval.high]
+
+
+def _difference(system: Compared, name: str) -> dict[str, Any]:
+    if name not in system.differences:
+        return {}
+    value, interval = system.differences[name]
+    return {"minus_model": value, "minus_model_interval": _ends(interval)}
+
+
+def results_of(
+    scored: Scored,
+    texts: Sequence[str],
+    training: TrainingTexts | None,
+    *,
+    source: str,
+    labels: tuple[str, ...],
+    groups: tuple[np.ndarray, str],
+    model_scores: dict[str, float],
+    distribution: Mapping[str, Mapping[str, int]],
+    resamples: int,
+    seed: int,
+) -> Results:
+    """Scores the model and the baselines on the same texts.
+
+    Args:
+        scored: The model's logits.
+        texts: The texts, in the order of `scored.sources`.
+        training: What the baselines learn from; None: no baselines.
+        source: The file of the texts, and the split.
+        labels: The labels.
+        groups: int [texts], the group of each text, and what the groups are.
+        model_scores: The loss and the scores of the model.
+        distribution: Number of texts of each label by split.
+        resamples: Number of bootstrap resamples.
+        seed: Their seed.
+    """
+    predicted = {MODEL: scored.logits.argmax(1)}
+    if scored.chunks.max() > 1:
+        predicted[FIRST_CHUNK] = scored.first_logits.argmax(1)
+    if training is not None:
+        predicted[baselines.MAJORITY] = baselines.majority(training.labels, len(texts))
+        predicted[baselines.LINEAR] = baselines.linear(
+            training.texts, training.labels, texts, balanced=training.balanced
+        )
+    units, unit = groups
+    systems = compare(scored.labels, predicted, units, len(labels), resamples=resamples, seed=seed)
+    return Results(
+        source=source,
+        labels=labels,
+        systems=systems,
+        units=(len(np.unique(units)), unit),
+        per_label=_per_label(scored.labels, predicted[MODEL], labels),
+        scores=model_scores,
+        folded=int((scored.chunks > 1).sum()),
+        chunks=int(scored.chunks.sum()),
+        distribution={split: dict(counts) for split, counts in distribution.items()},
+    )
+
+
+def _per_label(
+    truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    # Imported here because scikit-learn takes seconds, and only rank 0 needs it.
+    from sklearn.metrics import precision_recall_fscore_support
+
+    columns = precision_recall_fscore_support(
+        truth, predicted, labels=range(len(labels)), zero_division=0.0
+    )
+    names = ("precision", "recall", "f1", "texts")
+    return {
+        label: {name: float(column[number]) for name, column in zip(names, columns, strict=True)}
+        for number, label in enumerate(labels)
+    }

@@ -1,0 +1,130 @@
+"""Scores of a classifier from its confusion matrix, and their bootstrap intervals.
+
+The resampled units are source texts, or the groups that no split divides: texts of one author are
+not independent. All systems are scored on the same resamples, so differences are paired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsmeta.evaluation.statistics import Interval, central, resampled
+
+SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
+
+
+def confusion(truth: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
+    """Counts int64 [labels, labels]; a row is a true label, a column a predicted one."""
+    cells = np.bincount(truth * labels + predicted, minlength=labels * labels)
+    return cells.reshape(labels, labels)
+
+
+def scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
+    """The scores of confusion matrices, as scikit-learn defines them.
+
+    Labels that do not occur are left out of the means: of balanced accuracy those without a text,
+    of macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
+    undefined: with one label only.
+
+    Args:
+        matrix: float or int [..., labels, labels], in any unit.
+
+    Returns:
+        Each of `SCORES`, float64 [...].
+    """
+    matrix = np.asarray(matrix, dtype=np.float64)
+    true, guessed = matrix.sum(-1), matrix.sum(-2)
+    right = np.diagonal(matrix, axis1=-2, axis2=-1)
+    total = matrix.sum((-2, -1))
+    recall = _ratio(right, true)
+    f1 = _ratio(2 * right, true + guessed)
+    covariance = right.sum(-1) * total - (true * guessed).sum(-1)
+    spread = (total**2 - (true**2).sum(-1)) * (total**2 - (guessed**2).sum(-1))
+    return {
+        "accuracy": _ratio(right.sum(-1), total),
+        "balanced_accuracy": _ratio(recall.sum(-1), (true > 0).sum(-1)),
+        "macro_f1": _ratio(f1.sum(-1), (true + guessed > 0).sum(-1)),
+        "mcc": _ratio(covariance, np.sqrt(np.maximum(spread, 0.0))),
+    }
+
+
+def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
+    zeros = np.zeros(np.broadcast_shapes(np.shape(top), np.shape(bottom)))
+    return np.divide(top, bottom, out=zeros, where=np.asarray(bottom) > 0)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The scores of a system on the test set.
+
+    Attributes:
+        name: The system.
+        matrix: Its confusion matrix, int64 [labels, labels].
+        values: Each of `SCORES`.
+        intervals: Their 95% bootstrap intervals.
+        differences: This system minus the first one, with its paired interval; {} for the first.
+    """
+
+    name: str
+    matrix: np.ndarray
+    values: dict[str, float]
+    intervals: dict[str, Interval]
+    differences: dict[str, tuple[float, Interval]]
+
+
+def compare(
+    truth: np.ndarray,
+    predicted: Mapping[str, np.ndarray],
+    units: np.ndarray,
+    labels: int,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[Compared]:
+    """Scores several systems on the same texts.
+
+    Args:
+        truth: int [texts], the true labels.
+        predicted: The labels that each system predicts; the others are compared with the first.
+        units: int [texts], the resampled unit that each text belongs to.
+        labels: Number of labels.
+        resamples: Number of resamples.
+        seed: Seed of the resamples; they are the same for every system.
+    """
+    first_values: dict[str, float] = {}
+    first_draws: dict[str, np.ndarray] = {}
+    found = []
+    for name, guesses in predicted.items():
+        matrix = confusion(truth, guesses, labels)
+        values = {score: float(value) for score, value in scores(matrix).items()}
+        draws = _resampled_scores(truth, guesses, units, labels, resamples=resamples, seed=seed)
+        differences = {
+            score: (values[score] - first_values[score], central(draws[score] - draw))
+            for score, draw in first_draws.items()
+        }
+        intervals = {score: central(draw) for score, draw in draws.items()}
+        found.append(Compared(name, matrix, values, intervals, differences))
+        first_values, first_draws = first_values or values, first_draws or draws
+    return found
+
+
+def _resampled_scores(
+    truth: np.ndarray,
+    predicted: np.ndarray,
+    units: np.ndarray,
+    labels: int,
+    *,
+    resamples: int,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    """Each of `SCORES` for each resample of the units, float64 [resamples]."""
+    _, place = np.unique(units, return_inverse=True)
+    count = int(place.max()) + 1
+    cells = np.zeros((count, labels * labels))
+    np.add.at(cells, (place, truth * labels + predicted), 1.0)
+    # Divided by the number of units, which does not change a score.
+    means = resampled(cells.T, np.ones_like(cells.T), resamples=resamples, seed=seed)
+    return scores(means.reshape(-1, labels, labels))

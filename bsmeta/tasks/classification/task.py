@@ -1,0 +1,183 @@
+"""The task: model, stream, loss, evaluation and export; `finish` does the test set at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from scipy.special import softmax
+from torch import nn
+
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.errors import DataError
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.table.stream import TableStream
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.classification import model as models
+from bsmeta.tasks.classification.batches import micro_batch
+from bsmeta.tasks.classification.examples import Chunk, Examples
+from bsmeta.tasks.classification.finish import finish
+from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.loss import cross_entropies, label_weights
+from bsmeta.tasks.classification.scoring import logits_of, score
+from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.stream import order_of, train_stream
+
+TEXTS_AT_ONCE = 1000
+"""Texts that `predict` folds and sorts by length at one time."""
+
+
+class TextClassifier:
+    """Predicts the label of a text; a long text is folded into chunks, each a row of a batch."""
+
+    def __init__(self, config: ClassificationConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        self.tokenizer = models.load_tokenizer(config)
+        self._validation: list[Chunk] | None = None
+
+    @cached_property
+    def examples(self) -> Examples:
+        """The table, whose database is built first if there is none."""
+        return open_examples(self._config.data_config, self.tokenizer)
+
+    @cached_property
+    def _weights(self) -> list[float]:
+        examples = self.examples
+        return label_weights(
+            self._config.class_weights, examples.labels, examples.label_counts("train")
+        )
+
+    def build_model(self) -> nn.Module:
+        return models.build_model(self._config, self.tokenizer, self.examples.labels)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        return order_of(self._config, self.examples, world_size).steps_per_epoch
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
+        weights, name = self._weights, Path(str(self._config.data_config.csv)).name
+
+        def collate(chunks: list[Chunk]) -> MicroBatch:
+            return micro_batch(chunks, self.tokenizer, weights, name)
+
+        return train_stream(
+            self._config, self.examples, collate, rank=rank, world_size=world_size, state=state
+        )
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the weighted loss of the chunks, and the share of them that is predicted right.
+
+        Args:
+            model: The wrapped model.
+            batch: `input_ids`, `attention_mask` (int64 [chunks, tokens]), `labels` (int64 [chunks])
+                and `weights` (float [chunks]).
+        """
+        labels = batch["labels"]
+        logits = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
+        losses = cross_entropies(logits.float(), labels, self._config.label_smoothing)
+        right = (logits.detach().argmax(1) == labels).float()
+        return Loss(
+            (losses * batch["weights"]).sum(),
+            {"accuracy": (right.sum(), torch.ones_like(right).sum())},
+        )
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Scores the validation split; [] if there is none."""
+        if self._validation is None:
+            self._validation = self.examples.read(self.examples.chunks("validation"))
+        if not self._validation:
+            return []
+        batch_size = self._config.data_config.per_device_eval_batch_size
+        scored = score(model, self._validation, self.tokenizer, batch_size, context)
+        return metrics(scored.scores(self._weights, self._config.label_smoothing), "validation")
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test split, once, with the best checkpoint; writes results and report."""
+        best = models.load_model(context.best / "model").to(context.device)
+        found = finish(
+            self._config,
+            best,
+            self.examples,
+            self.tokenizer,
+            self._weights,
+            self.steps_per_epoch(context.world_size),
+            context,
+        )
+        return metrics(found, "test")
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(str(folder))
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads an exported classifier, and its tokenizer for `predict`."""
+        self.tokenizer = models.read_tokenizer(str(folder), "checkpoint")
+        return models.load_model(folder)
+
+    def predict(
+        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the label of each record's text, its probabilities, and the number of its chunks.
+
+        The text is in the text column of the training table, `data_config.text_column`. A text
+        without tokens has no label.
+
+        Raises:
+            DataError: If a record has no such column.
+        """
+        data = self._config.data_config
+        folding = Folding(self.tokenizer, data.fold_by, data.max_length)
+        device = next(model.parameters()).device
+        context = EvaluationContext(0, 1, device, lambda value: [value])
+        names: dict[int, str] = model.config.id2label  # type: ignore[union-attr, assignment]
+        remaining = iter(records)
+        while batch := list(islice(remaining, TEXTS_AT_ONCE)):
+            folded = folding.fold([text_of(record, data.text_column) for record in batch])
+            ids = [fold.ids for folds in folded for fold in folds]
+            size = data.per_device_eval_batch_size
+            logits = logits_of(model, ids, self.tokenizer, size, context) if ids else np.empty(0)
+            begin = 0
+            for folds in folded:
+                own, begin = logits[begin : begin + len(folds)], begin + len(folds)
+                yield _prediction(own, names)
+
+
+def text_of(record: Mapping[str, Any], column: str) -> str:
+    """The text of a record.
+
+    Raises:
+        DataError: If there is none.
+    """
+    text = record.get(column)
+    if not isinstance(text, str):
+        raise DataError(
+            f"a record without a text in {column!r} (it has {', '.join(map(repr, record))}); "
+            "data_config.text_column names the column"
+        )
+    return text
+
+
+def _prediction(logits: np.ndarray, names: Mapping[int, str]) -> dict[str, Any]:
+    """The result for a text from the logits of its chunks, [chunks, labels]."""
+    if not len(logits):
+        return {"label": None, "probabilities": {}, "chunks": 0}
+    shares = softmax(logits.astype(np.float64).mean(0))
+    return {
+        "label": names[int(shares.argmax())],
+        "probabilities": {names[number]: float(share) for number, share in enumerate(shares)},
+        "chunks": len(logits),
+    }
+
+
+def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
+    """The scores of a split as metrics."""
+    return [
+        Metric(name, value, better="min" if name == "loss" else "max", split=split)
+        for name, value in values.items()
+    ]
