@@ -12,6 +12,7 @@ from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.problems import AUTO
+from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.evaluation import EvaluateConfig
@@ -75,7 +76,8 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 
 
 def test_every_configuration_is_composed_with_its_schema() -> None:
-    schemas = {"demo": CausalLMConfig, "v2": CausalLMConfig}
+    schemas: dict[str, type] = {"demo": CausalLMConfig, "v2": CausalLMConfig}
+    schemas |= {"classification": ClassificationConfig}
     schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig, "predict": PredictConfig}
     schemas |= {"annotate": AnnotateConfig, "descriptions": DescriptionsConfig}
     files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))

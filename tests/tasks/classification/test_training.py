@@ -1,0 +1,110 @@
+"""The classifier through the trainer: real processes, killed and resumed, one, two and four."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+from tests.tasks.classification.helpers import write_leanings
+
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+KILLED = Path(__file__).with_name("killed_train.py")
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+Documents = Callable[[Path], dict[int, list[str]]]
+
+
+def arguments(csv: Path, encoder: Path, out_dir: Path, *more: str) -> list[str]:
+    return [
+        "--config-name", "classification", f"data_config.csv={csv}", f"model_name={encoder}",
+        f"out_dir={out_dir}", f"results_dir={out_dir}/results", "trackers=[]",
+        "data_config.max_length=16", "data_config.per_device_train_batch_size=4",
+        "learning_rate=0.005", "num_train_epochs=3", "class_weights=balanced",
+        "label_smoothing=0.05", "log_documents=true", "bootstrap_resamples=200", *more,
+    ]  # fmt: skip
+
+
+def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
+
+
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path, workers: int
+) -> None:
+    csv = write_leanings(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = f"data_config.num_workers={workers}"
+    launch(TRAIN, *arguments(csv, encoder, whole, more), processes=2)
+    died = launch(
+        KILLED, *arguments(csv, encoder, killed, more), processes=2, check=False, KILL_AT="17"
+    )
+    assert died.returncode != 0
+    again = arguments(csv, encoder, killed, more, "resume_from_checkpoint_dir=latest")
+    launch(TRAIN, *again, processes=2)
+
+    assert [e["step"] for e in events(killed, "resume")] == [12]
+    assert exact(steps(killed)) == exact(steps(whole))
+    assert documents(killed) == documents(whole)
+    assert events(killed, "eval") == events(whole, "eval")
+    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    for name in ("testset_predictions.csv", "train_test_stats.json"):
+        first, second = (run / f"results/leanings_{name}" for run in (whole, killed))
+        assert first.read_text() == second.read_text()
+
+    rows = [set().union(*(documents(whole)[s] for s in range(n, n + 12))) for n in (1, 13, 25)]
+    assert [len(epoch) for epoch in rows] == [48, 48, 48]  # each source row in each epoch
+    assert rows[0] == rows[1] == rows[2]
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_train_on_the_same_batches_with_the_same_test_result(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
+) -> None:
+    csv = write_leanings(tmp_path)
+    runs = []
+    for processes in (1, 2, 4):
+        out_dir = tmp_path / str(processes)
+        rows = f"data_config.per_device_train_batch_size={8 // processes}"
+        more = arguments(csv, encoder, out_dir, rows, "dropout=0")
+        launch(TRAIN, *more, processes=processes)
+        runs.append(out_dir)
+    alone, *others = runs
+    expected = events(alone, "eval")[-1]
+    assert expected["split"] == "test"
+    for other in others:
+        assert documents(other) == documents(alone)
+        for number, step in steps(alone).items():
+            assert steps(other)[number]["loss"] == pytest.approx(step["loss"], rel=1e-4)
+        found = events(other, "eval")[-1]
+        assert found["accuracy"] == expected["accuracy"]
+        assert found == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_deepspeed_zero_2_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path) -> None:
+    csv = write_leanings(tmp_path)
+    file = REPOSITORY / "experiments" / "accelerate" / "cpu_zero2.yaml"
+    command = ["accelerate", "launch", "--config_file", str(file), str(TRAIN)]
+    out_dir = tmp_path / "run"
+    done = subprocess.run(
+        [*command, *arguments(csv, encoder, out_dir)], cwd=REPOSITORY, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
+    assert (out_dir / "evaluation" / "report.html").exists()
