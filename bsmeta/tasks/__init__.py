@@ -40,6 +40,14 @@ def _classification(config: ClassificationConfig) -> Task:
     return TextClassifier(config)
 
 
+def _prepare_classification(config: ClassificationConfig) -> bool:
+    if config.prep_only:
+        from bsmeta.tasks.classification.preparation import prepare
+
+        prepare(config)
+    return config.prep_only
+
+
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         config=CausalLMConfig,
@@ -55,6 +63,7 @@ TASKS: dict[str, TaskEntry] = {
         make=_classification,
         value_problems=classification_checks.value_problems,
         summary=classification_checks.summary_rows,
+        prepare=_prepare_classification,
         metrics=classification_checks.METRICS,
         has_epochs=True,
     ),

@@ -13,14 +13,13 @@ from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.text.tokenizer import check_vocabulary
+from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files
 
 logger = logging.getLogger(__name__)
@@ -33,35 +32,18 @@ DROPOUTS = (
 )  # fmt: skip
 
 
-def load_tokenizer(config: ClassificationConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a padding token.
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub name, with a padding token.
 
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
     """
-    key = "model_name" if config.tokenizer_name is None else "tokenizer_name"
-    return read_tokenizer(config.tokenizer_name or config.model_name, key)
-
-
-def read_tokenizer(name: str, key: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub name; `key` names it in messages.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded, or has no token to pad with.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{key}: the tokenizer of {name} cannot be loaded: {error}. Expected a folder, or a "
-            "name on the Hub"
-        ) from error
-    check_vocabulary(tokenizer, f"{key}: {name}")
+    tokenizer = tokenizer_of(name)
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
             raise ConfigurationError(
-                f"{key}: the tokenizer of {name} has neither a padding nor an end-of-text token; "
-                "name one that has a pad_token"
+                f"tokenizer_name: {name} has neither a padding nor an end-of-text token; name a "
+                "tokenizer that has a pad_token"
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer

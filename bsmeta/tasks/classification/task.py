@@ -15,7 +15,6 @@ from scipy.special import softmax
 from torch import nn
 
 from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.errors import DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
@@ -39,7 +38,7 @@ class TextClassifier:
     def __init__(self, config: ClassificationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
         self._config = config
-        self.tokenizer = models.load_tokenizer(config)
+        self.tokenizer = models.load_tokenizer(config.tokenizer_name or config.model_name)
         self._validation: list[Chunk] | None = None
 
     @cached_property
@@ -116,20 +115,19 @@ class TextClassifier:
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: Path) -> nn.Module:
-        """Loads an exported classifier, and its tokenizer for `predict`."""
-        self.tokenizer = models.read_tokenizer(str(folder), "checkpoint")
         return models.load_model(folder)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (self._config.data_config.text_column,)
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the label of each record's text, its probabilities, and the number of its chunks.
+        """Yields the predicted label of each record's text, its probabilities, and its chunks.
 
-        The text is in the text column of the training table, `data_config.text_column`. A text
-        without tokens has no label.
-
-        Raises:
-            DataError: If a record has no such column.
+        The text is in the text column of the training table, `data_config.text_column`. For a text
+        without tokens the prediction is None.
         """
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
@@ -138,7 +136,7 @@ class TextClassifier:
         names: dict[int, str] = model.config.id2label  # type: ignore[union-attr, assignment]
         remaining = iter(records)
         while batch := list(islice(remaining, TEXTS_AT_ONCE)):
-            folded = folding.fold([text_of(record, data.text_column) for record in batch])
+            folded = folding.fold([str(record[data.text_column]) for record in batch])
             ids = [fold.ids for folds in folded for fold in folds]
             size = data.per_device_eval_batch_size
             logits = logits_of(model, ids, self.tokenizer, size, context) if ids else np.empty(0)
@@ -148,28 +146,13 @@ class TextClassifier:
                 yield _prediction(own, names)
 
 
-def text_of(record: Mapping[str, Any], column: str) -> str:
-    """The text of a record.
-
-    Raises:
-        DataError: If there is none.
-    """
-    text = record.get(column)
-    if not isinstance(text, str):
-        raise DataError(
-            f"a record without a text in {column!r} (it has {', '.join(map(repr, record))}); "
-            "data_config.text_column names the column"
-        )
-    return text
-
-
 def _prediction(logits: np.ndarray, names: Mapping[int, str]) -> dict[str, Any]:
     """The result for a text from the logits of its chunks, [chunks, labels]."""
     if not len(logits):
-        return {"label": None, "probabilities": {}, "chunks": 0}
+        return {"prediction": None, "probabilities": {}, "chunks": 0}
     shares = softmax(logits.astype(np.float64).mean(0))
     return {
-        "label": names[int(shares.argmax())],
+        "prediction": names[int(shares.argmax())],
         "probabilities": {names[number]: float(share) for number, share in enumerate(shares)},
         "chunks": len(logits),
     }
