@@ -18,11 +18,11 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 def bert_tokenizer() -> PreTrainedTokenizerFast:
-    """A WordChunk tokenizer like that of BERT, with 512 positions."""
+    """A WordPiece tokenizer like that of BERT, with 512 positions."""
     letters = string.ascii_lowercase + string.digits + string.punctuation
     words = [*letters, *(f"##{letter}" for letter in letters), *re.findall(r"\w{2,}", TEXT.lower())]
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *words])}
-    tokenizer = Tokenizer(models.WordChunk(vocabulary, unk_token="[UNK]"))
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.TemplateProcessing(
