@@ -43,8 +43,8 @@ class Chunk(msgspec.Struct):
     """
 
     shard: int
-    items: list[Item]
-    names: frozenset[str]
+    items: list[Item] = []
+    names: frozenset[str] = frozenset()
     rows: list[bytes | None] = []
     position: int = 0
     problem: str = ""

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
+from bsmeta.annotate.crawl_index import make_index, needs_index
 from bsmeta.annotate.inputs import identified, list_inputs, output_folder
 from bsmeta.annotate.pipeline import (
     Advance,
@@ -22,7 +23,7 @@ from bsmeta.annotate.pipeline import (
     plan_shard,
     run,
 )
-from bsmeta.annotate.registry import make_annotators
+from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED
@@ -57,10 +58,15 @@ def plan_and_run(
         DataError: If input files are damaged, after all others are done.
     """
     files = list(identified(inputs))
-    plans = [plan_shard(config, annotators, output, file) for file in files]
+    total = sum(file.bytes for file in files)
+    if needs_index(annotators):
+        with progress_bar("reading titles", total, shown=shown) as advance:
+            make_index(config, files, output, advance)
+    wanted = fingerprints(annotators)
+    plans = [plan_shard(config, wanted, output, file) for file in files]
     if config.check_disk:
         check_disk(output, plans)
-    with progress_bar(plans, shown=shown) as advance:
+    with progress_bar("annotating", total, shown=shown) as advance:
         problems = run(config, annotators, plans, advance)
     if problems:
         raise DataError("\n".join(problems))
@@ -68,9 +74,8 @@ def plan_and_run(
 
 
 @contextmanager
-def progress_bar(plans: Sequence[ShardPlan], *, shown: bool) -> Iterator[Advance]:
+def progress_bar(name: str, total: int, *, shown: bool) -> Iterator[Advance]:
     """Shows how much of the input is done, the time left, and pages per second."""
-    total = sum(plan.file.bytes for plan in plans)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -82,7 +87,7 @@ def progress_bar(plans: Sequence[ShardPlan], *, shown: bool) -> Iterator[Advance
     )
     # Without its refreshing thread, which must not be running when a worker is forked.
     bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=not shown)
-    task = bar.add_task("annotating", total=total, pages=0, speed=0.0)
+    task = bar.add_task(name, total=total, pages=0, speed=0.0)
     start, pages = time.monotonic(), 0
 
     def advance(done: int, counts: Counts) -> None:

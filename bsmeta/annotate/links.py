@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urldefrag, urljoin, urlsplit
 
-import xxhash
-
 from bsmeta.annotate.page import Page
 
 LONGEST_MENTION = 100
@@ -26,9 +24,10 @@ LONGEST_DESCRIPTION = 500
 
 # What sets the name of the site off from the title of a page.
 _SEPARATOR = re.compile(r" (?:[-–—|·•«»]|::) ")
-_SITE_SHARE = 0.3  # of the pages of a host that have a suffix in common: it names the site
+_SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it names the site
 _SITE_PAGES = 3
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
+_DIGEST = "CREATE TABLE made_from (digest TEXT)"
 _SCHEMA = (
     "CREATE TABLE pages (key TEXT PRIMARY KEY, title TEXT NOT NULL, description TEXT NOT NULL, "
     "site TEXT NOT NULL, section TEXT NOT NULL) WITHOUT ROWID"
@@ -88,12 +87,20 @@ def _first_paragraph(page: Page) -> str:
     return ""
 
 
-def write_index(path: Path, pages: Iterable[LinkedPage]) -> None:
-    """Writes the index of all pages; of pages of one address the first is kept."""
+def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
+    """Writes the index of all pages; of pages of one address the first is kept.
+
+    Args:
+        path: The file.
+        pages: The pages.
+        digest: Identifies from what they were collected.
+    """
     partial = path.with_name(path.name + ".part")
     partial.unlink(missing_ok=True)
     with closing(sqlite3.connect(partial)) as database:
         database.execute(_SCHEMA)
+        database.execute(_DIGEST)
+        database.execute("INSERT INTO made_from VALUES (?)", (digest,))
         database.executemany("INSERT OR IGNORE INTO pages VALUES (?, ?, ?, ?, ?)", pages)
         for key, title in list(_shortened(database)):
             database.execute("UPDATE pages SET title = ? WHERE key = ?", (title, key))
@@ -130,6 +137,14 @@ def index_path(output: Path) -> Path:
     return output / "_annotation" / "pages.sqlite"
 
 
+def index_digest(path: Path) -> str | None:
+    """From what an index was made; None if it is not there."""
+    if not path.exists():
+        return None
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
+        return str(database.execute("SELECT digest FROM made_from").fetchone()[0])
+
+
 class LinkIndex:
     """The pages of a crawl by their address. Each process opens it for itself.
 
@@ -141,14 +156,6 @@ class LinkIndex:
         self._path = path
         self._database: sqlite3.Connection | None = None
         self.find = lru_cache(maxsize=1 << 16)(self._find)
-
-    @property
-    def content_hash(self) -> str:
-        """The hash of all entries."""
-        found = xxhash.xxh3_64()
-        for page in self.pages():
-            found.update("\0".join(page).encode())
-        return found.hexdigest()
 
     def pages(self) -> Iterator[LinkedPage]:
         """All pages, sorted by their address."""

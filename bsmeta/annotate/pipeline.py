@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import accumulate, islice, repeat
 from pathlib import Path
@@ -20,7 +21,6 @@ from bsmeta.annotate.chunks import Annotation, Chunk, Counts
 from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.pool import Pool, Work
-from bsmeta.annotate.registry import fingerprints
 from bsmeta.annotate.shard import Header, Journal, ShardFiles, ShardWriter, existing_rows
 from bsmeta.annotate.sources import item_bytes, open_source
 from bsmeta.config.annotate import AnnotateConfig
@@ -57,16 +57,22 @@ class ShardPlan:
 
 
 def plan_shard(
-    config: AnnotateConfig, annotators: Sequence[Annotator], output: Path, file: InputFile
+    config: AnnotateConfig, wanted: Mapping[str, str], output: Path, file: InputFile
 ) -> ShardPlan:
     """Compares what an existing shard was made from with what it would be made from now.
 
     If pages and text are the same, only annotators that are new, have changed, or are named in
     `replace` run; with `only` no others than these.
+
+    Args:
+        config: The configuration.
+        wanted: The fingerprints of the annotators.
+        output: The folder of the shards.
+        file: The input.
     """
     files = ShardFiles(output, file.name)
-    wanted = fingerprints(annotators)
-    header = Header(file.bytes, file.xxh3, _text_fingerprint(config), wanted, list(wanted))
+    text = _text_fingerprint(config)
+    header = Header(file.bytes, file.xxh3, text, dict(wanted), list(wanted))
     existing = files.complete()
     if existing is None or not existing.header.is_same_page_text(header):
         if config.only is not None:
@@ -136,7 +142,7 @@ def run(
     work = Annotation(config, annotators)
     before = [0, *accumulate(plan.file.bytes for plan in plans)]
     try:
-        with stopped_by_signals(), _pool(config, work) as pool:
+        with stopped_by_signals(), make_pool(config, work) as pool:
             for chunk, written in pool.map(_chunks(config, plans, writers)):
                 if written is not None:
                     writers[chunk.shard].add(written)
@@ -155,14 +161,10 @@ def run(
     return problems
 
 
-def _pool(config: AnnotateConfig, work: Work) -> Pool:
-    workers = config.workers or number_of_cores()
+def make_pool(config: AnnotateConfig, work: Work) -> Pool:
+    """The workers that the configuration asks for."""
+    workers = config.workers or len(os.sched_getaffinity(0))
     return Pool(work, workers, config.page_seconds, int(config.worker_gb * 1e9))
-
-
-def number_of_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def _chunks(
@@ -173,35 +175,46 @@ def _chunks(
         if plan.is_complete:
             continue
         writer = writers[number] = ShardWriter(plan.files, plan.header)
-        end = Chunk(number, [], frozenset())
+        end = Chunk(number)
         if not writer.is_complete:
+            rows: Iterator[bytes | None] = repeat(None)
+            if plan.existing is not None:
+                rows = islice(existing_rows(plan.files, plan.existing), writer.pages, None)
+            first = Chunk(number, names=frozenset(plan.header.names))
             try:
-                yield from _chunks_of_file(config, number, plan, writer.pages)
+                yield from chunks_of_file(config, first, plan.file.path, writer.pages, rows)
             except DataError as error:
                 end.problem = str(error)
         yield end
 
 
-def _chunks_of_file(
-    config: AnnotateConfig, number: int, plan: ShardPlan, skip: int
+def chunks_of_file(
+    config: AnnotateConfig,
+    first: Chunk,
+    path: str,
+    skip: int = 0,
+    rows: Iterable[bytes | None] = repeat(None),
 ) -> Iterator[Chunk]:
-    """The records of a file after the first `skip`, each with its existing row, in chunks.
+    """The records of a file in chunks.
+
+    Args:
+        config: The configuration.
+        first: An empty chunk, of which all are copies.
+        path: The file.
+        skip: Number of records at its beginning that are left out.
+        rows: The existing rows of the others.
 
     Raises:
         DataError: If the file is damaged, after the chunks before the damage.
     """
-    names = frozenset(plan.header.names)
-    rows: Iterator[bytes | None] = repeat(None)
-    if plan.existing is not None:
-        rows = islice(existing_rows(plan.files, plan.existing), skip, None)
-    source = open_source(plan.file.path, int(config.page_mb * 1e6))
-    chunk, size = Chunk(number, [], names, []), 0
+    items = open_source(path, int(config.page_mb * 1e6)).items(skip)
+    chunk, size = deepcopy(first), 0
     damage = None
     try:
-        for (item, position), row in zip(source.items(skip), rows, strict=False):
+        for (item, position), row in zip(items, rows, strict=False):
             if len(chunk.items) >= config.chunk_pages or size >= config.chunk_mb * 1e6:
                 yield chunk
-                chunk, size = Chunk(number, [], names, []), 0
+                chunk, size = deepcopy(first), 0
             chunk.items.append(item)
             chunk.rows.append(row)
             chunk.position = position

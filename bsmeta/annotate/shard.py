@@ -227,8 +227,9 @@ class ShardWriter:
 
     def close(self) -> None:
         """Leaves the shard as it is, to be continued."""
-        self._data.close()
-        self._lines.close()
+        for file in (self._data, self._lines):
+            with contextlib.suppress(OSError):  # of what is not in the journal: the disk is full
+                file.close()
         self._lock.release()
 
     def _note(self, line: Header | Entry) -> None:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.links import LinkIndex, index_path, mentions
+from bsmeta.annotate.links import LinkIndex, index_digest, index_path, mentions
 from bsmeta.annotate.page import PARAGRAPHS
 from bsmeta.annotate.row import Columns, Row, global_record, local_record
 from bsmeta.annotate.sentences import sentences
@@ -96,7 +96,8 @@ class Entity(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
-        self._index = LinkIndex(index_path(Path(config.output or "")))
+        self._path = index_path(Path(config.output or ""))
+        self._index = LinkIndex(self._path)
 
     def annotate(self, row: Row) -> Columns:
         records = []
@@ -106,7 +107,7 @@ class Entity(Annotator):
         return {"metadata_entity": records}
 
     def fingerprint(self) -> str:
-        return self.digest({"pages": self._index.content_hash})
+        return self.digest({"pages": index_digest(self._path)})
 
 
 class EntityParagraph(Annotator):

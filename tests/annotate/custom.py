@@ -1,0 +1,80 @@
+"""Annotators of a user's own, named by their dotted paths."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.row import AnnotationError, Columns, Row, global_record
+
+
+class Words(Annotator):
+    """The number of words; each page that it sees is noted in the file $WORDS_LOG."""
+
+    name = "words"
+    columns = ("metadata_words",)
+
+    def annotate(self, row: Row) -> Columns:
+        if "WORDS_LOG" in os.environ:
+            with open(os.environ["WORDS_LOG"], "a", encoding="ascii") as file:
+                file.write(row.url + "\n")
+        return {"metadata_words": [global_record("words", str(len(row.text.split())))]}
+
+
+class ManyWords(Annotator):
+    """Whether there are many words: needs the column of another annotator."""
+
+    name = "many_words"
+    needs = ("metadata_words",)
+    columns = ("metadata_many_words",)
+
+    def annotate(self, row: Row) -> Columns:
+        count = int(row.column("metadata_words")[0]["value"])
+        return {"metadata_many_words": [global_record("many_words", str(count > 60))]}
+
+
+class Faulty(Annotator):
+    """Fails on the pages whose address says how."""
+
+    name = "faulty"
+    columns = ("metadata_faulty",)
+
+    def annotate(self, row: Row) -> Columns:
+        fault = row.url.rpartition("#")[2]
+        if fault in FAULTS:
+            FAULTS[fault]()
+        return {"metadata_faulty": [global_record("faulty", "no")]}
+
+
+def _refuse() -> Any:
+    raise AnnotationError("refused", "this page")
+
+
+def _raise() -> Any:
+    raise KeyError("a bug")
+
+
+def _hang() -> Any:
+    time.sleep(3600)
+
+
+def _crash() -> Any:
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def _swell() -> Any:
+    return bytearray(8_000_000_000)
+
+
+FAULTS = {"refuse": _refuse, "raise": _raise, "hang": _hang, "crash": _crash, "swell": _swell}
+
+
+class Slow(Words):
+    """Like `Words`, but a page takes some time."""
+
+    def annotate(self, row: Row) -> Columns:
+        time.sleep(0.005)
+        return super().annotate(row)
