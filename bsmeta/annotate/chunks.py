@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 from isal import igzip
-from resiliparse.parse.encoding import bytes_to_str, detect_encoding
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.registry import ANNOTATORS
 from bsmeta.annotate.row import BASE_COLUMNS, NO_TEXT, AnnotationError, Columns, InputRecord, Row
@@ -230,4 +230,4 @@ def _reason(error: Exception) -> str:
 
 
 def _as_text(html: str | bytes) -> str:
-    return html if isinstance(html, str) else bytes_to_str(html, detect_encoding(html) or "utf-8")
+    return html if isinstance(html, str) else decode_html(html)

@@ -6,6 +6,8 @@ Everything that annotators need of a page's HTML comes from here; no annotator p
 from __future__ import annotations
 
 import contextlib
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -13,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
 
+from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.walking import Profile, Rules, TagRecord, names, walk
 
 VERSION = 1
@@ -23,6 +26,20 @@ PARAGRAPHS = names(
     article main section address aside"""
 )
 _DECLARATIONS = 'meta, time, title, footer, script[type="application/ld+json"]'
+
+MAX_DEPTH = 5_000
+MAX_ATTRIBUTES = 10_000
+# The parser's time is quadratic in depth and in the attributes of a tag: about a second for a page
+# that just escapes being examined. Browsers stop nesting at a depth of 512.
+_EXAMINED_TAGS = 20_000
+_LONG_TAG = re.compile(r"<[a-zA-Z][^<>]{50000,}")
+_QUOTED = re.compile(r""""[^"]*"|'[^']*'""")
+_TAG = re.compile(r"<(/?)([a-zA-Z][^\s/>]*)")
+_WITHOUT_END_TAG = names(
+    """area base br col embed hr img input link meta param source track wbr html head body p li dt
+    dd option optgroup tr td th thead tbody tfoot colgroup rt rp"""
+)
+
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
 
@@ -123,14 +140,17 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
     """Parses a page.
 
     Args:
-        html: The page.
+        html: The page; of bytes, the encoding is found out.
         url: Its address.
         profile: `published` removes what the annotators of the published data remove (see
             docs/annotation.md); `all` keeps every element.
 
     Raises:
-        PageError: The page cannot be used.
+        PageError: `too_deep` or `too_many_attributes`.
     """
+    if isinstance(html, bytes):
+        html = decode_html(html)
+    _refuse_slow(html)
     tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
     page = Page("", [], url=url)
     if tree.head is not None:
@@ -139,6 +159,30 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
     if tree.body is not None:  # a page of frames has none
         page.text, page.tags = walk(tree.body, _RULES[profile])
     return page
+
+
+def _refuse_slow(html: str) -> None:
+    """Refuses a page on which the parser would spend minutes."""
+    for tag in _LONG_TAG.findall(html):
+        attributes = len(_QUOTED.sub(" ", tag).split()) - 1
+        if attributes > MAX_ATTRIBUTES:
+            raise PageError("too_many_attributes", f"{attributes} in {tag[:20]}…")
+    if html.count("<") <= _EXAMINED_TAGS:
+        return
+    depth = 0
+    is_open: Counter[str] = Counter()
+    for slash, name in _TAG.findall(html):
+        name = name.lower()
+        if name in _WITHOUT_END_TAG:
+            continue
+        if not slash:
+            is_open[name] += 1
+            depth += 1
+        elif is_open[name]:
+            is_open[name] -= 1
+            depth -= 1
+        if depth > MAX_DEPTH:
+            raise PageError("too_deep", f"more than {MAX_DEPTH} elements within each other")
 
 
 def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:

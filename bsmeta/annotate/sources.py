@@ -14,8 +14,8 @@ from typing import Any, Protocol
 import msgspec
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
-from resiliparse.parse.encoding import bytes_to_str
 
+from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.row import InputRecord
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.lines import OVERLONG, LineReader
@@ -128,10 +128,8 @@ class WarcSource:
             return
         if len(payload) > self._page_bytes:
             page.problem = "too_large"
-        elif record.http_charset:
-            page.html = bytes_to_str(payload, record.http_charset)
         else:
-            page.html = payload
+            page.html = decode_html(payload, record.http_charset)
 
     def _bounded(self, reader: Any) -> bytes:
         """Reads the decoded content, at most a byte more than a page may have."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from bsmeta.config.annotate import AnnotateConfig
 
 WORDS = "words of a paragraph that is longer than the sixty-four characters below which it is cut "
 RAWPAGES = Path(__file__).resolve().parents[2] / "examples" / "rawpages"
+
+ALL_RAWPAGES = Path(
+    os.environ.get("BSMETA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
+)
+ALL_RAWPAGES /= "rawpages"
 
 
 def page(body: str, head: str = "", url: str = "https://www.example.org/a/b.html") -> InputRecord:

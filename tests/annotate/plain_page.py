@@ -1,0 +1,182 @@
+"""The rules by which a page becomes text and tags, applied one after the other to a plain tree.
+
+Slow and simple: each rule is a pass over a tree of Python objects, and the length of an element is
+measured by laying it out again. `bsmeta.annotate.walking` does all of it in one pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+NOT_TEXT = words("script style template iframe noembed noframes")
+REMOVED = NOT_TEXT | words("header footer form")
+REMOVED_IF_SHORT = words("body div p section table ul ol dl")
+BLOCKS = words(
+    """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
+    fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
+    ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
+)
+SPACED = words(
+    """address cite details datalist iframe img input label legend optgroup q select summary tbody
+    td time"""
+)
+
+
+@dataclass
+class Element:
+    """An element; `gone` marks what a rule removed, which still separates what is around it."""
+
+    name: str
+    attributes: list[tuple[str, str]]
+    children: list[Element | str] = field(default_factory=list)
+    gone: bool = False
+
+    @property
+    def elements(self) -> list[Element]:
+        return [child for child in self.children if isinstance(child, Element)]
+
+
+def rendered(html: str, profile: str = "published") -> tuple[str, str]:
+    """The text of a page, and the same with its tags as the renderer inserts them."""
+    body = copied(LexborHTMLParser(html).body)
+    if profile == "published":
+        remove(body)
+        remove_short(body, body)
+        fold(body, in_pre=False)
+    else:
+        empty(body)
+    layout = Layout(body)
+    return layout.text, layout.html
+
+
+def copied(node: LexborNode) -> Element:
+    attributes = [(name, value or "") for name, value in node.attributes.items()]
+    element = Element(node.tag.lower(), attributes)
+    for child in node.iter(include_text=True):
+        if child.tag == "-text":
+            element.children.append(child.text_content or "")
+        elif not child.tag.startswith("-"):
+            element.children.append(copied(child))
+    return element
+
+
+def remove(element: Element) -> None:
+    for child in element.elements:
+        child.gone = child.name in REMOVED
+        remove(child)
+
+
+def empty(element: Element) -> None:
+    if element.name in NOT_TEXT:
+        element.children = []
+    for child in element.elements:
+        empty(child)
+
+
+def remove_short(element: Element, body: Element) -> None:
+    """Removes from the inside out: what is left in an element decides."""
+    for child in element.elements:
+        if not child.gone:
+            remove_short(child, body)
+    if element.name in REMOVED_IF_SHORT:
+        start, end = Layout(body).spans[id(element)]
+        element.gone = end - start <= 64
+
+
+def fold(element: Element, in_pre: bool) -> None:
+    """Folds from the inside out; what separated the inner element still separates."""
+    in_pre = in_pre or element.name == "pre"
+    for child in element.elements:
+        fold(child, in_pre)
+    inner = [child for child in element.elements if not child.gone and child.name != "br"]
+    texts = [child for child in element.children if isinstance(child, str)]
+    is_alone = not any(text if in_pre else text.strip() for text in texts) and len(inner) == 1
+    if is_alone and element.name == inner[0].name == "div":
+        both = dict(element.attributes)
+        for name, value in inner[0].attributes:
+            both[name] = f"{both[name]} {value}" if name in both else value
+        element.attributes = list(both.items())
+        place = element.children.index(inner[0])
+        edge = Element("div", [], gone=True)
+        element.children[place : place + 1] = [edge, *inner[0].children, edge]
+
+
+class Layout:
+    """A page laid out.
+
+    Attributes:
+        text: The text.
+        html: The text with tags.
+        spans: Of each element in the text, by its id.
+    """
+
+    def __init__(self, body: Element) -> None:
+        self.text = self.html = ""
+        self.spans: dict[int, tuple[int, int]] = {}
+        self._separator = ""  # a space or line breaks, before the next text
+        self._begun: list[Element] = []  # without content so far
+        if not body.gone:
+            self._visit(body, in_pre=False)
+
+    def _visit(self, element: Element, in_pre: bool) -> None:
+        in_pre = in_pre or element.name == "pre"
+        self._begun.append(element)
+        self._separate(element.name)
+        for child in element.children:
+            if isinstance(child, str):
+                self._read(child, in_pre)
+            elif child.name == "br":
+                self._separator = self._separator.strip(" ") + "\n"
+            elif child.gone:
+                self._separate(child.name)
+            else:
+                self._visit(child, in_pre)
+        self._begin()
+        self.spans[id(element)] = self.spans[id(element)][0], len(self.text)
+        self.html += f"</{element.name}>"
+        self._separate(element.name)
+
+    def _separate(self, name: str) -> None:
+        if name in BLOCKS and "\n" not in self._separator:
+            self._separator = "\n"
+        elif name in SPACED:
+            self._separator = self._separator or " "
+
+    def _read(self, text: str, in_pre: bool) -> None:
+        if in_pre:
+            self._write(text)
+        elif text.strip():
+            if text[0].isspace():
+                self._separator = self._separator or " "
+            self._write(" ".join(text.split()))
+            self._separator = " " if text[-1].isspace() else ""
+        else:
+            self._separator = self._separator or " "
+
+    def _write(self, text: str) -> None:
+        if not text:
+            return
+        if not self.text or (self._separator == " " and self.text[-1].isspace()):
+            self._separator = ""
+        elif self.text[-1] == "\n":
+            self._separator = self._separator[1:]
+        self.text += self._separator
+        self.html += self._separator
+        self._separator = ""
+        self._begin()
+        self.text += text
+        self.html += text
+
+    def _begin(self) -> None:
+        for element in self._begun:
+            self.spans[id(element)] = len(self.text), -1
+            values = "".join(f" {name}:{value}" for name, value in element.attributes)
+            self.html += f"<{element.name}{values}>"
+        self._begun = []

@@ -1,0 +1,301 @@
+"""A page becomes text and tags: literal cases, and equality with rules that are applied slowly."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsmeta.annotate.page import Page, parse_page
+from bsmeta.config.metadata import HtmlParserConfig, HtmlTagRules
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.rendering import Renderer
+from tests.annotate import plain_page
+from tests.annotate.helpers import ALL_RAWPAGES, WORDS
+from tests.metadata.helpers import config
+
+EVERY_TAG = config(
+    ["html"],
+    html_parser_config=HtmlParserConfig(all_tags_rules=HtmlTagRules(attributes_to_keep=None)),
+)
+RENDERER = Renderer(EVERY_TAG)
+DECODER = DocumentDecoder(EVERY_TAG)
+
+
+def rendered(page: Page) -> str:
+    """The text with every tag, as training renders the row of the page."""
+    line = msgspec.json.encode({"text": page.text, "metadata_html": page.tags})
+    return RENDERER.render(DECODER.decode(line), ["html"]).body
+
+
+def tags(html: str, profile: str = "all") -> list[tuple]:
+    return [
+        (tag.value, tag.char_start_idx, tag.char_end_idx)
+        for tag in parse_page(html, profile=profile).tags
+        if tag.value != "body"
+    ]
+
+
+def text(html: str, profile: str = "all") -> str:
+    return parse_page(html, profile=profile).text
+
+
+def test_records_have_the_form_of_the_column() -> None:
+    page = parse_page(f"<p class=lead id=p1>{WORDS}<a href='/x?a=1&amp;b' hidden>here</a></p>")
+    assert page.text == f"{WORDS}here"
+    assert json.loads(msgspec.json.encode(page.tags))[1:] == [
+        {
+            "key": "html",
+            "type": "local",
+            "value": "p",
+            "char_start_idx": 0,
+            "relative_start_pos": 1,
+            "char_end_idx": 93,
+            "relative_end_pos": 1,
+            "html_attrs": {"attrs": ["class", "id"], "values": ["lead", "p1"]},
+        },
+        {
+            "key": "html",
+            "type": "local",
+            "value": "a",
+            "char_start_idx": 89,
+            "relative_start_pos": 0,
+            "char_end_idx": 93,
+            "relative_end_pos": 0,
+            "html_attrs": {"attrs": ["href", "hidden"], "values": ["/x?a=1&b", ""]},
+        },
+    ]
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("<p>one</p><p>two</p>", "one\ntwo"),
+        ("  <p> one\n\t two&nbsp; </p>\n\n<p>three", "one two\nthree"),
+        ("one<b>two</b> <i>three</i>", "onetwo three"),
+        ("one<b> two </b>three", "one two three"),
+        ("one<td>two", "onetwo"),  # the parser drops a cell without a table
+        ("<table><tr><td>one<td>two<tr><td>three</table>", "one two\nthree"),
+        ("<select><option>one<option>two</select>three", "onetwo three"),
+        ("one<br>two<br><br>three", "one\ntwo\n\nthree"),
+        ("one<p></p>two", "one\ntwo"),
+        ("one<!-- <b>no</b> -->two", "onetwo"),
+        ("one<script>if (a<b) '<p>no</p>'</script>two", "onetwo"),
+        ("<script><!--<script></script>no--></script>yes", "yes"),
+        ("<style>p > a {}</style><template><p>no</template>yes", "yes"),
+        ("<pre>\n  one\n\n    two  </pre>three", "  one\n\n    two  \nthree"),
+        ("<pre>one\n</pre><pre>two\n</pre>", "one\ntwo\n"),
+        ("<noscript><p>one</p></noscript>two", "one\ntwo"),
+        ("&lt;b&gt; &amp;amp; &eacute; &#x1F600;", "<b> &amp; é 😀"),
+        ("<?xml version='1.0'?><!DOCTYPE html><html><body>one", "one"),
+        ("<svg><title>drawing</title><path d=x /></svg>one", "drawingone"),
+        ("<frameset><frame src=a></frameset>", ""),
+        ("", ""),
+    ],
+)
+def test_text(html: str, expected: str) -> None:
+    assert text(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        ("one <b> two </b> three", [("b", 4, 7)]),
+        ("<p>one</p><img><p>two</p>", [("p", 0, 3), ("img", 3, 3), ("p", 4, 7)]),
+        ("<ul><li>one<li>two</ul>", [("ul", 0, 7), ("li", 0, 3), ("li", 4, 7)]),
+        ("<b>one<i>two</b>three</i>", [("b", 0, 6), ("i", 3, 6), ("i", 6, 11)]),
+        ("one<br>two", []),
+        ("one<script>no</script>", [("script", 3, 3)]),
+        ("<div<x>one</div<x>", [("div<x", 0, 3)]),
+        ("<svg><linearGradient>", [("svg", 0, 0), ("lineargradient", 0, 0)]),
+    ],
+)
+def test_tags_of_all(html: str, expected: list[tuple]) -> None:
+    assert tags(html) == expected
+
+
+@pytest.mark.parametrize(
+    ("html", "expected"),
+    [
+        (f"<p>{'a' * 64}</p><p>{'b' * 65}</p>", "b" * 65),
+        (f"<div><p>{'a' * 40}</p><p>{'b' * 40}</p></div>{WORDS}", WORDS.strip()),
+        (f"<span>short</span> {WORDS}", f"short {WORDS.strip()}"),
+        (f"{WORDS}<p>cut</p>{WORDS}", f"{WORDS.strip()}\n{WORDS.strip()}"),
+        (
+            f"<header>{WORDS}</header><form>{WORDS}</form><footer>{WORDS}</footer>x{WORDS}",
+            f"x{WORDS}",
+        ),
+        ("<p>a page with little text</p>", ""),
+    ],
+)
+def test_what_the_published_profile_removes(html: str, expected: str) -> None:
+    assert text(html, "published") == expected.strip()
+
+
+def test_chains_of_divs_are_folded() -> None:
+    inner = f"<div title=c class=c><p>{WORDS}{WORDS}</p></div>"
+    html = f"<div class=a id=x><div class=b>{inner}</div></div>"
+    page = parse_page(html)
+    assert [tag.value for tag in page.tags] == ["body", "div", "p"]
+    assert page.tags[1].html_attrs.attrs == ["class", "id", "title"]
+    assert page.tags[1].html_attrs.values == ["a b c", "x", "c"]
+    assert [(tag.relative_start_pos, tag.relative_end_pos) for tag in page.tags] == [
+        (0, 2),
+        (1, 1),
+        (2, 0),
+    ]
+
+
+@pytest.mark.parametrize("between", ["text", "<b></b>", "<img>"])
+def test_a_div_with_anything_else_is_not_folded(between: str) -> None:
+    for html in (f"{between}<div>{WORDS}</div>", f"<div>{WORDS}</div>{between}"):
+        page = parse_page(f"<div>{html}</div>")
+        assert [tag.value for tag in page.tags].count("div") == 2
+
+
+@pytest.mark.parametrize(
+    ("html", "title"),
+    [
+        ("<title>\n  A &amp; B\n  C </title>", "A & B C"),
+        ("<body><svg><title>drawing</title></svg><title>the page's</title>", "the page's"),
+        ("<svg><title>drawing</title></svg>", None),
+        ("<title> </title>", None),
+        ("<title>a <b>&lt;i&gt;</title>", "a <b><i>"),
+        ("<script>'<title>no</title>'</script><title>yes</title>", "yes"),
+        ("<?xml version='1.0'?><title>yes</title>", "yes"),
+    ],
+)
+def test_title(html: str, title: str | None) -> None:
+    assert parse_page(html).title == title
+
+
+def test_serialized_subtrees_are_those_of_the_whole_page() -> None:
+    page = parse_page(
+        "<head><title>T</title><script>a < b</script></head><body><svg><title>S</title></svg>"
+        "<footer>one<footer>two</footer></footer><footer>three</footer>"
+    )
+    assert page.head == ["<head><title>T</title><script>a < b</script></head>"]
+    assert page.footer == ["<footer>one<footer>two</footer></footer>", "<footer>three</footer>"]
+    assert page.title_tags == ["<title>T</title>", "<title>S</title>"]
+
+
+def test_declarations() -> None:
+    page = parse_page(
+        """<meta name=Description content="What it is"><meta name=description content=second>
+        <meta property="article:published_time" content=2019-04-05><meta name=empty>
+        <script type="application/ld+json">{"datePublished": "2019-04-06"}</script>
+        <script type="application/ld+json">{not json}</script>
+        <header><time datetime=2019-04-07>April</time> <time> 8 April </time></header>"""
+    )
+    assert page.declared.meta == {
+        "description": "What it is",
+        "article:published_time": "2019-04-05",
+    }
+    assert page.declared.json_ld == [{"datePublished": "2019-04-06"}]
+    assert page.declared.times == ["2019-04-07", "8 April"]
+
+
+def test_links_and_blocks() -> None:
+    page = parse_page("<p>see <a href=/x>this <b>one</b></a></p><a name=y>z</a>", profile="all")
+    assert page.links == [("/x", 4, 12, "this one")]
+    assert page.blocks == [("p", 0, 12)]
+
+
+def raw_pages() -> Iterator[str]:
+    for path in sorted(ALL_RAWPAGES.glob("*.jsonl.gz")):
+        with gzip.open(path) as file:
+            for line in file:
+                yield json.loads(line)["html"]
+
+
+needs_rawpages = pytest.mark.skipif(not ALL_RAWPAGES.is_dir(), reason="needs data/rawpages")
+
+
+@needs_rawpages
+@pytest.mark.slow
+def test_rendering_the_tags_of_real_pages_gives_the_cleaned_page() -> None:
+    count = 0
+    for html in raw_pages():
+        page = parse_page(html, profile="all")
+        assert (page.text, rendered(page)) == plain_page.rendered(html, "all")
+        count += 1
+    assert count == 1870
+
+
+@needs_rawpages
+@pytest.mark.slow
+def test_real_pages_are_cleaned_as_by_the_plain_rules() -> None:
+    for html in itertools.islice((html for html in raw_pages() if len(html) < 15_000), 0, None, 10):
+        page = parse_page(html)
+        assert (page.text, rendered(page)) == plain_page.rendered(html)
+
+
+NAMES = sorted(
+    plain_page.words(
+        """div p ul li span b i a br img hr pre table td header footer script section textarea
+        select option h1 svg title nobr button"""
+    )
+)
+TEXTS = ["x", " ", "\n", " one two ", "three\u00a0 four ", "y" * 33, "&lt;b&gt;", WORDS, WORDS]
+
+
+def random_html(rng: random.Random) -> str:
+    """A random tree, most of it well nested."""
+    out, is_open = [], []
+    for _ in range(rng.randrange(1, 30)):
+        choice = rng.random()
+        if choice < 0.4:
+            name = rng.choice(NAMES)
+            attributes = rng.choice(["", "", " class=a", " class='b c' id=\"&quot;\" hidden"])
+            out.append(f"<{name}{attributes}>")
+            is_open.append(name)
+        elif choice < 0.7:
+            out.append(rng.choice(TEXTS))
+        elif choice < 0.73:
+            out.append(rng.choice(["<!-- <p> -->", "</b>", "</p>", "<p", "<![CDATA[x]]>", "\0"]))
+        elif is_open:
+            out.append(f"</{is_open.pop()}>")
+    return "".join(out)
+
+
+def compare_random_pages(seeds: range) -> None:
+    for seed in seeds:
+        html = random_html(random.Random(seed))
+        for profile in ("published", "all"):
+            page = parse_page(html, profile=profile)
+            assert (page.text, rendered(page)) == plain_page.rendered(html, profile), (seed, html)
+
+
+def test_random_pages_are_read_as_by_the_plain_rules() -> None:
+    compare_random_pages(range(400))
+
+
+@pytest.mark.slow
+def test_20000_random_pages_are_read_as_by_the_plain_rules() -> None:
+    compare_random_pages(range(400, 20_400))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.sampled_from(NAMES).map(lambda name: f"<{name}>"),
+            st.sampled_from(NAMES).map(lambda name: f"</{name}>"),
+            st.text(max_size=80),
+            st.sampled_from([WORDS, " "]),
+        ),
+        max_size=40,
+    ).map("".join),
+    st.sampled_from(["published", "all"]),
+)
+def test_any_page_is_read_as_by_the_plain_rules(html: str, profile: str) -> None:
+    page = parse_page(html, profile=profile)
+    assert (page.text, rendered(page)) == plain_page.rendered(html, profile)
+    page.text.encode()
