@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 from collections import Counter
@@ -16,6 +17,7 @@ SHARDS = sorted((EXAMPLES / "webdocs").glob("*.jsonl.gz"))
 HELD_OUT = EXAMPLES / "webdocs" / "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
 
 
+@functools.cache
 def documents(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as shard:
         return [json.loads(line) for line in shard]

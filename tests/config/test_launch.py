@@ -16,6 +16,7 @@ from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch, read_launch
 from bsmeta.tasks import TASKS
+from tests.conftest import run_warm
 
 
 def test_python_alone_is_one_process_without_deepspeed() -> None:
@@ -208,7 +209,8 @@ def test_the_cpu_launch_files_start_two_processes_from_another_folder(
     )
     file = REPOSITORY / "experiments" / "accelerate" / f"{name}.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
-    subprocess.run([*command, str(script)], cwd=tmp_path, check=True, timeout=120)
+    done = run_warm([*command, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
     said = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
     assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
 

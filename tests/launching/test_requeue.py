@@ -18,7 +18,12 @@ SET_ASIDE = "mv run/checkpoint-40step run/superseded-checkpoint-40step\n"
 
 
 @pytest.mark.parametrize(
-    ("training", "is_queued"), [(SET_ASIDE + SAVED, True), (SAVED, True), (SET_ASIDE, False)]
+    ("training", "is_queued"),
+    [
+        (SET_ASIDE + SAVED, True),
+        pytest.param(SAVED, True, marks=pytest.mark.slow),
+        (SET_ASIDE, False),
+    ],
 )
 def test_a_job_is_queued_again_if_it_has_saved_a_new_checkpoint(
     tmp_path: Path, training: str, is_queued: bool
