@@ -121,6 +121,8 @@ def become(
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        if isinstance(leaving.code, str):
+            print(leaving.code, file=sys.stderr)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     # What the interpreter does at its end.
