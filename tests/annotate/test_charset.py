@@ -23,7 +23,7 @@ JAPANESE = "<p>これは日本語のテキストです。①番目の文章。" 
         (GERMAN, "utf-8", "iso-8859-1"),
         (f"<meta charset=utf-8>{GERMAN}", "cp1252", None),
         (f"<meta charset='latin1'>{GERMAN}", "utf-8", None),
-        (f'<meta http-equiv=Content-Type content="text/html; charset=koi8-r">{RUSSIAN}', "koi8-r", ""),
+        (f"<META content='text/html; charset=koi8-r'>{RUSSIAN}", "koi8-r", ""),
         (RUSSIAN, "cp1251", "windows-1251"),
         (RUSSIAN, "cp1251", None),
         (f"<meta charset=x-unknown>{RUSSIAN}", "cp1251", "no such charset"),
