@@ -12,7 +12,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
-from bsmeta.config.describe import MAIN, describe, keys, sections
+from bsmeta.config.describe import CONFIG_FOLDER, MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
 from tests.conftest import run_warm
 
@@ -87,7 +87,8 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     assert wrong.stderr.startswith("configuration error: ")
     missing = start(tmp_path, "--config-name", "nothing")
     assert missing.returncode == 2
-    assert "expected a configuration: demo, evaluate, generate, v2 in" in missing.stderr
+    shipped = ", ".join(sorted(path.stem for path in CONFIG_FOLDER.glob("*.yaml")))
+    assert f"expected a configuration: {shipped} in" in missing.stderr
     unknown = start(tmp_path, "--config-name", "demo", "task=translation", "check_only=true")
     assert 'task in Hydra configuration: found "translation"' in unknown.stderr
     assert list(tmp_path.iterdir()) == []
