@@ -3,15 +3,34 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 from bsmeta.config.keys import key
 from bsmeta.config.metadata import MetadataConfig
 
+MOST_PARTS = 1 << 20
+"""Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a
+period, which is computed at the start of a run, in about a second for this many."""
+
 SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
+
+
+@dataclass(kw_only=True)
+class SourceConfig:
+    """One source of a mixture (`data_config.sources`)."""
+
+    name: str = key("", "its name: in the log, in names of documents, and as metadata (`source`)")
+    train_file: Any = key(
+        None, "its shards, as data_config.train_file names those of a run", is_path=True
+    )
+    columns: dict[str, str] = key({}, "its columns; {}: those of data_config.columns")
+    weight: float = key(1.0, "its share of the sequences, relative to the other weights", above=0.0)
 
 
 @dataclass(kw_only=True)
@@ -40,6 +59,17 @@ class DataConfig:
     )
     exclude: list[str] = key(
         [], "further shards that are never trained on (file names or globs)", is_path=True
+    )
+    columns: dict[str, str] = key(
+        {},
+        "where a record has its text and metadata, as dotted paths: {text: content, url: url, "
+        "quality: metadata.score}; plain values become global records, lists of records stay what "
+        "they are, and nothing else is read. {}: text, and metadata_… columns of records",
+    )
+    sources: list[SourceConfig] = key(
+        [],
+        "a mixture, in place of train_file: [{name: web, train_file: web/*.jsonl.gz, weight: 0.7}, "
+        "{name: books, train_file: books/*.jsonl.gz, weight: 0.3}]",
     )
     metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
 
@@ -134,6 +164,51 @@ class DataConfig:
         "bytes of memory for each",
         at_least=1,
     )
+
+
+def source_configs(config: DataConfig) -> dict[str, DataConfig]:
+    """The data of each source of a mixture, by its name; of a run without one, under ""."""
+    if not config.sources:
+        return {"": config}
+    return {
+        one.name: replace(
+            config, train_file=one.train_file, columns=one.columns or config.columns, sources=[]
+        )
+        for one in config.sources
+    }
+
+
+def parts_of(weights: Sequence[float]) -> list[int]:
+    """The smallest whole numbers in the proportion of the weights, as these are written."""
+    exact = [Fraction(repr(float(weight))) for weight in weights]
+    scale = math.lcm(*(one.denominator for one in exact))
+    whole = [int(one * scale) for one in exact]
+    return [one // math.gcd(*whole) for one in whole]
+
+
+def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
+    """The entries of `train_file`, or of that of each source: the key and a path or glob.
+
+    Relative ones are resolved inside `dataset_name` if it is set.
+    """
+    named = {
+        f"data_config.sources.{number}.train_file": one.train_file
+        for number, one in enumerate(config.sources)
+    }
+    for name, files in (named or {"data_config.train_file": config.train_file}).items():
+        entries = [files] if isinstance(files, (str, os.PathLike)) else files or []
+        yield from ((name, in_dataset(str(entry), config)) for entry in entries)
+
+
+def train_files(config: DataConfig) -> str:
+    """The training shards as reports name them."""
+    if config.sources:
+        whole = sum(one.weight for one in config.sources)
+        return "; ".join(
+            f"{one.name} ({one.weight / whole:.3g}): {one.train_file}" for one in config.sources
+        )
+    files = config.train_file
+    return ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
 
 
 def local_dataset(config: DataConfig) -> str | None:

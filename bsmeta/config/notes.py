@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import uses_model_name
-from bsmeta.config.data import DataConfig, in_dataset
+from bsmeta.config.data import DataConfig, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 
@@ -62,9 +62,7 @@ def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
 
 def _excluded(config: DataConfig) -> Iterator[str]:
     """Yields the entries of `exclude` that match none of the training shards on this disk."""
-    entries = config.train_file or []
-    entries = [entries] if isinstance(entries, (str, os.PathLike)) else entries
-    paths = [in_dataset(str(entry), config) for entry in entries]
+    paths = [entry for _, entry in train_entries(config)]
     if not config.exclude or config.prepared or any("://" in path for path in paths):
         return
     files: list[str] = []

@@ -48,7 +48,8 @@ class Block:
     """Sequences of one loader process.
 
     Attributes:
-        tensors: Inputs of the model, each [sequences, L].
+        tensors: Inputs of the model, each [sequences, L]; in a mixture also `sources`, the index
+            of each sequence's source.
         counts: float64[sequences, counts].
         notes: One per sequence.
     """
@@ -68,6 +69,7 @@ class SequenceBlocks(IterableDataset):
         pad: Padding token.
         joined: Whether positions run through a sequence (`cross_document_attention`) instead of
             restarting with each chunk.
+        num_streams: Streams of each source, in a mixture; None without one.
     """
 
     def __init__(
@@ -78,7 +80,9 @@ class SequenceBlocks(IterableDataset):
         length: int,
         pad: int,
         joined: bool = False,
+        num_streams: int | None = None,
     ) -> None:
+        self._num_streams = num_streams
         self._sequences = sequences
         self._joined = joined
         self._size = size
@@ -99,7 +103,11 @@ class SequenceBlocks(IterableDataset):
             except UserError as error:
                 yield error  # raised in the trainer's process, without a worker's stack trace
                 return
-            yield stacked(block, self._length, self._pad, joined=self._joined)
+            stack = stacked(block, self._length, self._pad, joined=self._joined)
+            if self._num_streams is not None:
+                sources = [one.stream // self._num_streams for one in block]
+                stack.tensors["sources"] = torch.tensor(sources)
+            yield stack
 
 
 def stacked(

@@ -152,7 +152,7 @@ class StreamWriter(Dataset):
     ) -> None:
         self._live = live
         self._columns = columns
-        self._count = config.num_streams
+        self._count = len(live)
         self._epochs = epochs
         self._folder = folder
         self._shards = {shard.name: place for place, shard in enumerate(live.shards)}

@@ -19,14 +19,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import SCHEME, DataConfig
+from bsmeta.config.data import SCHEME, DataConfig, source_configs, train_entries
 from bsmeta.config.errors import ConfigurationError, DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.shards import (
     Shard,
-    entries_of,
     list_shards,
     shards_fingerprint,
     validation_path,
@@ -286,9 +285,14 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
 def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
     """The training shards of the configuration, if all of them are local files."""
     data = train.data_config
-    if not data.train_file or any(entry.startswith(SCHEME) for entry in entries_of(data)):
+    if any(entry.startswith(SCHEME) for _, entry in train_entries(data)):
         return []
     try:
-        return list_shards(data)
+        return [
+            shard
+            for own in source_configs(data).values()
+            if own.train_file
+            for shard in list_shards(own)
+        ]
     except UserError:  # they were moved or deleted
         return []

@@ -19,12 +19,13 @@ import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.shards import numbered, validation_path
 from bsmeta.data.stream.bad_documents import check_length, reason_of
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import column_keys
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer
@@ -66,7 +67,7 @@ class HeldOutDocuments:
         self.left_out: Counter[str] = Counter()
         self._config = config
         self._strict = config.bad_documents == "strict"
-        self._decoder = DocumentDecoder(config.metadata_config)
+        self._decoder = self.decoder(config.metadata_config)
         self._renderer = Renderer(config.metadata_config)
         self._types = tuple(config.metadata_config.metadata_list)
         self._lines = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as this object)
@@ -88,6 +89,10 @@ class HeldOutDocuments:
     def __getitem__(self, index: int) -> Document:
         return self._decoder.decode(self.line(index))
 
+    def decoder(self, metadata: MetadataConfig) -> Decoder:
+        """A decoder of the documents' lines, for the types of `metadata`."""
+        return make_decoder(metadata, self._config.columns)
+
     def line(self, index: int) -> bytes:
         """The line that a document was read from."""
         start, stop = self._offsets[index], self._offsets[index + 1]
@@ -99,7 +104,9 @@ class HeldOutDocuments:
         return f"{os.path.basename(str(self.path))}:{self.numbers[index]}"
 
     def columns(self) -> list[str]:
-        """The metadata types for which the documents have columns (`metadata_…`)."""
+        """The metadata types for which the documents have columns (`metadata_…`, or mapped)."""
+        if self._config.columns:
+            return sorted(key for key in self._config.columns if key != TEXT)
         names = {
             name.removeprefix("metadata_")
             for index in range(len(self))

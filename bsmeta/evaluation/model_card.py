@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import train_entries
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
@@ -193,9 +194,9 @@ def _training(
     config: CausalLMConfig, step: dict[str, Any] | None, command: Sequence[str]
 ) -> Iterator[str]:
     data = config.data_config
-    files = data.train_file if isinstance(data.train_file, list) else [data.train_file]
+    files = [_public(entry) for _, entry in train_entries(data)]
     rows = {
-        "training shards": ", ".join(_public(str(file)) for file in files if file) or "none",
+        "training shards": ", ".join(files) or "none",
         "held-out shard": _public(data.validation_file or "none"),
         "updates": f"{config.max_train_steps:,}",
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "

@@ -15,7 +15,6 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import PROCESSORS, type_of
 from bsmeta.metadata.records import BadDocument, Document
 
@@ -69,7 +68,7 @@ def _problems(one: SliceConfig) -> list[str]:
 def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
     """Host, length in bytes and year of each document (None if it has no address or no time)."""
     grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
-    decoder = DocumentDecoder(
+    decoder = documents.decoder(
         replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
     )
     facts: dict[str, list] = {kind: [] for kind in SLICE_KINDS}

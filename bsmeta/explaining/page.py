@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from bsmeta.config.causal_lm import ExplainConfig
+from bsmeta.config.data import train_files
 from bsmeta.explaining.facts import (
     chunk_facts,
     chunk_name,
@@ -104,7 +105,7 @@ def introduction(config: ExplainConfig) -> str:
     data = config.data_config
     choice = "drawn as in training" if config.types is None else f"types={config.types}"
     return (
-        f'<p class="facts">{escape(str(data.train_file))}; tokenizer '
+        f'<p class="facts">{escape(train_files(data))}; tokenizer '
         f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
         f"{data.metadata_config.max_seq_len:,} tokens; seed {config.seed}, epoch {config.epoch}; "
         f"metadata {escape(choice)}</p>"

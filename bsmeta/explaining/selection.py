@@ -25,18 +25,19 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.data import check_data
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.dealing import Share, deal
-from bsmeta.data.stream.live import held_out, sample_lines
+from bsmeta.data.stream.live import held_out, window_maker
+from bsmeta.data.stream.mixture import sequence_order
+from bsmeta.data.stream.sources import open_corpora
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
-from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.rendering import Rendered
 
@@ -96,7 +97,7 @@ def find(document: str, shards: Sequence[Shard], data: DataConfig) -> tuple[int,
     near = difflib.get_close_matches(name, names, n=NAMES_SHOWN, cutoff=0.0)
     more = f" or {len(names) - len(near)} others" if len(names) > len(near) else ""
     raise ConfigurationError(
-        f"{problem}; expected {', '.join(near)}{more} (data_config.train_file={data.train_file})"
+        f"{problem}; expected {', '.join(near)}{more} (data_config.train_file={train_files(data)})"
     )
 
 
@@ -191,20 +192,24 @@ class Selection:
             self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
         starts = phase_starts(self._data.metadata_config, config.max_train_steps)
         self._phase = bisect.bisect_left(starts, config.step) - 1
-        self._shards = list_shards(self._data)
+        # Lines are read here by number, which TensorFlow's reader does not offer.
+        corpora = open_corpora(dataclasses.replace(self._data, reader="native"))
+        self._shards = [shard for corpus in corpora for shard in corpus.shards]
         self._place, self._number = 0, 0
         if config.document is not None:
             self._place, self._number = find(config.document, self._shards, self._data)
         cache = Cache(self._data.cache_dir)
         self._indexes = IndexCache(cache)
-        self._decoder = DocumentDecoder(self._data.metadata_config)
-        self._maker = WindowMaker(
-            self._data,
-            tokenizer,
-            config.seed,
-            held_out=held_out(self._data, cache),
-            sample=sample_lines(self._shards),
-        )
+        kept_out = held_out(self._data, cache)
+        order = sequence_order(self._data)
+        self._makers: dict[str, WindowMaker] = {}
+        self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
+        for number, corpus in enumerate(corpora):
+            maker = window_maker(self._data, corpus, tokenizer, config.seed, kept_out)
+            self._makers |= dict.fromkeys((shard.name for shard in corpus.shards), maker)
+            for own in deal(corpus.shards, self._data.num_streams, order.portions(number)):
+                for share in own:
+                    self._shares[share.shard.name].append(share)
 
     def __iter__(self) -> Iterator[ExplainedWindow]:
         """Yield the windows, each with at least one document to show.
@@ -235,13 +240,12 @@ class Selection:
         If streams share the shard, each window has documents of only one stream.
         """
         size = self._data.window_documents
-        dealt = deal(self._shards, self._data.num_streams)
-        shares = [share for own in dealt for share in own if share.shard is shard]
 
         def first_window(share: Share) -> Sequence[int]:
             return share.documents(share.window_from(start, size), size)
 
-        shares.sort(key=lambda share: start not in first_window(share))
+        shares = self._shares[shard.name]
+        shares = sorted(shares, key=lambda share: start not in first_window(share))
         reader = open_shard(shard.path, self._indexes)
         for share in shares:
             for number in itertools.count(share.window_from(start, size)):
@@ -257,10 +261,11 @@ class Selection:
         reader.close()
 
     def _explain(self, window: Window, start: int, limit: int) -> ExplainedWindow:
-        documents, skipped = self._maker.documents(window, self._phase)
+        maker = self._makers[window.shard.name]
+        documents, skipped = maker.documents(window, self._phase)
         for reason, count in skipped.items():
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
-        packing = self._maker.pack(window, documents).packing
+        packing = maker.pack(window, documents).packing
         table = [
             PackedChunk(document.number, place, len(document.chunks), len(chunk))
             for document in documents
@@ -297,7 +302,8 @@ class Selection:
         metadata, rendered = self._data.metadata_config, document.rendered
         if metadata.without_metadata_same_context:
             rendered = rendered.without_metadata()
-        decoded = self._decoder.decode(window.lines[window.numbers.index(document.number)])
+        line = window.lines[window.numbers.index(document.number)]
+        decoded = self._makers[window.shard.name].decoder.decode(line)
         return ExplainedDocument(
             name=f"{window.shard.name}:{document.number}",
             rendered=rendered,

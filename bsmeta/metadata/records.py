@@ -62,7 +62,7 @@ class _Value(msgspec.Struct, gc=False):
     value: str | int | float
 
 
-_VALUE_LIST = msgspec.json.Decoder(list[_Value] | None)
+_ADDRESSES = msgspec.json.Decoder(str | list[_Value | str] | None)
 _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
 
 
@@ -106,6 +106,10 @@ class Document:
             del self._undecoded[key]
         return self._records.get(key, ())
 
+    def add(self, key: str, record: Record) -> None:
+        """Adds a record to those of a key."""
+        self._records.setdefault(key, []).append(record)
+
     def addresses(self, key: str) -> set[str]:
         """The addresses in the `url` column and in the metadata records of the address key.
 
@@ -117,8 +121,9 @@ class Document:
             found.add(self.url)
         if self._address_column is not NO_COLUMN:
             with contextlib.suppress(*UNREADABLE):
-                for record in _VALUE_LIST.decode(self._address_column) or ():
-                    found.add(str(record.value))
+                addresses = _ADDRESSES.decode(self._address_column) or ()
+                for one in [addresses] if isinstance(addresses, str) else addresses:
+                    found.add(one if isinstance(one, str) else str(one.value))
         return found
 
 

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterator
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import causal_lm as causal_lm_checks
+from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.notes import notes
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.data.stream.preview import missing_types
+from bsmeta.data.stream.preview import column_problems, missing_types
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
@@ -27,6 +28,8 @@ def _causal_lm(config: CausalLMConfig) -> Task:
 def _causal_lm_values(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
     yield from metadata_problems(config.data_config.metadata_config)
     yield from causal_lm_checks.value_problems(config, overridden)
+    if not [*data_problems(config.data_config)]:
+        yield from column_problems(config.data_config)
 
 
 def _causal_lm_notes(config: CausalLMConfig) -> list[str]:

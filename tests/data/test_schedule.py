@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
+from bsmeta.data.stream.mixture import SequenceOrder
 from bsmeta.data.stream.plan import Phases
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.checks import metadata_problems
@@ -57,7 +58,7 @@ def test_the_phase_of_a_sequence_is_that_of_its_number(
     starts: list[int], num_streams: int, stream: int, emitted: int
 ) -> None:
     stream %= num_streams
-    phases = Phases((0, *sorted(starts)), num_streams)
+    phases = Phases((0, *sorted(starts)), SequenceOrder([1.0], num_streams))
 
     def slowly(n: int) -> int:
         number = stream + n * num_streams

@@ -30,7 +30,7 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
     """
     yield from model_name_problems(config, overridden)
     data = config.data_config
-    if data.train_file is None and data.dataset_name is None:
+    if data.train_file is None and data.dataset_name is None and not data.sources:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
     yield from data_problems(data)

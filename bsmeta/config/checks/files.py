@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
-from bsmeta.config.data import in_dataset, local_dataset
+from bsmeta.config.data import in_dataset, local_dataset, train_entries
 from bsmeta.config.schema import RunConfig
 
 # Suffixes of common training data formats that are not supported.
@@ -51,11 +51,11 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
         fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
         yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
         return
-    for entry in missing_shards(config):
+    for key, entry in missing_shards(config):
         start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
         fix = f"correct it; a relative path begins in {start}"
         expected = "shards: a file, a folder or a glob that matches some"
-        yield missing("data_config.train_file", entry, expected, fix)
+        yield missing(key, entry, expected, fix)
     yield from _foreign(config)
     held_out = data.validation_file and in_dataset(data.validation_file, data)
     if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
@@ -74,17 +74,15 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
 def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
     """Yields files in an unsupported format, judging by their names."""
     data = config.data_config
-    files = data.train_file or []
-    files = [files] if isinstance(files, (str, os.PathLike)) else files
-    entries = [("train_file", str(entry)) for entry in files]
+    entries = [*train_entries(data)]
     if data.validation_file:
-        entries.append(("validation_file", data.validation_file))
+        entries.append(("data_config.validation_file", data.validation_file))
     for key, entry in entries:
         suffix = next((end for end in FOREIGN if entry.lower().endswith(end)), None)
         if suffix is not None:
             expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
             fix = 'write each document as a line of JSON, with its text under "text"'
-            yield Problem(f"data_config.{key}", HYDRA, show(entry), expected, fix)
+            yield Problem(key, HYDRA, show(entry), expected, fix)
 
 
 def _out_dir(name: str) -> Iterator[Problem]:
@@ -103,15 +101,16 @@ def _out_dir(name: str) -> Iterator[Problem]:
     yield Problem("out_dir", HYDRA, found, "a folder, or a new name", "out_dir=runs/first")
 
 
-def missing_shards(config: CausalLMConfig) -> list[str]:
-    """The local entries of `train_file` that match no file on this machine."""
+def missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
+    """The local entries of `train_file` that match no file on this machine, with their keys."""
     data = config.data_config
-    if data.prepared is not None or not data.train_file:
+    if data.prepared is not None:
         return []
-    files = data.train_file
-    files = [files] if isinstance(files, (str, os.PathLike)) else files
-    entries = [in_dataset(str(entry), data) for entry in files]
-    return [one for one in entries if _is_here(one) and not _names_something(one)]
+    return [
+        (key, entry)
+        for key, entry in train_entries(data)
+        if _is_here(entry) and not _names_something(entry)
+    ]
 
 
 def _is_here(entry: str) -> bool:

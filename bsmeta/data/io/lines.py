@@ -61,7 +61,7 @@ def open_shard(
     Args:
         path: The shard.
         indexes: Where access points of a compressed shard may be found.
-        columns: The columns that are needed (see `DocumentDecoder.columns`); a Parquet shard is
+        columns: The columns that are needed (see `mapping.Decoder`); a Parquet shard is
             read without the others. None reads all.
 
     Raises:

@@ -220,6 +220,12 @@ def is_same_file(path: str, other: str) -> bool:
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
+def some_of(shards: Sequence[Shard]) -> list[Shard]:
+    """A few of some shards, the same on every rank."""
+    places = {0, len(shards) // 2, len(shards) - 1} if shards else set()
+    return [shards[place] for place in sorted(places)]
+
+
 def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     """File names; if two are equal, paths relative to the common folder of all files."""
     names = [os.path.basename(str(path)) for path in paths]

@@ -39,6 +39,29 @@ def count_names(keys: Sequence[str]) -> list[str]:
     return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD]
 
 
+SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
+"""What is counted for each source of a mixture; epochs on average over its streams."""
+
+
+def source_count_names(sources: Sequence[str]) -> list[str]:
+    """Names of the counts of a mixture, which follow those of `count_names`."""
+    return [f"{what}/{name}" for name in sources for what in SOURCE_COUNTS]
+
+
+def source_counts(source: int, sources: int, tokens: int, epochs: float) -> np.ndarray:
+    """What a sequence adds to the counts of a mixture (float64).
+
+    Args:
+        source: Index of its source.
+        sources: Number of sources.
+        tokens: Its tokens.
+        epochs: The share of the source's documents whose next epoch begins with it.
+    """
+    counts = np.zeros((sources, len(SOURCE_COUNTS)))
+    counts[source] = 1.0, tokens, epochs
+    return counts.reshape(-1)
+
+
 def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -> np.ndarray:
     """What each chunk adds to the counts: a document is counted with its first chunk.
 

@@ -111,15 +111,18 @@ def step_of(cycle: int) -> int:
     return int(cycle * (5**0.5 - 1) / 2) | 1
 
 
-def deal(shards: Sequence[Shard], num_streams: int) -> list[list[Share]]:
+def deal(
+    shards: Sequence[Shard], num_streams: int, portions: Sequence[int] | None = None
+) -> list[list[Share]]:
     """What each stream owns.
 
     Args:
         shards: The shards, in the order in which they are laid end to end.
         num_streams: Number of streams.
+        portions: The portion of each stream, relative to the others'; None: equal ones.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
-    cuts = cuts_of(ends, num_streams)
+    cuts = cuts_of(ends, num_streams, portions)
     cycle = 1 << (SLOTS * num_streams - 1).bit_length()
     shares: list[list[Share]] = [[] for _ in range(num_streams)]
     for shard, begin, end in zip(shards, [0, *ends], ends, strict=False):
@@ -143,17 +146,22 @@ def weight(shard: Shard) -> int:
     return max(shard.size if compressed else shard.size // COMPRESSION, 1)
 
 
-def cuts_of(ends: Sequence[int], num_streams: int) -> list[int]:
-    """Where all streams but the last end: evenly, and inside a shard only if necessary.
+def cuts_of(
+    ends: Sequence[int], num_streams: int, portions: Sequence[int] | None = None
+) -> list[int]:
+    """Where all streams but the last end: by their portions, and inside a shard only if necessary.
 
     Args:
         ends: Where each shard ends when they are laid end to end.
         num_streams: Number of streams.
+        portions: The portion of each stream, relative to the others'; None: equal ones.
     """
+    portions = portions or [1] * num_streams
     cuts: list[int] = []
-    begin = 0
-    for left in range(num_streams, 1, -1):
-        due = (ends[-1] - begin) // left
+    begin, left = 0, sum(portions)
+    for portion in portions[:-1]:
+        due = (ends[-1] - begin) * portion // max(left, 1)
+        left -= portion
         cut = begin + due
         place = bisect.bisect_left(ends, cut)
         nearest = min(ends[max(place - 1, 0) : place + 1], key=lambda end: abs(end - cut))

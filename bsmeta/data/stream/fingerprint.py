@@ -56,10 +56,19 @@ def fingerprint(
         "on_test_overlap": config.on_test_overlap,
         "held_out": held_out_fingerprint(config),
         "phase_starts": list(phases.starts),
+        **({"columns": config.columns} if config.columns else {}),
+        **({"sources": sources_fingerprint(config)} if config.sources else {}),
         "metadata_config": dataclasses.asdict(config.metadata_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "shards": dict(shards),
     }
+
+
+def sources_fingerprint(config: DataConfig) -> list[dict[str, Any]]:
+    """What identifies the sources of a mixture, besides their shards."""
+    return [
+        {"name": one.name, "weight": one.weight, "columns": one.columns} for one in config.sources
+    ]
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
+from collections.abc import Mapping
 from urllib.parse import unquote
 
 import msgspec
@@ -23,7 +24,7 @@ from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.shards import numbered
 from bsmeta.metadata.columns import UNREADABLE
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import BadDocument, Document
 
@@ -44,18 +45,26 @@ class HeldOutDocuments:
         self._fingerprints = frozenset(fingerprints.tolist())
 
     @classmethod
-    def of(cls, path: str | FileRef, cache: Cache) -> HeldOutDocuments:
+    def of(
+        cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
+    ) -> HeldOutDocuments:
         """Builds them from a file.
+
+        Args:
+            path: The file.
+            cache: Where they are kept.
+            columns: `data_config.columns`.
 
         Raises:
             OSError: If the file cannot be read.
             DataError: If the file is damaged or holds no document.
         """
-        kept = cache.load(path, KIND)
+        kind = kind_of(columns)
+        kept = cache.load(path, kind)
         if kept is None:
-            found: Arrays = {"fingerprints": fingerprints(path)}
+            found: Arrays = {"fingerprints": fingerprints(path, columns)}
             try:
-                cache.make(path, KIND, lambda: found)
+                cache.make(path, kind, lambda: found)
             except OSError as error:  # a read-only home folder only costs time
                 log.warning("the hashes of held-out documents are not kept: %s", error)
             kept = found
@@ -69,6 +78,14 @@ class HeldOutDocuments:
             if url_fingerprint(url) in self._fingerprints:
                 return "url"
         return ""
+
+
+def kind_of(columns: Mapping[str, str] | None) -> str:
+    """The name of the facts in the cache: they depend on where texts and URLs are."""
+    if not columns:
+        return KIND
+    places = (columns.get(TEXT, TEXT), columns.get(ADDRESS_KEY, ADDRESS_KEY))
+    return f"{KIND}-{xxhash.xxh3_64_hexdigest(repr(places).encode())}"
 
 
 def text_fingerprint(text: str) -> int:
@@ -105,7 +122,7 @@ class _Text(msgspec.Struct):
     text: str
 
 
-def fingerprints(path: str | FileRef) -> np.ndarray:
+def fingerprints(path: str | FileRef, columns: Mapping[str, str] | None = None) -> np.ndarray:
     """Fingerprints of the texts and URLs of a file (uint64).
 
     For a line that is not a valid document, only the text is included, if it can be read.
@@ -114,7 +131,7 @@ def fingerprints(path: str | FileRef) -> np.ndarray:
         OSError: If the file cannot be read.
         DataError: If the file is damaged, or has no text.
     """
-    decoder = DocumentDecoder(MetadataConfig(metadata_list=[]))
+    decoder = make_decoder(MetadataConfig(metadata_list=[]), columns or {})
     texts, urls, unreadable = set[int](), set[int](), 0
     with contextlib.closing(open_shard(path, columns=decoder.columns)) as reader:
         while lines := reader.read(reader.line, BATCH):
@@ -138,7 +155,7 @@ def fingerprints(path: str | FileRef) -> np.ndarray:
     return np.array(sorted(texts | urls), np.uint64)
 
 
-def _read(decoder: DocumentDecoder, line: Line) -> tuple[str | None, set[str]]:
+def _read(decoder: Decoder, line: Line) -> tuple[str | None, set[str]]:
     """The text and the URLs of a line."""
     try:
         document = decoder.decode(line)

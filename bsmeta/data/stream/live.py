@@ -21,16 +21,17 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.lines import first_lines
-from bsmeta.data.io.shards import Shard, validation_path, what_it_is
+from bsmeta.data.io.shards import some_of, validation_path, what_it_is
 from bsmeta.data.stream.bad_documents import REASONS
 from bsmeta.data.stream.counts import HALF_USED, skipped_counts
 from bsmeta.data.stream.dealing import Share, deal, order_of
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.mixture import sequence_order
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.sources import Source, source_of
+from bsmeta.data.stream.preview import DOCUMENTS, check_columns
+from bsmeta.data.stream.sources import Corpus, Source, corpora_fingerprint, open_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker
 
 Sequences = list[tuple[PackedWindow, int]]
@@ -192,32 +193,31 @@ class LiveStreams:
         self._config = config
         self._seed = seed
         self._phases = phases
-        self._source = source_of(config)
-        self.shards = self._source.shards()
-        self._dealt = deal(self.shards, config.num_streams)
-        check_streams_have_documents(self._source, self._dealt, config)
-        self._maker = WindowMaker(
-            config,
-            tokenizer,
-            seed,
-            held_out=held_out(config, Cache(config.cache_dir)),
-            sample=[
-                line
-                for shard in some_of(self.shards)
-                for line in self._source.first_lines(shard, SAMPLE_LINES)
-            ],
-        )
+        corpora = open_corpora(config)
+        self.shards = [shard for corpus in corpora for shard in corpus.shards]
+        kept_out = held_out(config, Cache(config.cache_dir))
+        order = sequence_order(config)
+        self._streams: list[tuple[Corpus, Sequence[Share], WindowMaker]] = []
+        for number, corpus in enumerate(corpora):
+            dealt = deal(corpus.shards, config.num_streams, order.portions(number))
+            check_streams_have_documents(corpus.source, dealt, config)
+            maker = window_maker(config, corpus, tokenizer, seed, kept_out)
+            self._streams += [(corpus, shares, maker) for shares in dealt]
         self.fingerprint = fingerprint(
-            config, tokenizer, seed, phases, self._source.fingerprint(self.shards)
+            config, tokenizer, seed, phases, corpora_fingerprint(corpora)
         )
+
+    def __len__(self) -> int:
+        """Number of streams, of all sources."""
+        return len(self._streams)
 
     def sequences(
         self, stream: int, position: Position, epochs: int | None = None
     ) -> Iterator[PackedSequence]:
         """The sequences of a stream; see `LogicalStream.sequences`."""
-        shares = self._dealt[stream]
+        corpus, shares, maker = self._streams[stream]
         logical = LogicalStream(
-            stream, shares, self._maker, self._config, self._seed, self._source, self._phases
+            stream, shares, maker, self._config, self._seed, corpus.source, self._phases
         )
         return logical.sequences(position, epochs)
 
@@ -235,6 +235,31 @@ class LiveStreams:
             )
 
 
+def window_maker(
+    config: DataConfig,
+    corpus: Corpus,
+    tokenizer: PreTrainedTokenizerBase,
+    seed: int,
+    kept_out: HeldOutDocuments | None,
+) -> WindowMaker:
+    """What turns the windows of a corpus into sequences, after a look at its first documents.
+
+    Raises:
+        ConfigurationError: If the tokenizer, a key of the metadata or a path of the columns cannot
+            be used.
+    """
+    lines = [corpus.source.first_lines(shard, DOCUMENTS) for shard in some_of(corpus.shards)]
+    check_columns(config, corpus.name, corpus.config, [line for own in lines for line in own])
+    return WindowMaker(
+        corpus.config,
+        tokenizer,
+        seed,
+        source=corpus.name,
+        held_out=kept_out,
+        sample=[line for own in lines for line in own[:SAMPLE_LINES]],
+    )
+
+
 def check_streams_have_documents(
     source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
@@ -245,7 +270,7 @@ def check_streams_have_documents(
     """
     for stream, shares in enumerate(dealt):
         firsts = [(share, share.documents(0, 1)[0]) for share in shares]
-        if any(first == 0 for _, first in firsts):
+        if not shares or any(first == 0 for _, first in firsts):
             continue
         if not any(source.has_line(share.shard, first) for share, first in firsts):
             where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
@@ -276,20 +301,9 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
             "documents"
         )
     try:
-        return HeldOutDocuments.of(path, cache)
+        return HeldOutDocuments.of(path, cache, config.columns)
     except OSError as error:
         raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
-
-
-def some_of(shards: Sequence[Shard]) -> list[Shard]:
-    """A few of some shards, the same on every rank."""
-    places = {0, len(shards) // 2, len(shards) - 1} if shards else set()
-    return [shards[place] for place in sorted(places)]
-
-
-def sample_lines(shards: Sequence[Shard]) -> list[bytes]:
-    """The first lines of a few shards."""
-    return [line for shard in some_of(shards) for line in first_lines(shard.path, SAMPLE_LINES)]
 
 
 def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) -> Phases:
@@ -301,4 +315,4 @@ def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) 
         global_batch_size: Sequences per step over all processes.
     """
     starts = phase_starts(config.metadata_config, max_train_steps)
-    return Phases(tuple(start * global_batch_size for start in starts), config.num_streams)
+    return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.stream.mixture import SequenceOrder
 
 VERSION = 2
 """Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""
@@ -75,28 +76,27 @@ class Position(NamedTuple):
 class Phases:
     """Which phase of the metadata's schedule the sequences of a stream belong to.
 
-    The n-th sequence of stream k is number k + n * S of the run, so its step, and thus its phase,
-    is known before it is produced.
+    The number in the run of a stream's n-th sequence, and thus its step and its phase, are known
+    before it is produced.
 
     Attributes:
         starts: Number of the first sequence of the run in each phase; the first is 0.
-        num_streams: S.
+        order: The order of the sequences of the run.
     """
 
     starts: tuple[int, ...]
-    num_streams: int
+    order: SequenceOrder
 
     def of(self, stream: int, emitted: int) -> int:
         """The phase of a stream's next sequence after it has yielded `emitted`."""
-        return bisect.bisect_right(self.starts, stream + emitted * self.num_streams) - 1
+        return bisect.bisect_right(self.starts, self.order.number(stream, emitted)) - 1
 
     def left(self, stream: int, emitted: int) -> int | None:
         """Number of sequences until the stream's next phase; None in the last phase."""
         phase = self.of(stream, emitted)
         if phase + 1 == len(self.starts):
             return None
-        first = -(-(self.starts[phase + 1] - stream) // self.num_streams)
-        return first - emitted
+        return self.order.before(stream, self.starts[phase + 1]) - emitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +158,16 @@ def division(
     return Division(num_streams, rank, world_size, workers)
 
 
-def sequences_done(positions: dict[int, Position], num_streams: int) -> int:
+def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
     """The number of sequences a run has consumed, from the positions of all its streams.
 
     Raises:
         ConfigurationError: If the positions do not correspond to a whole number of steps.
     """
-    emitted = [
-        positions[stream].emitted if stream in positions else 0 for stream in range(num_streams)
-    ]
+    emitted = [positions[stream].emitted if stream in positions else 0 for stream in order.streams]
     done = sum(emitted)
-    expected = [len(range(stream, done, num_streams)) for stream in range(num_streams)]
-    if emitted != expected or set(positions) - set(range(num_streams)):
+    expected = [order.before(stream, done) for stream in order.streams]
+    if emitted != expected or set(positions) - set(order.streams):
         raise ConfigurationError(
             f"the saved data state is incomplete: its streams gave out {emitted} sequences, which "
             "no run of whole steps does; it was not merged over all processes, or is damaged"

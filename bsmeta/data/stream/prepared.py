@@ -23,7 +23,7 @@ from bsmeta.data.stream.fingerprint import NOT_THERE, file_hash, fingerprint
 from bsmeta.data.stream.live import LiveStreams
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.sources import source_of
+from bsmeta.data.stream.sources import corpora_fingerprint, open_corpora
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +121,7 @@ class PreparedStreams:
         self._live: LiveStreams | None = None
         saved = self._manifest["fingerprint"]
         try:
-            source = source_of(config)
-            shards: dict[str, Any] = source.fingerprint(source.shards())
+            shards = corpora_fingerprint(open_corpora(config))
         except UserError as error:
             log.info("only the prepared epochs can be trained on: %s", error)
             shards = saved["shards"]

@@ -1,57 +1,149 @@
-"""Check the first documents before a run for the metadata that it should train on.
+"""Check the first documents before a run for the text and the metadata that it should train on.
 
-A type that no document has is not an error (`metadata_list` may name more types than a data set
-has), but with a misspelled type the run would silently train on text alone.
+A path of `data_config.columns` that no document has is an error. A type that no document has is
+only a note (`metadata_list` may name more types than a data set has), but with a misspelled type
+the run would silently train on text alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
+from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.errors import UserError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.io.lines import first_lines
-from bsmeta.data.io.shards import entries_of, list_shards
+from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
 from bsmeta.metadata.columns import UNREADABLE
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import TEXT, make_decoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument
 
 DOCUMENTS = 64
+SHOWN = 40  # columns in a message
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
 _NAME = msgspec.json.Decoder(str)
+_OBJECT = msgspec.json.Decoder(dict[str, Any])
+
+
+def column_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields the paths of text and metadata that none of the first documents has.
+
+    None if the shards are not on a local disk; the run itself then calls `check_columns`.
+    """
+    for name, data in source_configs(config).items():
+        shards = _local_shards(data)
+        try:
+            lines = [line for one in some_of(shards) for line in first_lines(one.path, DOCUMENTS)]
+        except (UserError, OSError, EOFError):
+            continue
+        yield from _absent_paths(config, name, data, lines)
+
+
+def check_columns(config: DataConfig, name: str, data: DataConfig, lines: Sequence[bytes]) -> None:
+    """Raises an error if none of some lines has a path of the text or the metadata.
+
+    Args:
+        config: The data of the run.
+        name: The source; "" without a mixture.
+        data: The data of the source.
+        lines: First lines of some shards.
+
+    Raises:
+        ConfigurationError: Naming the paths, and the columns that there are.
+    """
+    refuse([*_absent_paths(config, name, data, lines)])
+
+
+def _absent_paths(
+    config: DataConfig, name: str, data: DataConfig, lines: Sequence[bytes]
+) -> Iterator[Problem]:
+    rows = [row for line in lines if (row := _object(line)) is not None]
+    if not rows:
+        return  # reported when they are trained on
+    places = [n for n, one in enumerate(config.sources) if one.name == name and one.columns]
+    key = f"data_config.sources.{places[0]}.columns" if places else "data_config.columns"
+    values, objects = set[str](), set[str]()
+    for row in rows:
+        _collect(row, "", values, objects)
+    for kind, path in {TEXT: TEXT, **data.columns}.items():
+        if path in values:
+            continue
+        known = sorted(values)
+        inside = [one for one in known if one.startswith(f"{path}.")]
+        alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
+        hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
+        more = ", …" if len(known) > SHOWN else ""
+        found = f"{show(path)}, which none of the first {len(rows)} documents has"
+        if path in objects:
+            found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
+        expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
+        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
+        yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    try:
+        return _OBJECT.decode(line)
+    except UNREADABLE:
+        return None
+
+
+def _collect(row: dict[str, Any], prefix: str, values: set[str], objects: set[str]) -> None:
+    """Adds the dotted paths of all values and of all objects in a row."""
+    for name, value in row.items():
+        path = f"{prefix}{name}"
+        if isinstance(value, dict):
+            objects.add(path)
+            _collect(value, f"{path}.", values, objects)
+        else:
+            values.add(path)
+
+
+def _local_shards(config: DataConfig) -> list[Shard]:
+    """The training shards, if they are to be read from a local disk and can be listed."""
+    if config.prepared:
+        return []
+    try:
+        if any("://" in entry for entry in entries_of(config)):
+            return []  # only the run itself requests files from the Hub
+        return list_shards(config)
+    except (UserError, OSError):
+        return []
 
 
 def missing_types(config: DataConfig) -> list[str]:
-    """A message about the types of `metadata_list` that none of the first documents has.
+    """Messages about the types of `metadata_list` that none of the first documents has.
 
-    Empty if there are none, or if the shards are not on a local disk. Shards that cannot be read
-    are ignored here: the run itself reports them.
+    None if there are no such types, or if the shards are not on a local disk. Shards that cannot
+    be read are ignored here: the run itself reports them.
     """
     metadata = config.metadata_config
     phases = phase_configs(metadata)
     wanted = {
         name for phase in phases if phase.metadata_probability > 0 for name in phase.metadata_list
     }
-    if not wanted or config.prepared:
-        return []
+    wanted -= {name for name in wanted if type_of(name).always_present}
+    found = [_missing_types(data, name, wanted) for name, data in source_configs(config).items()]
+    return [message for message in found if message]
+
+
+def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
+    metadata = config.metadata_config
+    shards = _local_shards(config)
+    if not wanted or not shards:
+        return ""
     try:
-        if any("://" in entry for entry in entries_of(config)):
-            return []  # only the run itself requests files from the Hub
-        shards = list_shards(config)
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
-        return []
-    decoder = DocumentDecoder(metadata)
-    missing = [
-        name
-        for name in metadata.metadata_list
-        if name in wanted and not type_of(name).always_present
-    ]
+        return ""
+    decoder = make_decoder(metadata, config.columns, source)
+    missing = [name for name in metadata.metadata_list if name in wanted]
     for line in lines:
         try:
             document = decoder.decode(line)
@@ -59,12 +151,21 @@ def missing_types(config: DataConfig) -> list[str]:
             continue
         missing = [name for name in missing if not document.has(name)]
     if not missing:
-        return []
+        return ""
     whole = "; it would train on text alone" if len(missing) == len(metadata.metadata_list) else ""
-    return [
+    columns = [name for name in config.columns if name != TEXT] or _columns(lines)
+    plain = [] if config.columns else [name for name in missing if _is_plain(name, lines)]
+    hint = f" (data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column)" if plain else ""
+    return (
         f"none of the first {len(lines)} documents of {shards[0].name} has {', '.join(missing)} "
-        f"(metadata_list){whole}. Their columns: {', '.join(_columns(lines)) or 'none'}"
-    ]
+        f"(metadata_list){whole}. Their columns: {', '.join(columns) or 'none'}{hint}"
+    )
+
+
+def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
+    """Whether lines have a column of this name with a plain value."""
+    rows = [_object(line) or {} for line in lines]
+    return any(isinstance(row.get(name), (str, int, float)) for row in rows)
 
 
 def _columns(lines: Sequence[bytes]) -> list[str]:

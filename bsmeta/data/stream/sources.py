@@ -7,9 +7,10 @@ native source reads with `lines` and its access points, `tf_source` with TensorF
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
@@ -17,7 +18,7 @@ from bsmeta.data.io.lines import ShardReader, first_lines, has_line, open_shard
 from bsmeta.data.io.shards import Shard, list_shards, shards_fingerprint
 from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.windows import PlacedWindow, Window
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import make_decoder
 
 
 class Source(Protocol):
@@ -63,7 +64,7 @@ class NativeSource:
     def __init__(self, config: DataConfig) -> None:
         self._config = config
         self._indexes = IndexCache(Cache(config.cache_dir))
-        self._columns = DocumentDecoder(config.metadata_config).columns
+        self._columns = make_decoder(config.metadata_config, config.columns).columns
 
     def shards(self) -> list[Shard]:
         return list_shards(self._config)
@@ -72,7 +73,7 @@ class NativeSource:
         return shards_fingerprint(shards)
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
-        return first_lines(shard.path, count, self._columns)
+        return first_lines(shard.path, count)
 
     def has_line(self, shard: Shard, line: int) -> bool:
         return has_line(shard.path, line, self._indexes)
@@ -100,6 +101,48 @@ class NativeSource:
         documents = share.documents(number, self._config.window_documents)
         lines = reader.take(documents)
         return Window(epoch, share.shard, documents, lines, reader.damage)
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """The documents of one source of a mixture, or of a run without one.
+
+    Attributes:
+        name: Name of the source; "" without a mixture.
+        config: Its data.
+        source: Reads its shards.
+        shards: The shards, sorted; in a mixture, their names begin with that of the source.
+    """
+
+    name: str
+    config: DataConfig
+    source: Source
+    shards: list[Shard]
+
+
+def open_corpora(config: DataConfig) -> list[Corpus]:
+    """The corpora of a run, in the order of `data_config.sources`.
+
+    Raises:
+        ConfigurationError: If a key has an invalid value.
+        DataError: If shards are missing.
+    """
+    corpora = []
+    for name, data in source_configs(config).items():
+        source = source_of(data)
+        shards = source.shards()
+        if name:
+            shards = [replace(shard, name=f"{name}/{shard.name}") for shard in shards]
+        corpora.append(Corpus(name, data, source, shards))
+    return corpora
+
+
+def corpora_fingerprint(corpora: Sequence[Corpus]) -> dict[str, Any]:
+    """What must be unchanged in the shards of a resumed run; see `shards_fingerprint`."""
+    found: dict[str, Any] = {}
+    for corpus in corpora:
+        found |= corpus.source.fingerprint(corpus.shards)
+    return found
 
 
 def source_of(config: DataConfig) -> Source:

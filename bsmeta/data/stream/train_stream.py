@@ -11,6 +11,7 @@ import bisect
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.checks.data import check_data
@@ -18,9 +19,10 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
 from bsmeta.data.loader import SequenceBlocks, steps
-from bsmeta.data.stream.counts import count_names
+from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
 from bsmeta.data.stream.fingerprint import check_fingerprint
 from bsmeta.data.stream.live import LiveStreams, phases_of
+from bsmeta.data.stream.mixture import sequence_order
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position, division, sequences_done
 from bsmeta.data.stream.prepared import PreparedStreams
@@ -100,7 +102,8 @@ class TrainStream:
                 int(stream): Position.from_state(saved)
                 for stream, saved in state["streams"].items()
             }
-        self._done = sequences_done(self._positions, config.num_streams)
+        self._order = sequence_order(config)
+        self._done = sequences_done(self._positions, self._order)
 
     @property
     def state(self) -> dict[str, Any]:
@@ -121,8 +124,10 @@ class TrainStream:
             length=metadata.max_seq_len,
             pad=self._pad,
             joined=config.cross_document_attention,
+            num_streams=config.num_streams if config.sources else None,
         )
         names = count_names(metadata.metadata_list)
+        names += source_count_names([one.name for one in config.sources])
         own: dict[int, dict[str, int]] = {}
         first = self._done // self._global_batch_size + 1
         read = steps(blocks, size, self._accumulation, config.num_workers, names)
@@ -141,11 +146,26 @@ class TrainStream:
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
         """The sequences of one loader process; a stream is opened on its first turn."""
         opened: dict[int, Iterator[PackedSequence]] = {}
+        read = self._counted if self._config.sources else self._open
         for number in self._division.sequences(self._done, worker):
-            stream = number % self._config.num_streams
+            stream = self._order.stream(number)
             if stream not in opened:
-                opened[stream] = self._open(stream)
+                opened[stream] = read(stream)
             yield next(opened[stream])
+
+    def _counted(self, stream: int) -> Iterator[PackedSequence]:
+        """The sequences of a stream of a mixture, with what they add to the counts of sources."""
+        sources, num_streams = len(self._config.sources), self._config.num_streams
+        source, place = divmod(stream, num_streams)
+        portions = self._order.portions(source)
+        share = portions[place] / sum(portions)
+        epoch = self._positions.get(stream, Position()).epoch
+        for sequence in self._open(stream):
+            begun = sequence.position_after.epoch - epoch
+            epoch = sequence.position_after.epoch
+            own = source_counts(source, sources, len(sequence.ids), begun * share)
+            sequence.counts = np.concatenate((sequence.counts, own))
+            yield sequence
 
     def _open(self, stream: int) -> Iterator[PackedSequence]:
         return self._streams.sequences(stream, self._positions.get(stream, Position()))

@@ -26,7 +26,7 @@ from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.packing import ChunkTable, PackedWindow
 from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import make_decoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import TypeSampler
@@ -85,8 +85,12 @@ class WindowMaker:
         config: The sources of documents, and how they are turned into sequences.
         tokenizer: A fast tokenizer with an EOS token.
         seed: Seed of the run.
+        source: Name of the source in a mixture.
         held_out: Documents that must not be trained on.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
+
+    Attributes:
+        decoder: Decodes the lines.
 
     Raises:
         ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
@@ -98,6 +102,7 @@ class WindowMaker:
         tokenizer: PreTrainedTokenizerBase,
         seed: int,
         *,
+        source: str = "",
         held_out: HeldOutDocuments | None = None,
         sample: Sequence[bytes] = (),
     ) -> None:
@@ -112,7 +117,7 @@ class WindowMaker:
                 f" types; at most {MOST_TYPES} can be distinguished in a batch"
             )
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
-        self._decoder = DocumentDecoder(self._metadata)
+        self.decoder = make_decoder(self._metadata, config.columns, source)
         self._renderer = Renderer(self._metadata)
         self._encoder = DocumentEncoder(
             tokenizer,
@@ -174,7 +179,7 @@ class WindowMaker:
     def _with_everything(self, line: bytes) -> Rendered | None:
         """A document rendered with all of its metadata; None if it is bad."""
         try:
-            document = self._decoder.decode(line)
+            document = self.decoder.decode(line)
             rendered = self._renderer.render(document, self._metadata.metadata_list)
             check_length(rendered, self._config)
         except BadDocument:
@@ -188,7 +193,7 @@ class WindowMaker:
         for number, line in zip(window.numbers, window.lines, strict=False):
             generator = document_generator(self._seed, window.epoch, window.shard.name, number)
             try:
-                document = self._decoder.decode(line)
+                document = self.decoder.decode(line)
                 if not document.text:
                     rejecter.counts[EMPTY_TEXT] += 1
                     continue

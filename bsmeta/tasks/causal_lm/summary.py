@@ -5,7 +5,7 @@ from __future__ import annotations
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import missing_shards
-from bsmeta.config.data import DataConfig, local_dataset
+from bsmeta.config.data import DataConfig, local_dataset, train_files
 from bsmeta.config.launch import Launch
 from bsmeta.config.summary import every
 from bsmeta.config.task_entry import Row
@@ -49,8 +49,7 @@ def _model(config: CausalLMConfig) -> str:
 
 
 def _shards(data: DataConfig) -> str:
-    files = data.train_file
-    named = ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")
+    named = train_files(data)
     if not data.dataset_name:
         return named
     folder = local_dataset(data)

@@ -21,10 +21,11 @@ from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import positions_problems
 from bsmeta.config.checks.problems import refuse
+from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.batch import MicroBatch, StepData, Stream
-from bsmeta.data.stream.counts import WITH_METADATA
+from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.evaluation.model_card import write_card
@@ -61,6 +62,7 @@ class CausalLanguageModel:
         self._config = config
         transformers.utils.logging.disable_progress_bar()
         self._types = config.data_config.metadata_config.metadata_list
+        self._sources = [one.name for one in config.data_config.sources]
         self._subset: SubsetEvaluation | None = None
         self._attention = ""
         self._vocabulary = 0
@@ -145,12 +147,13 @@ class CausalLanguageModel:
         return WithBorders(stream) if self._attention == attention_of.FLASH else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of the targets, in all and over the documents with each type.
+        """Computes the cross-entropy of the targets: in all, by metadata type and by source.
 
         Args:
             model: The wrapped model.
             batch: `input_ids`, `position_ids` (int64), `loss_mask` (bool), `document_types` (int),
-                each of shape [micro-batch, sequence length].
+                each of shape [micro-batch, sequence length]; in a mixture `sources` (int64
+                [micro-batch]).
 
         Raises:
             ConfigurationError: If tokens attend to later tokens or other documents (checked once).
@@ -166,6 +169,11 @@ class CausalLanguageModel:
         where = torch.cat([(types == 0).unsqueeze(0), carried]) & is_target
         sums, weights = (losses * where).sum((1, 2)), where.sum((1, 2))
         names = ["without_metadata", *(f"with_{name}" for name in self._types)]
+        if "sources" in batch:
+            own = torch.arange(len(self._sources), device=types.device)[:, None] == batch["sources"]
+            sums = torch.cat([sums, (losses.sum(1) * own).sum(1)])
+            weights = torch.cat([weights, (is_target.sum(1) * own).sum(1)])
+            names += [f"source_{name}" for name in self._sources]
         parts = zip(names, zip(sums.unbind(), weights.unbind(), strict=True), strict=True)
         return Loss(total, dict(parts))
 
@@ -244,8 +252,10 @@ class CausalLanguageModel:
         if not documents:
             return {}
         metadata = phase_configs(self._config.data_config.metadata_config)[phase]
+        sources = source_exposure(self._config.data_config, counts)
         return {
             "documents": int(documents),
+            **({"sources": sources} if sources else {}),
             "with_metadata": {
                 "configured": metadata.metadata_probability,
                 "realised": counts[WITH_METADATA] / documents,
@@ -261,6 +271,27 @@ class CausalLanguageModel:
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder)
+
+
+def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str, Any]:
+    """What each source of a mixture contributed: its share of the sequences as configured and
+    realized, its tokens and their share, and its completed epochs; {} without a mixture.
+    """
+    weights = sum(one.weight for one in config.sources)
+    total = {
+        what: sum(counts[f"{what}/{one.name}"] for one in config.sources) for what in SOURCE_COUNTS
+    }
+    return {
+        one.name: {
+            "configured": one.weight / weights,
+            "realised": counts[f"source_sequences/{one.name}"] / total["source_sequences"],
+            "sequences": int(counts[f"source_sequences/{one.name}"]),
+            "tokens": int(counts[f"source_tokens/{one.name}"]),
+            "share_of_tokens": counts[f"source_tokens/{one.name}"] / total["source_tokens"],
+            "epochs": round(counts[f"source_epochs/{one.name}"], 6),
+        }
+        for one in config.sources
+    }
 
 
 class WithBorders:
