@@ -15,6 +15,7 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.crawl_index import make_index, needs_index
 from bsmeta.annotate.inputs import identified, list_inputs, output_folder
+from bsmeta.annotate.linked_sets import write_linked_sets
 from bsmeta.annotate.pipeline import (
     Advance,
     ShardPlan,
@@ -27,7 +28,7 @@ from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED
-from bsmeta.config.errors import DataError
+from bsmeta.config.errors import ConfigurationError, DataError
 
 
 def main(config: AnnotateConfig) -> int:
@@ -36,11 +37,17 @@ def main(config: AnnotateConfig) -> int:
     inputs = list_inputs(config.input)
     output = output_folder(config.output)
     annotators = make_annotators(config)
+    if config.disambiguation is not None and not needs_index(annotators):
+        raise ConfigurationError("disambiguation is made from entities: add entity to annotators")
     try:
-        plan_and_run(config, annotators, inputs, output)
+        plans = plan_and_run(config, annotators, inputs, output)
     except Stopped as stopped:
         print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
         return EXIT_PREEMPTED
+    if config.disambiguation is not None:
+        shards = [plan.files.shard for plan in plans]
+        folder = Path(config.disambiguation)
+        print(write_linked_sets(shards, output, folder, config.disambiguation_dev_share))
     return 0
 
 

@@ -1,0 +1,153 @@
+"""Entities from the hyperlinks of a crawl, and the disambiguation files made from them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.annotate.linked_sets import is_held_out, write_linked_sets
+from bsmeta.annotate.links import LinkIndex, index_path, link_key
+from tests.annotate.helpers import WORDS, annotate, rows, write_pages
+
+SITE = "https://www.example.org"
+
+
+def crawl() -> list[dict[str, str]]:
+    """A small site, and a page of another."""
+
+    def page(path: str, title: str, body: str) -> dict[str, str]:
+        return {"url": f"{SITE}{path}", "html": f"<title>{title} — Example</title>{body}"}
+
+    return [
+        page("/", "Home", f"<p>{WORDS} See <a href='docs/sets.html'>Set  types</a>.</p>"),
+        page("/docs/sets.html", "Sets", f"<p>A set has no order. {WORDS}</p>"),
+        page(
+            "/docs/lists.html",
+            "Lists",
+            f"<p>{WORDS}</p><p>A list has an order. Unlike <a href='sets.html#top'>a set</a>, or "
+            "<a href='https://other.net/bags?id=1'>bags</a>. <a href='#here'>Here</a> and "
+            "<a href='lists.html'>itself</a> and <a href='missing.html'>missing</a>, "
+            "<a href='sets.html'>¶</a> <a href='mailto:me@example.org'>mail</a> "
+            f"<a href='../index.html'>home</a> <a href='http://[bad'>bad</a>. {WORDS}",
+        ),
+        {"url": "http://other.net/bags?id=1", "html": f"<title>Bags</title><p>{WORDS}"},
+    ]
+
+
+@pytest.fixture
+def annotated_crawl(tmp_path: Path) -> Path:
+    """The crawl in two files, so that links lead from one to the other."""
+    (tmp_path / "in").mkdir()
+    write_pages(tmp_path / "in/a.jsonl.gz", crawl()[:1])
+    write_pages(tmp_path / "in/b.jsonl.gz", crawl()[1:])
+    names = ["url", "entity", "entity_paragraph"]
+    settings: dict[str, Any] = {"annotators": names, "disambiguation_dev_share": 0}
+    annotate(
+        str(tmp_path / "in"), tmp_path / "out", disambiguation=str(tmp_path / "sets"), **settings
+    )
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://Example.org/a/index.html#top", "example.org/a"),
+        ("http://example.org/a/", "example.org/a"),
+        ("https://example.org/a?id=1", "example.org/a?id=1"),
+        ("mailto:me@example.org", None),
+        ("http://[bad", None),
+    ],
+)
+def test_keys_of_addresses(url: str, key: str | None) -> None:
+    assert link_key(url) == key
+
+
+def test_the_index_has_titles_without_the_name_of_the_site(annotated_crawl: Path) -> None:
+    pages = list(LinkIndex(index_path(annotated_crawl / "out")).pages())
+    assert [(page.key, page.title, page.site, page.section) for page in pages] == [
+        ("other.net/bags?id=1", "Bags", "other.net", ""),
+        ("www.example.org", "Home", "www.example.org", ""),
+        ("www.example.org/docs/lists.html", "Lists", "www.example.org", "docs"),
+        ("www.example.org/docs/sets.html", "Sets", "www.example.org", "docs"),
+    ]
+    assert pages[3].description.startswith("A set has no order.")
+
+
+def test_an_anchor_is_a_mention_of_the_page_that_it_leads_to(annotated_crawl: Path) -> None:
+    row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
+    found = row["metadata_entity"]
+    assert [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found] == [
+        "a set", "bags", "home",
+    ]  # fmt: skip
+    start = row["text"].index("a set,")
+    assert found[0] == {
+        "key": "entity", "type": "local", "value": "Sets", "char_start_idx": start,
+        "char_end_idx": start + 5, "url": "www.example.org/docs/sets.html",
+    }  # fmt: skip
+    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+
+
+def test_entities_by_paragraph(annotated_crawl: Path) -> None:
+    row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
+    found = row["metadata_entity_paragraph"]
+    places = [(one["relative_start_pos"], one["relative_end_pos"]) for one in found]
+    assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
+    assert places == [(0, 0), (1, 1), (2, 2)]
+    [(start, end)] = {(one["char_start_idx"], one["char_end_idx"]) for one in found}
+    assert row["text"][start:end].lstrip().startswith("A list has an order.")
+
+
+def test_a_page_that_appears_changes_where_links_lead(annotated_crawl: Path) -> None:
+    write_pages(
+        annotated_crawl / "in/c.jsonl.gz",
+        [{"url": f"{SITE}/docs/missing.html", "html": f"<title>Found</title>{WORDS}"}],
+    )
+    annotate(str(annotated_crawl / "in"), annotated_crawl / "out", annotators=["url", "entity"])
+    row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
+    values = [one["value"] for one in row["metadata_entity"]]
+    assert values == ["Sets", "Bags", "Found", "Home"]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_disambiguation_files(annotated_crawl: Path) -> None:
+    folder = annotated_crawl / "sets"
+    profiles = {one["entity_id"]: one for one in lines(folder / "profiles.jsonl")}
+    assert len(profiles) == 4
+    sets = profiles["www.example.org/docs/sets.html"]
+    assert sets["mentions"] == [["a set", 1], ["set types", 1], ["sets", 0.5]]
+    assert sets["title"] == "Sets"
+    assert sets["types"] == {"site": ["www.example.org"], "section": ["docs"]}
+    assert profiles["www.example.org"]["relations"] == [
+        {"relation": "links_to", "object": "www.example.org/docs/sets.html"}
+    ]
+    assert lines(folder / "dev.jsonl") == []
+    train = lines(folder / "train.jsonl")
+    assert [one["sent_idx_unq"] for one in train] == list(range(len(train)))
+    assert train[0]["aliases"] == ["set types"]
+    assert train[1]["sentence"] == "Unlike a set, or bags."
+    assert train[1] | {"sent_idx_unq": 1} == {
+        "sent_idx_unq": 1,
+        "sentence": "Unlike a set, or bags.",
+        "aliases": ["a set", "bags"],
+        "qids": ["www.example.org/docs/sets.html", "other.net/bags?id=1"],
+        "char_spans": [[7, 12], [17, 21]],
+        "gold": [True, True],
+        "document": f"{SITE}/docs/lists.html",
+    }
+
+
+def test_pages_are_held_out_with_all_their_sentences(annotated_crawl: Path) -> None:
+    out, folder = annotated_crawl / "out", annotated_crawl / "half"
+    write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0.5)
+    split = {name: lines(folder / f"{name}.jsonl") for name in ("train", "dev")}
+    for name, found in split.items():
+        assert {is_held_out(one["document"], 0.5) for one in found} <= {name == "dev"}
+    assert len(split["train"]) + len(split["dev"]) == 3
+    shares = [is_held_out(f"{SITE}/{number}", 0.1) for number in range(2000)]
+    assert 150 < sum(shares) < 250
