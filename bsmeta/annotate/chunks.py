@@ -27,6 +27,7 @@ Failures = dict[tuple[int, int], str]
 
 _LEVEL = 2  # of isal: six times as fast as level 4 of zlib, for files that are 12% larger
 _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
 _ERRORS = msgspec.json.Decoder(dict[str, str])
 
 
@@ -200,7 +201,7 @@ class Annotation:
         """The row as it is written: text, columns of the input, columns of annotators, errors."""
         finished: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if record.html is not None and (self._config.keep_html or record.text is not None):
-            finished["html"] = _as_text(record.html)
+            finished["html"] = as_text(record.html)
         own = {ERRORS, *self._columns}
         finished |= {name: value for name, value in columns.items() if name not in own}
         finished |= {name: columns[name] for name in self._columns if name in columns}
@@ -211,15 +212,20 @@ class Annotation:
         size = len(row.text).bit_length()
         counts.lengths[size] = counts.lengths.get(size, 0) + 1
         for annotator in self._annotators:
-            found = [columns.get(column) for column in annotator.columns]
-            records = sum(len(one) for one in found if isinstance(one, list))
-            carried = any(isinstance(one, msgspec.Raw) and bytes(one) != b"[]" for one in found)
-            if records or carried:
+            records = sum(_number(columns.get(column)) for column in annotator.columns)
+            if records:
                 counts.present[annotator.name] = counts.present.get(annotator.name, 0) + 1
             counts.records[annotator.name] = counts.records.get(annotator.name, 0) + records
         for name, reason in columns[ERRORS].items():
             reasons = counts.errors.setdefault(name, {})
             reasons[reason] = reasons.get(reason, 0) + 1
+
+
+def _number(column: Any) -> int:
+    """The number of records of a column, which may be undecoded."""
+    if isinstance(column, msgspec.Raw):
+        column = _RAW_RECORDS.decode(column)
+    return len(column) if isinstance(column, list | dict) else 0
 
 
 def _reason(error: Exception) -> str:
@@ -229,5 +235,6 @@ def _reason(error: Exception) -> str:
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"
 
 
-def _as_text(html: str | bytes) -> str:
+def as_text(html: str | bytes) -> str:
+    """A raw page as text."""
     return html if isinstance(html, str) else decode_html(html)

@@ -25,6 +25,7 @@ from bsmeta.annotate.pipeline import (
     run,
 )
 from bsmeta.annotate.registry import fingerprints, make_annotators
+from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED
@@ -44,6 +45,12 @@ def main(config: AnnotateConfig) -> int:
     except Stopped as stopped:
         print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
         return EXIT_PREEMPTED
+    if config.report:
+        names = [annotator.name for annotator in annotators]
+        report = make_report(plans, names)
+        print_report(report, Console())
+        files = write_report(report, config, plans, output)
+        print(f"written to {', '.join(map(str, files))}")
     if config.disambiguation is not None:
         shards = [plan.files.shard for plan in plans]
         folder = Path(config.disambiguation)

@@ -1,0 +1,83 @@
+"""The report: shares, failures, lengths, and pages beside their text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from selectolax.lexbor import LexborHTMLParser
+
+from bsmeta.annotate.report import text_parts
+from tests.annotate.helpers import WORDS, annotate, some_pages, write_pages
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """Shards and report of 20 pages, of which four fail."""
+    pages = some_pages(20)
+    pages[0]["html"] = (
+        f"<title>A &amp; B</title><script>alert('x')</script><img src='https://a.org/i.png'>"
+        f"<p>1 &lt; 2 {WORDS}<b>bold</b></p>"
+    )
+    pages[4] = {"url": "https://www.example.org/none"}
+    pages[5]["html"] = "<p>"
+    pages[6]["html"] = "<p>"
+    pages[7]["url"] = ""
+    write_pages(tmp_path / "a.jsonl.gz", pages)
+    annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", report=True, report_pages=3)
+    return tmp_path / "out"
+
+
+def test_numbers(out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads((out / "report.json").read_text())
+    total = report["total"]
+    assert (total["pages"], total["dropped"]) == (20, {"no_html": 1, "no_text": 2})
+    assert total["present"] == {"html": 17, "url": 16, "title": 17}
+    assert total["errors"] == {"url": {"no_url": 1}}
+    assert sum(total["lengths"].values()) == 17
+    assert list(report["shards"]) == ["a"]
+
+
+def test_what_is_printed(out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    annotate(str(tmp_path / "a.jsonl.gz"), out, report=True)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["url", "16", "94.1%", "16", "no_url", "1"] in lines
+    assert ["no_text", "2", "10.0%"] in lines
+    assert ["no_html", "1", "5.0%"] in lines
+
+
+def test_page(out: Path) -> None:
+    page = LexborHTMLParser((out / "report.html").read_text())
+    assert [node.text() for node in page.css("h3")] == [
+        f"https://www.example.org/pages/{number}.html" for number in range(3)
+    ]
+    frame = page.css("iframe")[0].attributes
+    assert "sandbox" in frame  # without a value: no scripts
+    raw = frame["srcdoc"] or ""
+    assert raw.startswith(
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\';'
+    )
+    assert "<script>alert('x')</script>" in raw
+    assert page.css_first("script") is None
+    text = page.css("pre")[0].text()
+    assert text.startswith("<body><p>1 < 2 words of a paragraph")
+    tables = [[cell.text().strip() for cell in row.css("td")] for row in page.css("tr")]
+    assert ["url", "16", "94.1%", "", "16", "no_url 1"] in tables
+    assert ["no_text", "2"] in tables
+
+
+def test_parts_of_a_text() -> None:
+    row = {
+        "text": "A set has no order.",
+        "metadata_html": [{"value": "p", "char_start_idx": 0, "char_end_idx": 19}],
+        "metadata_entity": [{"value": "Sets", "char_start_idx": 2, "char_end_idx": 5}],
+        "content_spans": {"fast": [[0, 9]], "all": [[0, 19]]},
+    }
+    assert list(text_parts(row)) == [
+        {"text": "A ", "labels": ["<p>"], "contents": ["fast", "all"], "entity": ""},
+        {"text": "set", "labels": [], "contents": ["fast", "all"], "entity": "Sets"},
+        {"text": " has", "labels": [], "contents": ["fast", "all"], "entity": ""},
+        {"text": " no order.", "labels": [], "contents": ["all"], "entity": ""},
+        {"text": "", "labels": ["</p>"], "contents": [], "entity": ""},
+    ]
