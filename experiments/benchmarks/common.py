@@ -37,6 +37,12 @@ def processes() -> list[psutil.Process]:
     return [psutil.Process(), *psutil.Process().children(recursive=True)]
 
 
+def cpu_seconds() -> float:
+    """CPU time of all threads of this process and its children."""
+    times = [process.cpu_times() for process in processes()]
+    return sum(one.user + one.system for one in times)
+
+
 def resident_mb() -> float:
     """Resident memory of this process and its children, in MB."""
     return sum(process.memory_info().rss for process in processes()) / MB
