@@ -191,11 +191,13 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
     of the extractors), and the entity that it mentions.
     """
     text = row["text"][:_SHOWN_TEXT]
-    labels: dict[int, list[str]] = {}
+    labels: dict[int, list[tuple[int, str]]] = {}
     for tag in row.get(_TAGS) or []:
-        for place, label in (("char_start_idx", "<{}>"), ("char_end_idx", "</{}>")):
-            if tag[place] <= len(text):
-                labels.setdefault(tag[place], []).append(label.format(tag["value"]))
+        for edge, label in (("start", "<{}>"), ("end", "</{}>")):
+            place = tag[f"char_{edge}_idx"]
+            if place <= len(text):
+                order = tag[f"relative_{edge}_pos"]
+                labels.setdefault(place, []).append((order, label.format(tag["value"])))
     contents = row.get("content_spans") or {}
     entities = {one["char_start_idx"]: one for one in row.get(_ENTITIES) or []}
     cuts = {0, len(text), *labels}
@@ -212,7 +214,7 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         is_in = entity is not None and start < entity["char_end_idx"]
         yield {
             "text": text[start:end],
-            "labels": labels.get(start, []),
+            "labels": [label for _, label in sorted(labels.get(start, []))],
             "contents": [
                 name
                 for name, spans in contents.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selectolax.lexbor import LexborHTMLParser
@@ -61,16 +62,25 @@ def test_page(out: Path) -> None:
     assert "<script>alert('x')</script>" in raw
     assert page.css_first("script") is None
     text = page.css("pre")[0].text()
-    assert text.startswith("<body><p>1 < 2 words of a paragraph")
+    assert text.startswith("<body><img></img><p>1 < 2 words of a paragraph")
+    assert text.endswith("cut <b>bold</b></p></body>")
     tables = [[cell.text().strip() for cell in row.css("td")] for row in page.css("tr")]
     assert ["url", "16", "94.1%", "", "16", "no_url 1"] in tables
     assert ["no_text", "2"] in tables
 
 
 def test_parts_of_a_text() -> None:
-    row = {
+    row: dict[str, Any] = {
         "text": "A set has no order.",
-        "metadata_html": [{"value": "p", "char_start_idx": 0, "char_end_idx": 19}],
+        "metadata_html": [
+            {
+                "value": "p",
+                "char_start_idx": 0,
+                "char_end_idx": 19,
+                "relative_start_pos": 0,
+                "relative_end_pos": 0,
+            }
+        ],
         "metadata_entity": [{"value": "Sets", "char_start_idx": 2, "char_end_idx": 5}],
         "content_spans": {"fast": [[0, 9]], "all": [[0, 19]]},
     }
