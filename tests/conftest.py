@@ -31,6 +31,11 @@ settings.register_profile("bsmeta", deadline=None)
 settings.load_profile("bsmeta")
 
 
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Bytes by their number: a gzip file holds the time, and parallel workers must agree on names."""
+    return f"{len(val)} bytes" if isinstance(val, bytes) else None
+
+
 def command(script: Path, *arguments: str, processes: int, launcher: bool = False) -> list[str]:
     """The command line that starts `script`, with torchrun where there are several processes."""
     start = [sys.executable]
