@@ -32,7 +32,7 @@ settings.load_profile("bsmeta")
 
 
 def pytest_make_parametrize_id(val: object) -> str | None:
-    """Bytes by their number: a gzip file holds the time, and parallel workers must agree on names."""
+    """Bytes by their number: gzip files hold the time, and all workers must agree on names."""
     return f"{len(val)} bytes" if isinstance(val, bytes) else None
 
 
