@@ -29,7 +29,7 @@ def prepare(config: ClassificationConfig) -> None:
     if rank() == 0:
         console = Console()
         for line in facts(examples):
-            console.print(line, highlight=False, markup=False)
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
         console.print(split_table(examples))
 
 

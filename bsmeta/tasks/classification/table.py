@@ -7,7 +7,7 @@ import os
 import sqlite3
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -221,11 +221,8 @@ class _Table:
         else:
             self._check_declared(numbers, labels, splits, groups, names)
         insert = self._connection.executemany
-        rows = zip(
-            *(column.tolist() for column in (numbers, labels, splits, first_chunks, counts)),
-            strict=True,
-        )
-        insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, NULL)", rows)
+        rows = (numbers, labels, splits, first_chunks, counts)
+        insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, NULL)", _tuples(rows))
         if groups is not None:
             self._connection.execute(
                 "UPDATE sources SET group_name = group_names.name FROM group_names "
@@ -269,6 +266,13 @@ class _Table:
                 f"{where} leaves no row for training with the label "
                 f"{', '.join(map(repr, unseen[:_LISTED]))}"
             )
+
+
+def _tuples(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
+    """The rows of some columns, a part at a time."""
+    for first in range(0, len(columns[0]), BATCH_ROWS):
+        part = (column[first : first + BATCH_ROWS].tolist() for column in columns)
+        yield from zip(*part, strict=True)
 
 
 def _order_of_labels(name: str) -> tuple[bool, float, str]:

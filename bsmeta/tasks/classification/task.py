@@ -149,7 +149,7 @@ class TextClassifier:
 def _prediction(logits: np.ndarray, names: Mapping[int, str]) -> dict[str, Any]:
     """The result for a text from the logits of its chunks, [chunks, labels]."""
     if not len(logits):
-        return {"prediction": None, "probabilities": {}, "chunks": 0}
+        return {"prediction": None, "probabilities": dict.fromkeys(names.values()), "chunks": 0}
     shares = softmax(logits.astype(np.float64).mean(0))
     return {
         "prediction": names[int(shares.argmax())],
