@@ -61,6 +61,23 @@ def test_stream_peers(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_stream_formats(launch: Launch, tmp_path: Path) -> None:
+    arguments = ["--config-name", "demo", f"data_config.cache_dir={tmp_path}", "rounds=1"]
+    done = launch(BENCHMARKS / "stream_formats.py", *arguments)
+    found = {result["format"]: result for result in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == [
+        "records .jsonl.gz",
+        "records .jsonl.zst",
+        "records .parquet",
+        "plain .jsonl.gz",
+        "plain .parquet",
+    ]
+    for suffix in (".jsonl.gz", ".parquet"):  # the same documents, drawn from the same names
+        assert found[f"plain {suffix}"]["tokens"] == found[f"records {suffix}"]["tokens"] > 10_000
+    assert found["records .jsonl.gz"]["ratio"] == 1.0
+
+
+@pytest.mark.slow
 def test_resume(launch: Launch, tmp_path: Path) -> None:
     result = figures(launch, tmp_path, "resume", "raw_mb=12", "repeats=1")
     assert set(result["resumed_ms"]) == {"10%", "50%", "90%", "50% of epoch 10"}
