@@ -1,8 +1,9 @@
-"""Evaluate trained models on held-out documents, with and without metadata.
+"""Evaluates trained models on held-out data, in the way of the task that they were trained on.
 
 python bsmeta/evaluate.py checkpoint=runs/demo
 accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/evaluate.py
 python bsmeta/evaluate.py checkpoint=[runs/a,runs/b] controls=[shuffled] --prompt
+python bsmeta/evaluate.py checkpoint=runs/classification validation_file=other.csv
 """
 
 from __future__ import annotations
@@ -11,29 +12,34 @@ import os
 import sys
 
 from bsmeta.config.compose import run_entry_point
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.evaluation.output import print_report, progress_bar, write_report
+from bsmeta.config.task_entry import check_program
 from bsmeta.evaluation.ranks import start_ranks
-from bsmeta.evaluation.run import evaluate, locations_of, report_folder
+from bsmeta.evaluation.run import locations_of
+from bsmeta.tasks import TASKS
+from bsmeta.tasks.checkpoints import task_of
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 
 
 def main(config: EvaluateConfig) -> None:
-    """Score the held-out documents on all processes; rank 0 writes and prints the report."""
+    """Evaluates the checkpoints on all processes; rank 0 writes and prints the report."""
     locations = locations_of(config)
+    tasks = {location.name: task_of(location, config.training_config) for location in locations}
+    if len({*tasks.values()}) > 1:
+        listed = ", ".join(f"{name} ({task})" for name, task in tasks.items())
+        raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")
+    task = tasks[locations[0].name]
+    check_program("evaluate.py", task, TASKS)
     environment = os.environ  # set by torchrun and `accelerate launch`
     with start_ranks(
         local_rank=int(environment.get("LOCAL_RANK", "0")),
         world_size=int(environment.get("WORLD_SIZE", "1")),
     ) as (ranks, device):
-        with progress_bar(shown=ranks.is_main) as progress:
-            report = evaluate(config, locations, ranks, device, progress)
-        if ranks.is_main:
-            run = locations[0].run_folder
-            metrics = run / "metrics.jsonl" if run else None
-            files = write_report(report, report_folder(config, locations[0]), metrics)
-            print_report(report, files)
+        evaluate = TASKS[task].evaluate
+        assert evaluate is not None, task
+        evaluate(config, locations, ranks, device)
 
 
 if __name__ == "__main__":

@@ -9,24 +9,34 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from bsmeta.config.causal_lm import ExplainConfig
+from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.task_entry import check_program
+from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
     from bsmeta.explaining.selection import ExplainedWindow
 
 
-def main(config: ExplainConfig) -> None:
-    """Shows the documents that the configuration selects, in the format that it selects."""
-    if config.task != "causal_lm":
-        raise ConfigurationError(f"task={config.task}: explain.py shows the data of causal_lm only")
+def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
+    """Shows the documents that the configuration selects, in the format that it selects.
+
+    Args:
+        config: What to show; of another task, if it is to be refused.
+        mistakes: Problems of the command line.
+    """
+    check_program("explain.py", config.task, TASKS)
+    refuse(mistakes)
+    assert isinstance(config, ExplainConfig)
     try:
         show(config)
         sys.stdout.flush()
@@ -72,4 +82,6 @@ def write(path: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    run_entry_point(main, ExplainConfig, "v2")
+    schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
+    schemas += [one.config for one in TASKS.values() if "explain.py" not in one.programs]
+    run_entry_point(main, schemas, "v2", takes_mistakes=True)

@@ -15,16 +15,22 @@ import sys
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.task_entry import check_program
+from bsmeta.tasks import TASKS
 
 
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     # Imported here because transformers takes seconds, and the command line is checked first.
+    from bsmeta.evaluation.checkpoints import locate
     from bsmeta.generation.attribute_mode import attribute
     from bsmeta.generation.text_mode import write
+    from bsmeta.tasks.checkpoints import task_of
 
     modes = {"text": write, "attribute": attribute}
     refuse_out_of_bounds(config)
+    location = locate(config.checkpoint)
+    check_program("generate.py", task_of(location, config.training_config), TASKS)
     try:
         modes[config.mode](config)
         sys.stdout.flush()

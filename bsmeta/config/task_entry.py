@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 
@@ -37,6 +38,9 @@ class TaskEntry:
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes the configuration; builds the data and returns True if the configuration
             asks for nothing else.
+        evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
+            (`bsmeta.evaluation.checkpoints.Location`), the ranks and the device.
+        programs: The entry points beside `train.py` that work with its checkpoints.
         metrics: The metrics of its evaluations; None: known only when they run.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.tasks.base.HasEpochs`).
     """
@@ -48,8 +52,26 @@ class TaskEntry:
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
     prepare: Callable[[Any], bool] = _prepares_nothing
+    evaluate: Callable[[Any, Sequence[Any], Any, Any], None] | None = None
+    programs: tuple[str, ...] = ()
     metrics: tuple[str, ...] | None = None
     has_epochs: bool = False
+
+
+def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
+    """Refuses an entry point that does not work with a task.
+
+    Raises:
+        ConfigurationError: With the tasks that it works with, and what works with this task.
+    """
+    able = [name for name, entry in tasks.items() if program in entry.programs]
+    if task in able:
+        return
+    others = tasks[task].programs if task in tasks else ()
+    instead = f"; for task={task} there is {' and '.join(others)}" if others else ""
+    raise ConfigurationError(
+        f"task={task}: {program} works with task={' or '.join(able)} only{instead}"
+    )
 
 
 def entry_of(config: RunConfig, tasks: Mapping[str, TaskEntry]) -> tuple[TaskEntry, list[Problem]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import causal_lm as causal_lm_checks
@@ -37,6 +38,12 @@ def _causal_lm_notes(config: CausalLMConfig) -> list[str]:
     return [*notes(config), *metadata_notes(metadata), *missing_types(config.data_config)]
 
 
+def _evaluate_causal_lm(config: Any, locations: Sequence[Any], ranks: Any, device: Any) -> None:
+    from bsmeta.tasks.causal_lm.evaluate import run
+
+    run(config, locations, ranks, device)
+
+
 def _classification(config: ClassificationConfig) -> Task:
     from bsmeta.tasks.classification.task import TextClassifier
 
@@ -51,6 +58,12 @@ def _prepare_classification(config: ClassificationConfig) -> bool:
     return config.prep_only
 
 
+def _evaluate_classifier(config: Any, locations: Sequence[Any], ranks: Any, device: Any) -> None:
+    from bsmeta.tasks.classification.evaluate import run
+
+    run(config, locations, ranks, device)
+
+
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         config=CausalLMConfig,
@@ -59,6 +72,8 @@ TASKS: dict[str, TaskEntry] = {
         start_problems=causal_lm_checks.start_problems,
         summary=summary.rows,
         notes=_causal_lm_notes,
+        evaluate=_evaluate_causal_lm,
+        programs=("evaluate.py", "explain.py", "generate.py"),
         metrics=causal_lm_checks.METRICS,
     ),
     "classification": TaskEntry(
@@ -67,6 +82,8 @@ TASKS: dict[str, TaskEntry] = {
         value_problems=classification_checks.value_problems,
         summary=classification_checks.summary_rows,
         prepare=_prepare_classification,
+        evaluate=_evaluate_classifier,
+        programs=("evaluate.py", "predict.py"),
         metrics=classification_checks.METRICS,
         has_epochs=True,
     ),

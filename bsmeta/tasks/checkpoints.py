@@ -8,10 +8,26 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.evaluation import saved_config
-from bsmeta.evaluation.checkpoints import locate
+from bsmeta.config.evaluation import saved_config, saved_task
+from bsmeta.evaluation.checkpoints import Location, locate
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.base import Task
+
+
+def task_of(location: Location, training_config: str | None = None) -> str:
+    """The task that a checkpoint was trained on.
+
+    It is causal_lm if no run's configuration is beside it: any model of the Hub may be evaluated.
+
+    Args:
+        location: The checkpoint.
+        training_config: The `config.yaml` of its run; None: the one beside it, if there is one.
+    """
+    if training_config is not None:
+        return saved_task(Path(training_config))
+    if location.config is None or not location.has_run_config:
+        return "causal_lm"
+    return saved_task(location.config)
 
 
 def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path]:

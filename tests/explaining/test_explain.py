@@ -46,7 +46,7 @@ def test_what_cannot_be_done_is_the_user_s_to_mend(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ConfigurationError, match="page.html cannot be written"):
         main(demo(f"html={tmp_path}/missing/page.html"))
-    with pytest.raises(ConfigurationError, match="shows the data of causal_lm only"):
+    with pytest.raises(ConfigurationError, match="explain.py works with task=causal_lm only"):
         main(demo("task=classification"))
 
 

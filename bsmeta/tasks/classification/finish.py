@@ -70,24 +70,33 @@ def test_results(
     config: ClassificationConfig, examples: Examples, scored: Scored, scores: dict[str, float]
 ) -> Results:
     """The scores of the test split, beside baselines that learn from the training split."""
-    data = config.data_config
-    unit = "source rows" if data.split_by is None else f"values of {data.split_by}"
     return results_of(
         scored,
         [text for _, text, _ in examples.texts("test")],
-        TrainingTexts(
-            texts=[text for _, text, _ in examples.texts("train")],
-            labels=examples.source_labels("train"),
-            balanced=config.class_weights != "none",
-        ),
-        source=f"{Path(str(data.csv)).name}, test split",
+        training_texts(config, examples),
+        source=f"{Path(str(config.data_config.csv)).name}, test split",
         labels=examples.labels,
-        groups=(np.array(examples.groups("test")), unit),
+        groups=(np.array(examples.groups("test")), unit_of(config)),
         model_scores=scores,
         distribution={split: examples.label_counts(split) for split in SPLITS},
         resamples=config.bootstrap_resamples,
         seed=config.seed,
     )
+
+
+def training_texts(config: ClassificationConfig, examples: Examples) -> TrainingTexts:
+    """What the baselines learn from: the training split."""
+    return TrainingTexts(
+        texts=[text for _, text, _ in examples.texts("train")],
+        labels=examples.source_labels("train"),
+        balanced=config.class_weights != "none",
+    )
+
+
+def unit_of(config: ClassificationConfig) -> str:
+    """What is resampled for intervals."""
+    group = config.data_config.split_by
+    return "source rows" if group is None else f"values of {group}"
 
 
 def result_file(config: ClassificationConfig, ending: str) -> Path:
@@ -143,7 +152,7 @@ def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None
     The probabilities are the softmax of the mean logits.
     """
     text = io.StringIO(newline="")
-    writer = csv.writer(text)
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "label", "prediction", *(f"p({label})" for label in labels), "chunks"])
     probabilities = softmax(scored.logits, axis=1)
     for number, source in enumerate(scored.sources):

@@ -93,9 +93,9 @@ def summary(results: Results) -> list[str]:
             )
         elif other.name == FIRST_CHUNK:
             sentences.append(
-                f"{results.folded:,} texts were folded into several chunks; had they been "
-                f"truncated to their first, {other.values['accuracy']:.1%} would be right: "
-                f"{_compared(other)}."
+                f"{results.folded:,} of {texts:,} texts {'is' if results.folded == 1 else 'are'} "
+                "longer than a chunk. Truncated to the first one, "
+                f"{other.values['accuracy']:.1%} of all would be right: {_compared(other)}."
             )
     return sentences
 
@@ -123,36 +123,28 @@ def tables_of(results: Results, epochs: Sequence[Epoch]) -> list[Table]:
 
 def _systems(results: Results) -> Table:
     rows = [
-        [system.name]
-        + [
-            cell
-            for name in SCORES
-            for cell in (f"{system.values[name]:.3f}", _ends(system.intervals[name]))
-        ]
+        [system.name, *(_cell(system.values[name], system.intervals[name]) for name in SCORES)]
         for system in results.systems
     ]
-    heads = [head for name in SCORES for head in (WORDS[name], "95% interval")]
     texts, (count, unit) = int(results.systems[0].matrix.sum()), results.units
     note = (
         f"Over {texts:,} source texts ({results.chunks:,} chunks; the logits of a text are the "
-        f"mean over its chunks). Intervals: bootstrap over {count:,} {unit}."
+        f"mean over its chunks). In brackets: 95% intervals, bootstrap over {count:,} {unit}."
     )
-    return Table(f"Scores on {results.source}", note, ["system", *heads], rows)
+    return Table(f"Scores on {results.source}", note, ["system", *WORDS.values()], rows)
 
 
 def _differences(results: Results) -> Table:
     rows = [
-        [system.name]
-        + [
-            cell
-            for value, interval in system.differences.values()
-            for cell in (f"{value:+.3f}", _ends(interval, "+"))
-        ]
+        [system.name, *(_cell(*system.differences[name], sign="+") for name in SCORES)]
         for system in results.systems[1:]
     ]
-    heads = [head for name in SCORES for head in (WORDS[name], "95% interval")]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    return Table("Minus the model", note, ["system", *heads], rows)
+    return Table("Difference from the model", note, ["system", *WORDS.values()], rows)
+
+
+def _cell(value: float, interval: Interval, sign: str = "") -> str:
+    return f"{value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
 
 
 def _per_label(results: Results) -> Table:
@@ -211,10 +203,6 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
         "chunks, the scores over source texts."
     )
     return Table("Training", note, [head for head, _ in columns.values()], rows)
-
-
-def _ends(interval: Interval, sign: str = "") -> str:
-    return f"{interval.low:{sign}.3f} to {interval.high:{sign}.3f}"
 
 
 def _percent(interval: Interval) -> str:

@@ -1,0 +1,194 @@
+"""`evaluate.py` for `task=classification`: the test split again, or another CSV file.
+
+The baselines learn from the training split in the run's database; without it, the model is scored
+alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import nearest
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.errors import ConfigurationError, DataError, UserError
+from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.data.table.csv_file import BadRows
+from bsmeta.data.table.records import read_records
+from bsmeta.evaluation.checkpoints import Location
+from bsmeta.evaluation.ranks import Ranks
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.classification.examples import Chunk, Examples
+from bsmeta.tasks.classification.finish import test_results, training_texts, unit_of
+from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.model import load_model, load_tokenizer
+from bsmeta.tasks.classification.report import print_report, write_report
+from bsmeta.tasks.classification.results import Results, results_of
+from bsmeta.tasks.classification.scoring import Scored, score
+from bsmeta.tasks.classification.store import open_examples
+
+logger = logging.getLogger(__name__)
+
+USED = (
+    "checkpoint", "training_config", "overrides", "out_dir", "validation_file",
+    "per_device_eval_batch_size", "bootstrap_resamples", "seed",
+)  # fmt: skip
+"""The keys of `EvaluateConfig` that have a meaning for this task."""
+
+
+def run(
+    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
+) -> None:
+    """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
+
+    Raises:
+        UserError: If a key has no meaning for this task, or a model or the data cannot be used.
+    """
+    refuse_out_of_bounds(config)
+    _refuse_unused(config)
+    transformers.utils.logging.disable_progress_bar()
+    for location in locations:
+        results = _evaluate(config, location, ranks, device)
+        if ranks.is_main:
+            print_report(results, write_report(results, [], _folder(config, location)))
+
+
+def _refuse_unused(config: EvaluateConfig) -> None:
+    default = EvaluateConfig()
+    names = [one.name for one in fields(config) if one.name not in USED]
+    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
+    if unused:
+        raise ConfigurationError(
+            f"{', '.join(unused)}: without a meaning for a checkpoint of task=classification; "
+            f"expected some of {', '.join(USED)}"
+        )
+
+
+def _evaluate(
+    config: EvaluateConfig, location: Location, ranks: Ranks, device: torch.device
+) -> Results:
+    file = location.config if config.training_config is None else Path(config.training_config)
+    assert file is not None  # the task is known from it
+    schemas: dict[str, type] = {"classification": ClassificationConfig}
+    train = saved_config(file, schemas, config.overrides)
+    assert isinstance(train, ClassificationConfig)
+    train = replace(train, bootstrap_resamples=config.bootstrap_resamples, seed=config.seed)
+    model = load_model(Path(location.model)).to(device)
+    tokenizer = load_tokenizer(location.model)
+    labels = tuple(model.config.id2label[number] for number in range(model.config.num_labels))
+    examples: Examples | None = None
+    try:
+        examples = open_examples(train.data_config, tokenizer)
+    except UserError as error:
+        if config.validation_file is None:
+            raise
+        logger.warning("no baselines, because the training data cannot be read: %s", error)
+    context = EvaluationContext(ranks.rank, ranks.world_size, device, ranks.gather)
+    batch_size = config.per_device_eval_batch_size or train.data_config.per_device_eval_batch_size
+    if config.validation_file is None:
+        assert examples is not None
+        chunks = examples.read(examples.chunks("test"))
+        if not chunks:
+            raise DataError(
+                f"checkpoint={location.name}: its table has no test split; name another CSV file: "
+                "validation_file=FILE"
+            )
+        scored = score(model, chunks, tokenizer, batch_size, context)
+        return test_results(train, examples, scored, _plain_scores(scored, labels))
+    other = Path(config.validation_file)
+    texts, groups, chunks = read_table(other, train, Folding(
+        tokenizer, train.data_config.fold_by, train.data_config.max_length
+    ), labels)  # fmt: skip
+    training = None if examples is None else training_texts(train, examples)
+    seen = 0 if training is None else len({*texts} & {*training.texts})
+    if seen:
+        logger.warning("%s: %d of its texts are in the training split, too", other, seen)
+    scored = score(model, chunks, tokenizer, batch_size, context)
+    return results_of(
+        scored,
+        texts,
+        training,
+        source=other.name,
+        labels=labels,
+        groups=(np.array(groups), unit_of(train)),
+        model_scores=_plain_scores(scored, labels),
+        distribution={other.name: dict(zip(labels, np.bincount(
+            scored.labels, minlength=len(labels)
+        ).tolist(), strict=True))},
+        resamples=train.bootstrap_resamples,
+        seed=train.seed,
+    )  # fmt: skip
+
+
+def _plain_scores(scored: Scored, labels: Sequence[str]) -> dict[str, float]:
+    """The scores, with a loss without class weights and label smoothing."""
+    return scored.scores([1.0] * len(labels), 0.0)
+
+
+def read_table(
+    path: Path, config: ClassificationConfig, folding: Folding, labels: Sequence[str]
+) -> tuple[list[str], list[str], list[Chunk]]:
+    """Reads another CSV file (or JSON lines) with the columns of the training table.
+
+    Returns:
+        The texts, the group of each (its number without `split_by`), and the chunks of all.
+
+    Raises:
+        DataError: If the file cannot be read, is empty, or has a label that the model lacks.
+        ConfigurationError: If a column is missing.
+    """
+    data = config.data_config
+    wanted = [data.text_column, data.label_column]
+    wanted += [] if data.split_by is None else [data.split_by]
+    bad = BadRows(path, data.on_bad_row)
+    numbers = {label: number for number, label in enumerate(labels)}
+    texts, groups, chunks = [], [], []
+    records = read_records(
+        path, wanted, bad, separator=data.csv_separator, encoding=data.csv_encoding
+    )
+    for row, record in enumerate(records, start=1):
+        label = record[data.label_column].strip()
+        if label not in numbers:
+            raise DataError(
+                f"{path}: row {row:,} has the label {label!r}, which the model does not know"
+                f"{nearest(label, labels)}; its labels are {', '.join(labels)}"
+            )
+        text = record[data.text_column]
+        folds = folding.fold([text])[0]
+        if not folds:
+            continue
+        texts.append(text)
+        groups.append(str(row) if data.split_by is None else record[data.split_by].strip())
+        chunks += [
+            Chunk(fold.ids, numbers[label], row, number, fold.text)
+            for number, fold in enumerate(folds)
+        ]
+    bad.close()
+    if not texts:
+        raise DataError(f"{path} has no texts")
+    return texts, groups, chunks
+
+
+def _folder(config: EvaluateConfig, location: Location) -> Path:
+    """`out_dir`; by default in the run folder, or next to the model.
+
+    The files of the training run's own report are in `evaluation/`; those of another checkpoint of
+    the run, or of another CSV file, have its name in that of their folder.
+    """
+    if config.out_dir is not None:
+        return Path(config.out_dir)
+    parts = ["evaluation"]
+    folder = Path(location.name)
+    if location.run_folder is not None and folder.resolve() != location.run_folder:
+        parts.append(folder.resolve().name)
+        folder = location.run_folder
+    if config.validation_file is not None:
+        parts.append(Path(config.validation_file).name.partition(".")[0])
+    return folder / "-".join(parts)

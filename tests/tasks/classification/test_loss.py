@@ -1,0 +1,72 @@
+"""Class weights and the weighted loss, by literal examples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.tasks.classification.batches import micro_batch
+from bsmeta.tasks.classification.checks import value_problems
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.loss import cross_entropies, label_weights, mean_loss
+from tests.tasks.classification.helpers import bert_tokenizer
+
+LABELS = ("left", "neutral", "right")
+COUNTS = {"left": 6, "neutral": 1, "right": 3}
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("none", [1.0, 1.0, 1.0]),
+        ("balanced", [10 / 18, 10 / 3, 10 / 9]),
+        ({"right": 2.5}, [1.0, 1.0, 2.5]),
+        ({"left": 1, "neutral": 4, "right": 2}, [1.0, 4.0, 2.0]),
+    ],
+)
+def test_weights_of_labels(key: Any, expected: list[float]) -> None:
+    assert label_weights(key, LABELS, COUNTS) == expected
+
+
+def test_a_weight_for_an_unknown_label_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"no label rigth \(did you mean right\?\)"):
+        label_weights({"rigth": 2}, LABELS, COUNTS)
+
+
+@pytest.mark.parametrize("key", ["uniform", {"left": 0}, {"left": "2"}, {"left": math.inf}, 3])
+def test_other_weights_are_refused_before_anything_is_loaded(key: Any) -> None:
+    config = ClassificationConfig(
+        data_config=ClassificationDataConfig(csv=__file__), class_weights=key
+    )
+    assert [problem.key for problem in value_problems(config)] == ["class_weights"]
+
+
+def test_the_loss_is_the_weighted_mean_of_the_smoothed_cross_entropies() -> None:
+    logits = np.log(np.array([[0.7, 0.2, 0.1], [0.25, 0.5, 0.25]]))
+    labels = np.array([0, 2])
+    plain = [-math.log(0.7), -math.log(0.25)]
+    even = [-math.log(0.7 * 0.2 * 0.1) / 3, -math.log(0.25 * 0.5 * 0.25) / 3]
+    smoothed = [0.9 * one + 0.1 * other for one, other in zip(plain, even, strict=True)]
+    found = cross_entropies(torch.from_numpy(logits), torch.from_numpy(labels), 0.1)
+    assert found.tolist() == pytest.approx(smoothed)
+    weights = [1.0, 1.0, 3.0]
+    expected = (smoothed[0] + 3 * smoothed[1]) / 4
+    assert mean_loss(logits, labels, weights, 0.1) == pytest.approx(expected)
+
+
+def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:
+    chunks = [Chunk([2, 7, 8, 9, 3], 1, 4, 0, "abc"), Chunk([2, 7, 3], 2, 9, 1, "a")]
+    batch = micro_batch(chunks, bert_tokenizer(), [1.0, 4.0, 0.5], "leanings.csv")
+    assert batch.tensors["input_ids"].tolist() == [[2, 7, 8, 9, 3], [2, 7, 3, 0, 0]]
+    assert batch.tensors["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
+    assert batch.tensors["labels"].tolist() == [1, 2]
+    assert batch.tensors["weights"].tolist() == [4.0, 0.5]
+    assert (batch.weight, batch.tokens, batch.padding) == (4.5, 8, 2)
+    assert batch.documents == ["leanings.csv:4", "leanings.csv:9"]
+    assert batch.counts == {"chunks": 2.0, "weight": 4.5}
