@@ -87,7 +87,7 @@ def test_texts_of_the_training_split_and_its_absence_are_reported(
 
 @pytest.mark.parametrize("keys", [{"windows": "first_piece"}, {"prompt": True}])
 def test_keys_of_the_language_model_are_refused(run: Path, keys: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=f"{[*keys][0]}: without a meaning"):
+    with pytest.raises(ConfigurationError, match=f"{next(iter(keys))}: without a meaning"):
         evaluated(run, **keys)
 
 
