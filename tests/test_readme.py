@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -43,14 +42,8 @@ def small(command: str) -> str:
 
 
 def run(command: str, folder: Path) -> None:
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=folder,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
+        ["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 

@@ -19,11 +19,6 @@ TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "tokenizer"
 MAX_SEQ_LEN = 64
 
 
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> None:
-    torch.set_num_threads(1)  # the models are tiny: more threads only wait for each other
-
-
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(TOKENIZER)

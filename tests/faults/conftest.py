@@ -57,7 +57,7 @@ class Run:
         self.out_dir = out_dir
         overridden = any(argument.startswith("out_dir=") for argument in arguments)
         own_folder = () if overridden else (f"out_dir={out_dir}",)
-        environment = {"OMP_NUM_THREADS": "1", "TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
+        environment = {"TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
         arguments = (*options, *COMMON, *own_folder, *arguments)
         environment = {**os.environ, **environment, "FAULT": fault, **env}
         parts = [*wrapper, *command(script, *arguments, processes=processes, launcher=bool(stage))]

@@ -25,7 +25,7 @@ _OURS = ("BSMETA_", "SLURM_", "ACCELERATE_", "PET_")
 def environment(**variables: str) -> dict[str, str]:
     """This process's environment without what a launch would read, and with `variables`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-    return {**kept, "OMP_NUM_THREADS": "1", "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
+    return {**kept, "BSMETA_LAUNCH_FILE": "cpu.yaml", **variables}
 
 
 def start(
