@@ -11,7 +11,6 @@ import msgspec
 from isal import igzip
 
 from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.registry import ANNOTATORS
 from bsmeta.annotate.row import BASE_COLUMNS, NO_TEXT, AnnotationError, Columns, InputRecord, Row
@@ -201,7 +200,7 @@ class Annotation:
         """The row as it is written: text, columns of the input, columns of annotators, errors."""
         finished: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
         if record.html is not None and (self._config.keep_html or record.text is not None):
-            finished["html"] = as_text(record.html)
+            finished["html"] = record.html
         own = {ERRORS, *self._columns}
         finished |= {name: value for name, value in columns.items() if name not in own}
         finished |= {name: columns[name] for name in self._columns if name in columns}
@@ -233,8 +232,3 @@ def _reason(error: Exception) -> str:
     if isinstance(error, AnnotationError | PageError):
         return error.reason
     return "memory" if isinstance(error, MemoryError) else f"error_{type(error).__name__}"
-
-
-def as_text(html: str | bytes) -> str:
-    """A raw page as text."""
-    return html if isinstance(html, str) else decode_html(html)

@@ -16,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bsmeta.annotate.chunks import ERRORS, Counts, as_text
+from bsmeta.annotate.chunks import ERRORS, Counts
 from bsmeta.annotate.pipeline import ShardPlan
 from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import decode, open_source
@@ -165,7 +165,7 @@ def _pages_of_shard(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[st
             row = msgspec.json.decode(line)
             yield {
                 "url": row["url"],
-                "html": as_text(html)[:_SHOWN_HTML] if html is not None else "",
+                "html": (html or "")[:_SHOWN_HTML],
                 "parts": list(text_parts(row)),
                 "is_cut": len(row["text"]) > _SHOWN_TEXT,
                 "values": list(_values(row)),

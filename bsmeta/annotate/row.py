@@ -43,7 +43,9 @@ class InputRecord(msgspec.Struct):
     Attributes:
         url: Its address; may be empty.
         timestamp: When it was crawled, as the input says.
-        html: The raw page; bytes if its encoding is not known.
+        html: The raw page.
+        payload: The raw page if it is yet to be decoded.
+        charset: The encoding of that, as the HTTP header says.
         text: The text of a shard that already has text; None if the page is yet to be parsed.
         columns: All other columns, undecoded.
         problem: Why the record cannot be used, such as `not_json`; empty if it can.
@@ -51,7 +53,9 @@ class InputRecord(msgspec.Struct):
 
     url: str = ""
     timestamp: str | None = None
-    html: str | bytes | None = None
+    html: str | None = None
+    payload: bytes | None = None
+    charset: str | None = None
     text: str | None = None
     columns: Columns = msgspec.field(default_factory=dict)
     problem: str = ""

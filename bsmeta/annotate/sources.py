@@ -129,7 +129,7 @@ class WarcSource:
         if len(payload) > self._page_bytes:
             page.problem = "too_large"
         else:
-            page.html = decode_html(payload, record.http_charset)
+            page.payload, page.charset = payload, record.http_charset
 
     def _bounded(self, reader: Any) -> bytes:
         """Reads the decoded content, at most a byte more than a page may have."""
@@ -195,7 +195,9 @@ def damaged(path: str, number: int, reason: str) -> DataError:
 
 def item_bytes(item: Item) -> int:
     """About how many bytes an item has."""
-    return len(item) if isinstance(item, bytes) else len(item.html or item.text or "")
+    return (
+        len(item) if isinstance(item, bytes) else len(item.payload or item.html or item.text or "")
+    )
 
 
 _LINE = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -205,6 +207,8 @@ _STRING = msgspec.json.Decoder(str | None)
 def decode(item: Item, page_bytes: int) -> InputRecord:
     """A record with its problem, if it cannot be used."""
     record = item if isinstance(item, InputRecord) else decode_line(item)
+    if record.payload is not None and not record.problem:
+        record.html = decode_html(record.payload, record.charset)
     if record.html is not None and len(record.html) > page_bytes:
         return InputRecord(url=record.url, timestamp=record.timestamp, problem="too_large")
     if not record.problem and record.html is None and record.text is None:
@@ -236,4 +240,9 @@ def record_of(columns: dict[str, Any]) -> InputRecord:
     is_right = all(value is None or isinstance(value, str) for value in (url, text))
     if not is_right or not isinstance(page, str | bytes | None):
         return InputRecord(problem="wrong_type")
-    return InputRecord(url or "", timestamp, page or None, text or None, columns)
+    record = InputRecord(url or "", timestamp, text=text or None, columns=columns)
+    if isinstance(page, bytes):
+        record.payload = page
+    else:
+        record.html = page or None
+    return record
