@@ -129,9 +129,10 @@ def test_another_file_system(tmp_path: Path) -> None:
         TensorFlowSource(dataclasses.replace(there, train_file="ram://shards/none*")).shards()
 
 
-def test_what_it_cannot_read_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl.zst").write_bytes(b"")
-    with pytest.raises(ConfigurationError, match=r"cannot read .*Zstandard.*reader=native"):
+@pytest.mark.parametrize("name", ["a.jsonl.zst", "a.parquet"])
+def test_what_it_cannot_read_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigurationError, match=rf"cannot read .*{name}.*reader=native"):
         TensorFlowSource(DataConfig(train_file=str(tmp_path), reader="tf")).shards()
     config = DataConfig(train_file="hf://datasets/owner/name/*.jsonl.gz", reader="tf")
     with pytest.raises(ConfigurationError, match="cannot read hf://.*reader=native"):

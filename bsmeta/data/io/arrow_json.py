@@ -91,8 +91,9 @@ def _lists(array: pa.ListArray | pa.LargeListArray) -> pa.Array:
 
 def _iso(array: pa.TimestampArray) -> pa.Array:
     """As `2019-04-25T12:57:54Z`; with a fraction of the second only if it is not 0."""
-    if array.type.tz is not None:
-        array = array.cast(pa.timestamp(array.type.unit, "UTC"))
+    unit = "us" if array.type.unit == "ns" else array.type.unit  # as Python's datetime
+    zone = None if array.type.tz is None else "UTC"
+    array = array.cast(pa.timestamp(unit, zone), safe=False)
     text = pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
     return pc.replace_substring_regex(text, r"\.0+(Z?)$", r"\1")
 
