@@ -189,6 +189,8 @@ class Annotation:
                 made = annotator.annotate(row)
             except Exception as error:
                 errors[annotator.name] = _reason(error)
+                if isinstance(error, AnnotationError):
+                    row.columns |= error.columns
                 for column in annotator.columns:
                     row.columns.setdefault(column, [])
             else:

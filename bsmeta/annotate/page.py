@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
-from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.walking import Profile, Rules, TagRecord, names, walk
@@ -146,12 +146,15 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
             docs/annotation.md); `all` keeps every element.
 
     Raises:
-        PageError: `too_deep` or `too_many_attributes`.
+        PageError: `too_deep`, `too_many_attributes` or `not_parsed`.
     """
     if isinstance(html, bytes):
         html = decode_html(html)
     _refuse_slow(html)
-    tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
+    try:
+        tree = LexborHTMLParser(html, options=LexborDocumentOptions.WO_EVENTS)
+    except SelectolaxError as error:  # usually for lack of memory
+        raise PageError("not_parsed", str(error)) from error
     page = Page("", [], url=url)
     if tree.head is not None:
         page.head.append(tree.head.html or "")

@@ -19,6 +19,7 @@ from bsmeta.annotate.about_page import (
     WebsiteDescription,
 )
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.content import EXTRACTORS, Content
 from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.problems import nearest
@@ -28,6 +29,7 @@ ANNOTATORS: dict[str, type[Annotator]] = {
     kind.name: kind
     for kind in (
         Html,
+        Content,
         Url,
         Title,
         Timestamp,
@@ -63,6 +65,7 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
         ("timestamp_sources", config.timestamp_sources, list(DATE_SOURCES)),
         ("description_sources", config.description_sources, list(DESCRIPTION_SOURCES)),
         ("length_of", config.length_of, ["text", "sentence"]),
+        ("content_extractors", config.content_extractors, list(EXTRACTORS)),
     ):
         unknown = [value for value in values if value not in known]
         problems += [f"{key}: found {value}, expected some of {known}" for value in unknown]

@@ -30,11 +30,13 @@ class AnnotationError(ValueError):
 
     Attributes:
         reason: A short slug by which failures are counted, such as `no_url`.
+        columns: The columns that it made nevertheless.
     """
 
-    def __init__(self, reason: str, detail: str = "") -> None:
+    def __init__(self, reason: str, detail: str = "", columns: Columns | None = None) -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
         self.reason = reason
+        self.columns = columns or {}
 
 
 class InputRecord(msgspec.Struct):

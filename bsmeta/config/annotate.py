@@ -61,6 +61,11 @@ class AnnotateConfig:
         choices=PROFILES,
         heading="Annotators",
     )
+    content_extractors: list[str] = key(
+        ["resiliparse", "trafilatura"],
+        "content: what finds the main content of a page; trafilatura finds it better, and takes "
+        "most of the time of all annotators",
+    )
     timestamp_sources: list[str] = key(
         ["url", "page"],
         "where a date is looked for, in order: url (year and month), page (what it declares), "

@@ -17,6 +17,9 @@ MOST_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a
 period, which is computed at the start of a run, in about a second for this many."""
 
+EXTRACTORS = ("resiliparse", "trafilatura")
+"""What finds the main content of a page, see `content`."""
+
 SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
 
@@ -70,6 +73,13 @@ class DataConfig:
         [],
         "a mixture, in place of train_file: [{name: web, train_file: web/*.jsonl.gz, weight: 0.7}, "
         "{name: books, train_file: books/*.jsonl.gz, weight: 0.3}]",
+    )
+    content: str = key(
+        "all",
+        "which part of a page's text is trained on: all, or the main content that an extractor "
+        "found (column content_spans of shards made with annotators=[…, content]), what either "
+        "found (union), or both (intersection)",
+        choices=("all", *EXTRACTORS, "union", "intersection"),
     )
     metadata_config: MetadataConfig = key(MetadataConfig, "which metadata, and how it reads")
 

@@ -91,7 +91,7 @@ class HeldOutDocuments:
 
     def decoder(self, metadata: MetadataConfig) -> Decoder:
         """A decoder of the documents' lines, for the types of `metadata`."""
-        return make_decoder(metadata, self._config.columns)
+        return make_decoder(metadata, self._config.columns, content=self._config.content)
 
     def line(self, index: int) -> bytes:
         """The line that a document was read from."""

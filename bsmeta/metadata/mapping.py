@@ -16,6 +16,7 @@ import msgspec
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.columns import UNREADABLE
+from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY, type_of
 from bsmeta.metadata.records import (
@@ -60,16 +61,21 @@ class Decoder(Protocol):
         """
 
 
-def make_decoder(config: MetadataConfig, columns: Mapping[str, str], source: str = "") -> Decoder:
+def make_decoder(
+    config: MetadataConfig, columns: Mapping[str, str], source: str = "", content: str = ALL
+) -> Decoder:
     """The decoder of a corpus.
 
     Args:
         config: Selects the types to decode.
         columns: The path of the text and of each type; empty for the record form.
         source: The name of the source, in a mixture.
+        content: The part of the text to keep (`data_config.content`).
     """
     decoder: Decoder
     decoder = MappingDecoder(config, columns) if columns else DocumentDecoder(config)
+    if content != ALL:
+        decoder = _ContentDecoder(decoder, content)
     if source and SOURCE_KEY in config.metadata_list:
         return _NamedSourceDecoder(decoder, source)
     return decoder
@@ -157,6 +163,20 @@ class MappingDecoder:
         if bad.reason == "wrong_type" and bad.detail.endswith(f"`$.{self._text_path}`"):
             return BadDocument("text_not_string", bad.detail)
         return bad
+
+
+class _ContentDecoder:
+    """Cuts documents to the main content that an extractor found."""
+
+    def __init__(self, decoder: Decoder, content: str) -> None:
+        self.columns = decoder.columns | {COLUMN}
+        self._decoder = decoder
+        self._content = content
+
+    def decode(self, line: bytes | memoryview) -> Document:
+        document = self._decoder.decode(line)
+        document.keep(KeptText(document.text, content_spans(line, self._content)))
+        return document
 
 
 class _NamedSourceDecoder:

@@ -42,6 +42,8 @@ class MetadataType:
     # The use in training.
     is_local: ClassVar[bool] = False
     """Whether it annotates places in a text, so that it cannot be used in a prompt's prefix."""
+    measures_text: ClassVar[bool] = False
+    """Whether its values count the characters of the text, or of a local record's span."""
     always_present: ClassVar[bool] = False
     """Whether a document has the type without having a record of it."""
     sample_rate_key: ClassVar[str | None] = None

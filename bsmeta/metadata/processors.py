@@ -108,6 +108,7 @@ class Length(MetadataType):
     """`Text Length: 123` for the text; `[length: 12]…[/length: 12]` for a sentence."""
 
     columns = ("generation_length_text", "generation_length_sentence")
+    measures_text = True
     label = "Text Length"
     prompt_label = "Number of characters"
     example = len(EXAMPLE_TEXT)

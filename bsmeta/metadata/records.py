@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -66,15 +66,31 @@ _ADDRESSES = msgspec.json.Decoder(str | list[_Value | str] | None)
 _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
 
 
+class Kept(Protocol):
+    """A part of a text that is kept.
+
+    Attributes:
+        text: The text that is kept.
+    """
+
+    text: str
+
+    def clip(self, key: str, records: Sequence[Record]) -> list[Record]:
+        """The records of a key as they are in the text that is kept."""
+
+
 class Document:
     """A document: its text, its address, and its metadata records by key.
 
     Attributes:
         text: The plain text; may be empty.
+        whole_text: The text before `keep`.
         url: The `url` column (not the metadata record), if there is one.
     """
 
-    __slots__ = ("_address_column", "_records", "_undecoded", "text", "url")
+    __slots__ = (
+        "_address_column", "_kept", "_records", "_undecoded", "text", "url", "whole_text",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,8 +100,9 @@ class Document:
         undecoded: dict[str, msgspec.Raw] | None = None,
         address_column: msgspec.Raw = NO_COLUMN,
     ) -> None:
-        self.text = text
+        self.text = self.whole_text = text
         self.url = url
+        self._kept: Kept | None = None
         self._records = records
         self._undecoded = undecoded or {}
         self._address_column = address_column
@@ -102,9 +119,22 @@ class Document:
         """
         raw = self._undecoded.get(key)
         if raw is not None:
-            group(self._records, key, _decode_column(key, raw))
+            records = _decode_column(key, raw)
+            group(
+                self._records, key, self._kept.clip(key, records or ()) if self._kept else records
+            )
             del self._undecoded[key]
         return self._records.get(key, ())
+
+    def keep(self, kept: Kept) -> None:
+        """Cuts the text, and the local records with it; those not yet decoded when they are.
+
+        Raises:
+            BadDocument: If a local record's span is not one of the text.
+        """
+        self.text, self._kept = kept.text, kept
+        clipped = {key: kept.clip(key, records) for key, records in self._records.items()}
+        self._records = {key: records for key, records in clipped.items() if records}
 
     def add(self, key: str, record: Record) -> None:
         """Adds a record to those of a key."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bsmeta.annotate.page import MAX_ATTRIBUTES, MAX_DEPTH, PageError, parse_page
-from tests.annotate.helpers import WORDS
+from bsmeta.annotate.shard import ShardFiles, read_journal
+from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 
 pytestmark = pytest.mark.timeout(100)  # the pages that are refused would take longer
 
@@ -84,3 +87,44 @@ def test_50_mb_of_text_are_read() -> None:
 def test_footers_within_each_other_are_serialized_once() -> None:
     page = parse_page("<footer>" * 4_000 + "x")
     assert [len(footer) for footer in page.footer] == [4_000 * 17 + 1]
+
+
+def test_hostile_pages_are_counted_and_leave_the_others_unharmed(tmp_path: Path) -> None:
+    good = {"url": "https://www.example.org/good", "html": f"<p>{WORDS}"}
+    attributes = " ".join(f"a{number}" for number in range(100_000))
+    formatting = "".join(f"<b id={number}>" for number in range(5_000))
+    hostile = {
+        "deep": "<div>" * 100_000 + WORDS,
+        "attributes": f"<p {attributes}>{WORDS}",
+        "large": f"<p>{WORDS * 100_000}",
+        "reopened": f"<p>{formatting}</p>" + "<p>x" * 5_000,
+        "surrogate": f"<p>{WORDS}\ud800",
+        "zeros": f"<p>\0{WORDS}\0",
+        "declaration": f"<?xml version='1.0'?><p>{WORDS}",
+        "script": f"<script>'</p>' + '<p>'</script><p>{WORDS}",
+        "drawing": f"<svg><title></title></svg><p>{WORDS}",
+    }
+    records = [good]
+    for name, html in hostile.items():
+        records += [{"url": f"https://www.example.org/{name}", "html": html}, good]
+    records += [{"url": "https://www.example.org/" + "x" * 100_000, "html": f"<p>{WORDS}"}]
+    write_pages(tmp_path / "pages.jsonl.gz", records)
+    settings = {"page_mb": 2, "page_seconds": 20, "worker_gb": 0.5}
+    input = str(tmp_path / "pages.jsonl.gz")
+    assert annotate(input, tmp_path / "out", annotators=["html", "url", "title"], **settings) == 0
+    made = rows(tmp_path / "out" / "pages.jsonl.gz")
+    texts = {row["url"].rpartition("/")[2][:20]: row["text"] for row in made}
+    assert texts == dict.fromkeys(
+        ["good", "zeros", "declaration", "script", "drawing", "x" * 20], WORDS.strip()
+    )
+    assert sum(row["url"] == good["url"] for row in made) == 10
+    journal = read_journal(ShardFiles(tmp_path / "out", "pages").journal)
+    assert journal is not None
+    dropped = journal.counts().dropped
+    assert dropped == {
+        "too_deep": 1,
+        "too_many_attributes": 1,
+        "too_large": 1,
+        "not_parsed": 1,
+        "not_json": 1,
+    }

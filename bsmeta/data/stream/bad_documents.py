@@ -17,6 +17,7 @@ from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered
 
 REASONS = (
+    "bad_content_spans",
     "blank_line",
     "byte_order_mark",
     "damaged_file",
@@ -27,6 +28,7 @@ REASONS = (
     "missing_position",
     "missing_text",
     "negative_position",
+    "no_content_spans",
     "not_a_number",
     "not_a_timestamp",
     "not_an_object",

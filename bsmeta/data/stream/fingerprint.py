@@ -57,6 +57,7 @@ def fingerprint(
         "held_out": held_out_fingerprint(config),
         "phase_starts": list(phases.starts),
         **({"columns": config.columns} if config.columns else {}),
+        **({"content": config.content} if config.content != "all" else {}),
         **({"sources": sources_fingerprint(config)} if config.sources else {}),
         "metadata_config": dataclasses.asdict(config.metadata_config),
         "tokenizer": tokenizer_fingerprint(tokenizer),

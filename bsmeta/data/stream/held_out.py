@@ -72,7 +72,7 @@ class HeldOutDocuments:
 
     def overlap(self, document: Document) -> str:
         """What a document shares with the held-out ones: `text`, `url`, or nothing."""
-        if text_fingerprint(document.text) in self._fingerprints:
+        if text_fingerprint(document.whole_text) in self._fingerprints:
             return "text"
         for url in document.addresses(ADDRESS_KEY):
             if url_fingerprint(url) in self._fingerprints:

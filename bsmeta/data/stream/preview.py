@@ -142,7 +142,7 @@ def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
         lines = first_lines(shards[0].path, DOCUMENTS)
     except (UserError, OSError, EOFError):
         return ""
-    decoder = make_decoder(metadata, config.columns, source)
+    decoder = make_decoder(metadata, config.columns, source, config.content)
     missing = [name for name in metadata.metadata_list if name in wanted]
     for line in lines:
         try:

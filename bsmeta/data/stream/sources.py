@@ -64,7 +64,9 @@ class NativeSource:
     def __init__(self, config: DataConfig) -> None:
         self._config = config
         self._indexes = IndexCache(Cache(config.cache_dir))
-        self._columns = make_decoder(config.metadata_config, config.columns).columns
+        self._columns = make_decoder(
+            config.metadata_config, config.columns, content=config.content
+        ).columns
 
     def shards(self) -> list[Shard]:
         return list_shards(self._config)

@@ -117,7 +117,7 @@ class WindowMaker:
                 f" types; at most {MOST_TYPES} can be distinguished in a batch"
             )
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
-        self.decoder = make_decoder(self._metadata, config.columns, source)
+        self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
         self._renderer = Renderer(self._metadata)
         self._encoder = DocumentEncoder(
             tokenizer,
