@@ -198,7 +198,8 @@ def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
             if place <= len(text):
                 order = tag[f"relative_{edge}_pos"]
                 labels.setdefault(place, []).append((order, label.format(tag["value"])))
-    contents = row.get("content_spans") or {}
+    found = row.get("content_spans") or {}
+    contents = {name: spans for name, spans in found.items() if spans}
     entities = {one["char_start_idx"]: one for one in row.get(_ENTITIES) or []}
     cuts = {0, len(text), *labels}
     cuts |= {place for spans in contents.values() for span in spans for place in span}
