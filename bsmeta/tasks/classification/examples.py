@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,11 +18,13 @@ import numpy as np
 from bsmeta.config.errors import DataError
 from bsmeta.tasks.classification.splits import SPLITS
 
+log = logging.getLogger(__name__)
+
 IDS = np.dtype("<i4")
 """How the ids of a chunk are stored."""
 
 _ROWS_PER_QUERY = 1000
-_WRITE_TIMEOUT_S = 60
+_TIMEOUT_S = 60  # for the write of another process
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class Examples:
     def __init__(self, database: Path) -> None:
         self.database = database
         self._connections: dict[int, sqlite3.Connection] = {}
+        _finish_write(database)
         _check_size(database)
         facts = {name: json.loads(value) for name, value in self._query("SELECT * FROM facts")}
         self.key: dict[str, Any] = facts.pop("key")
@@ -126,20 +131,17 @@ class Examples:
     def save_results(self, run: str, results: dict[str, Any]) -> None:
         """Keeps the results of a run in the database; call it on one process only.
 
-        Raises:
-            DataError: If the database cannot be written.
+        A database that cannot be written is logged: the files of the run have the results, too.
         """
         now = datetime.now(UTC).isoformat(timespec="seconds")
         try:
-            connection = sqlite3.connect(self.database, timeout=_WRITE_TIMEOUT_S)
-            with connection:
+            with closing(sqlite3.connect(self.database, _TIMEOUT_S)) as connection, connection:
                 connection.execute(
                     "INSERT INTO results (run, time, results) VALUES (?, ?, ?)",
                     (run, now, json.dumps(results)),
                 )
-            connection.close()
         except sqlite3.Error as error:
-            raise DataError(f"{self.database} cannot be written: {error}") from error
+            log.warning("%s does not keep the results of the run: %s", self.database, error)
 
     def results(self) -> list[dict[str, Any]]:
         """The results of all runs, the oldest first."""
@@ -164,7 +166,7 @@ class Examples:
 
 def connect(database: Path) -> sqlite3.Connection:
     """A connection that only reads."""
-    return sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", uri=True)
+    return sqlite3.connect(f"{database.resolve().as_uri()}?mode=ro", _TIMEOUT_S, uri=True)
 
 
 def damaged(database: Path, reason: str) -> DataError:
@@ -173,6 +175,16 @@ def damaged(database: Path, reason: str) -> DataError:
         f"{database} is damaged, or no database of this task ({reason}); delete it to build it "
         "again from the CSV file, or name another file with data_config.database"
     )
+
+
+def _finish_write(database: Path) -> None:
+    """Takes back a write that a kill interrupted, which a connection that only reads cannot."""
+    if database.with_name(f"{database.name}-journal").exists():
+        try:
+            with closing(sqlite3.connect(database, _TIMEOUT_S)) as connection:
+                connection.execute("SELECT count(*) FROM results")
+        except sqlite3.Error as error:
+            raise damaged(database, str(error)) from error
 
 
 def _check_size(database: Path) -> None:
@@ -187,5 +199,5 @@ def _check_size(database: Path) -> None:
     expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
     if not head.startswith(b"SQLite format 3\0"):
         raise damaged(database, "it is not an SQLite file")
-    if size != expected:
+    if size < expected:
         raise damaged(database, f"{size:,} bytes instead of {expected:,}")

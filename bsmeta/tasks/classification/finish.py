@@ -61,6 +61,7 @@ def finish(
         text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
         replace(files[1], lambda part: part.write_text(text, encoding="utf-8"))
         save_model(files[2], model, config)
+        examples.save_results(str(context.folder.resolve()), stats)
         files += write_report(results, epochs, context.folder / "evaluation")
         print_report(results, files)
     return scores

@@ -180,6 +180,29 @@ def test_results_are_kept_and_the_rest_stays(tmp_path: Path) -> None:
     assert [(one["run"], one["accuracy"]) for one in found] == [("runs/a", 0.5), ("runs/b", 0.75)]
 
 
+def test_a_write_that_was_killed_is_taken_back(tmp_path: Path) -> None:
+    config = data_config(write_leanings(tmp_path))
+    examples = open_examples(config, TOKENIZER)
+    examples.save_results("runs/a", {"accuracy": 0.5})
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_write_and_die, args=(examples.database,))
+    process.start()
+    process.join()
+    assert (tmp_path / "leanings.sqlite-journal").exists()
+    again = open_examples(config, TOKENIZER)
+    assert [one["run"] for one in again.results()] == ["runs/a"]
+    assert again.read(again.chunks("train")) == examples.read(examples.chunks("train"))
+
+
+def _write_and_die(database: Path) -> None:
+    connection = sqlite3.connect(database, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")  # or nothing is written before the end
+    connection.execute("BEGIN IMMEDIATE")
+    for _ in range(200):
+        connection.execute("INSERT INTO results VALUES (NULL, 'b', '', ?)", ("x" * 5000,))
+    os._exit(9)
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     csv = write_leanings(tmp_path)
     (tmp_path / "file").touch()

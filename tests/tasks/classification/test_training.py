@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from bsmeta.tasks.classification.examples import Examples
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import write_leanings
 
@@ -62,6 +63,9 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     assert events(killed, "eval") == events(whole, "eval")
     ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    kept = Examples(tmp_path / "leanings.sqlite").results()
+    assert [result["run"] for result in kept] == [str(whole), str(killed)]
+    assert kept[0]["test"] == kept[1]["test"]
     for name in ("testset_predictions.csv", "train_test_stats.json"):
         first, second = (run / f"results/leanings_{name}" for run in (whole, killed))
         assert first.read_text() == second.read_text()
