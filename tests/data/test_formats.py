@@ -28,6 +28,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import sources
+from bsmeta.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import Run, page, run, same, small_config
 from tests.data.hub_server import TOKEN, Hub, shards_in
 
@@ -219,3 +220,17 @@ def test_parquet_from_the_hub(
             train_file="hf://datasets/owner/name/*.parquet",
         )
     assert same(found, whole)
+
+
+@pytest.mark.parametrize("name", ["3 row groups", "many frames"])
+def test_documents_of_an_evaluation(folders: dict[str, Path], name: str) -> None:
+    def held_out(name: str) -> HeldOutDocuments:
+        path = folders[name] / f"part-3{FORMATS[name][0]}"
+        config = small_config(folders[name], validation_file=str(path))
+        return HeldOutDocuments(config, max_documents=50, deduplicate=True)
+
+    found, expected = held_out(name), held_out("gz")
+    assert [document.text for document in found] == [document.text for document in expected]
+    assert [list(documents.numbers) for documents in (found, expected)] == [list(range(50))] * 2
+    assert found.carried == expected.carried
+    assert found.columns() == expected.columns() == ["html", "title", "url"]
