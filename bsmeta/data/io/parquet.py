@@ -22,10 +22,15 @@ from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line
 
-BATCH_BYTES = 4 << 20  # decoded at a time, in bytes before compression
+BATCH_BYTES = 2 << 20  # decoded at a time
+VALUE_BYTES = 16  # memory of a value, at least, decoded and converted
 BATCH_ROWS = 1024  # ... and at most so many rows
 COLUMN_BUFFER = 1 << 18  # bytes of a column that are read at a time
 MOST_BLOCKS = 8  # of a remote file in memory: its columns are read in turns
+
+# Arrow's own allocator keeps several times as much memory as is in use.
+pa.set_memory_pool(pa.system_memory_pool())
+
 NO_ROWS = pa.record_batch([], names=[])
 
 DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
@@ -148,9 +153,12 @@ def row_group_ends(metadata: pq.FileMetaData) -> list[int]:
 
 
 def batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
-    """How many rows of a row group to decode at a time; they depend on nothing else."""
+    """How many rows of a row group to decode at a time, from their average size.
+
+    Repeated values are stored once and counted, so the number of values matters, too.
+    """
     size = sum(
-        column.total_uncompressed_size
+        column.total_uncompressed_size + column.num_values * VALUE_BYTES
         for column in map(group.column, range(group.num_columns))
         if columns is None or is_selected(column.path_in_schema, columns)
     )
