@@ -31,7 +31,8 @@ def commands() -> list[str]:
 def on_the_sample() -> list[str]:
     """Those that need nothing but the sample and the demo's run."""
     mine = re.compile(
-        r"--config-name demo|BSMETA_CONFIG=demo experiments|BSMETA_RESUME|requests|examples/rawpages"
+        r"--config-name demo|BSMETA_CONFIG=demo experiments|BSMETA_RESUME|requests"
+        r"|examples/rawpages"
     )
     elsewhere = re.compile(r"zero2\.yaml .*v2|sweep|page\.html|\|")
     found = [line for line in commands() if mine.search(line) and not elsewhere.search(line)]

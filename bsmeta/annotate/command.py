@@ -11,20 +11,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.crawl_index import make_index, needs_index
-from bsmeta.annotate.inputs import identified, list_inputs, output_folder
+from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
 from bsmeta.annotate.linked_sets import write_linked_sets
 from bsmeta.annotate.pipeline import (
     Advance,
-    ShardPlan,
     Stopped,
     check_disk,
-    plan_shard,
+    plan_shards,
     run,
 )
-from bsmeta.annotate.registry import fingerprints, make_annotators
+from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
@@ -33,7 +31,12 @@ from bsmeta.config.errors import ConfigurationError, DataError
 
 
 def main(config: AnnotateConfig) -> int:
-    """Makes the shards that are missing or out of date, and the report; returns the exit code."""
+    """Makes the shards that are missing or out of date, and the report; returns the exit code.
+
+    Raises:
+        ConfigurationError: If a setting is wrong, or the disk is full.
+        DataError: If input files are missing or damaged; the others are done first.
+    """
     refuse_out_of_bounds(config)
     inputs = list_inputs(config.input)
     output = output_folder(config.output)
@@ -41,54 +44,49 @@ def main(config: AnnotateConfig) -> int:
     if config.disambiguation is not None and not needs_index(annotators):
         raise ConfigurationError("disambiguation is made from entities: add entity to annotators")
     try:
-        plans = plan_and_run(config, annotators, inputs, output)
+        files = list(identified(inputs))
+        total = sum(file.bytes for file in files)
+        if needs_index(annotators):
+            with progress_bar("reading titles", total) as advance:
+                make_index(config, files, output, advance)
+        plans = plan_shards(config, annotators, output, files)
+        if config.check_disk:
+            check_disk(output, plans)
+        left = [plan.file for plan in plans if not plan.is_complete]
+        if left and config.executor != "local":
+            return _start_tasks(config, left)
+        with progress_bar("annotating", total) as advance:
+            problems = run(config, annotators, plans, advance)
     except Stopped as stopped:
         print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
         return EXIT_PREEMPTED
     if config.report:
-        names = [annotator.name for annotator in annotators]
-        report = make_report(plans, names)
+        report = make_report(plans, [annotator.name for annotator in annotators])
         print_report(report, Console())
-        files = write_report(report, config, plans, output)
-        print(f"written to {', '.join(map(str, files))}")
+        written = write_report(report, config, plans, output)
+        print(f"written to {', '.join(map(str, written))}")
+    if problems:
+        raise DataError("\n".join(problems))
     if config.disambiguation is not None:
-        shards = [plan.files.shard for plan in plans]
-        folder = Path(config.disambiguation)
+        folder, shards = Path(config.disambiguation), [plan.files.shard for plan in plans]
         print(write_linked_sets(shards, output, folder, config.disambiguation_dev_share))
     return 0
 
 
-def plan_and_run(
-    config: AnnotateConfig,
-    annotators: Sequence[Annotator],
-    inputs: Sequence[tuple[str, str]],
-    output: Path,
-    *,
-    shown: bool = True,
-) -> list[ShardPlan]:
-    """Makes the shards that are missing or out of date.
-
-    Raises:
-        DataError: If input files are damaged, after all others are done.
-    """
-    files = list(identified(inputs))
-    total = sum(file.bytes for file in files)
-    if needs_index(annotators):
-        with progress_bar("reading titles", total, shown=shown) as advance:
-            make_index(config, files, output, advance)
-    wanted = fingerprints(annotators)
-    plans = [plan_shard(config, wanted, output, file) for file in files]
-    if config.check_disk:
-        check_disk(output, plans)
-    with progress_bar("annotating", total, shown=shown) as advance:
-        problems = run(config, annotators, plans, advance)
-    if problems:
-        raise DataError("\n".join(problems))
-    return plans
+def _start_tasks(config: AnnotateConfig, files: Sequence[InputFile]) -> int:
+    try:
+        from bsmeta.annotate.executors import submit
+    except ImportError as error:
+        raise ConfigurationError(
+            f"executor={config.executor} needs datatrove: pip install -e .[cluster] ({error})"
+        ) from error
+    started = submit(config, [(file.path, file.name) for file in files])
+    print(f"{started}; the same command, when they have ended, does what is left and reports")
+    return 0
 
 
 @contextmanager
-def progress_bar(name: str, total: int, *, shown: bool) -> Iterator[Advance]:
+def progress_bar(name: str, total: int) -> Iterator[Advance]:
     """Shows how much of the input is done, the time left, and pages per second."""
     columns = (
         TextColumn("{task.description}"),
@@ -100,7 +98,7 @@ def progress_bar(name: str, total: int, *, shown: bool) -> Iterator[Advance]:
         TimeRemainingColumn(),
     )
     # Without its refreshing thread, which must not be running when a worker is forked.
-    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False, disable=not shown)
+    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
     task = bar.add_task(name, total=total, pages=0, speed=0.0)
     start, pages = time.monotonic(), 0
 

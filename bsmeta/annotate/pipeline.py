@@ -21,6 +21,7 @@ from bsmeta.annotate.chunks import Annotation, Chunk, Counts
 from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.pool import Pool, Work
+from bsmeta.annotate.registry import fingerprints
 from bsmeta.annotate.shard import Header, Journal, ShardFiles, ShardWriter, existing_rows
 from bsmeta.annotate.sources import item_bytes, open_source
 from bsmeta.config.annotate import AnnotateConfig
@@ -54,6 +55,17 @@ class ShardPlan:
     header: Header
     existing: Journal | None
     is_complete: bool
+
+
+def plan_shards(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    output: Path,
+    files: Iterable[InputFile],
+) -> list[ShardPlan]:
+    """What is to be done for each input file."""
+    wanted = fingerprints(annotators)
+    return [plan_shard(config, wanted, output, file) for file in files]
 
 
 def plan_shard(
@@ -238,7 +250,9 @@ def stopped_by_signals() -> Iterator[None]:
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
     handlers = {one: signal.getsignal(one) for one in numbers}
-    handlers = {one: found for one, found in handlers.items() if found is not signal.SIG_IGN}
+    # Others stay: what is ignored, as under nohup, and datatrove's, which queues a task again.
+    own = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {one: found for one, found in handlers.items() if found in own}
     for one in handlers:
         signal.signal(one, stop)
     try:
