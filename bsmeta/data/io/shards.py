@@ -220,10 +220,10 @@ def is_same_file(path: str, other: str) -> bool:
     return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
-def some_of(shards: Sequence[Shard]) -> list[Shard]:
-    """A few of some shards, the same on every rank."""
-    places = {0, len(shards) // 2, len(shards) - 1} if shards else set()
-    return [shards[place] for place in sorted(places)]
+def some_of(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
+    """Up to `count` of some shards, from the first to the last, the same on every rank."""
+    places = {number * (len(shards) - 1) // (count - 1) for number in range(count)}
+    return [shards[place] for place in sorted(places)] if shards else []
 
 
 def shard_names(paths: Sequence[str | FileRef]) -> list[str]:

@@ -30,7 +30,7 @@ from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.mixture import sequence_order
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.preview import DOCUMENTS, check_columns
+from bsmeta.data.stream.preview import check_columns
 from bsmeta.data.stream.sources import Corpus, Source, corpora_fingerprint, open_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker
 
@@ -248,15 +248,15 @@ def window_maker(
         ConfigurationError: If the tokenizer, a key of the metadata or a path of the columns cannot
             be used.
     """
-    lines = [corpus.source.first_lines(shard, DOCUMENTS) for shard in some_of(corpus.shards)]
-    check_columns(config, corpus.name, corpus.config, [line for own in lines for line in own])
+    check_columns(config, corpus.name, corpus.shards, corpus.source.first_lines)
+    sample = some_of(corpus.shards)
     return WindowMaker(
         corpus.config,
         tokenizer,
         seed,
         source=corpus.name,
         held_out=kept_out,
-        sample=[line for own in lines for line in own[:SAMPLE_LINES]],
+        sample=[line for one in sample for line in corpus.source.first_lines(one, SAMPLE_LINES)],
     )
 
 

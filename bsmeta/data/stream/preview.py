@@ -7,7 +7,8 @@ the run would silently train on text alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument
 
 DOCUMENTS = 64
+SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
 SHOWN = 40  # columns in a message
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
@@ -37,54 +39,75 @@ def column_problems(config: DataConfig) -> Iterator[Problem]:
     None if the shards are not on a local disk; the run itself then calls `check_columns`.
     """
     for name, data in source_configs(config).items():
-        shards = _local_shards(data)
-        try:
-            lines = [line for one in some_of(shards) for line in first_lines(one.path, DOCUMENTS)]
-        except (UserError, OSError, EOFError):
-            continue
-        yield from _absent_paths(config, name, data, lines)
+        with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
+            yield from _absent_paths(config, name, _local_shards(data), _first_lines)
 
 
-def check_columns(config: DataConfig, name: str, data: DataConfig, lines: Sequence[bytes]) -> None:
-    """Raises an error if none of some lines has a path of the text or the metadata.
+def check_columns(
+    config: DataConfig,
+    name: str,
+    shards: Sequence[Shard],
+    first_lines: Callable[[Shard, int], list[bytes]],
+) -> None:
+    """Raises an error if none of the first documents has a path of the text or the metadata.
 
     Args:
         config: The data of the run.
         name: The source; "" without a mixture.
-        data: The data of the source.
-        lines: First lines of some shards.
+        shards: The shards of the source.
+        first_lines: Reads the first lines of a shard.
 
     Raises:
         ConfigurationError: Naming the paths, and the columns that there are.
     """
-    refuse([*_absent_paths(config, name, data, lines)])
+    refuse([*_absent_paths(config, name, shards, first_lines)])
 
 
 def _absent_paths(
-    config: DataConfig, name: str, data: DataConfig, lines: Sequence[bytes]
-) -> Iterator[Problem]:
-    rows = [row for line in lines if (row := _object(line)) is not None]
-    if not rows:
-        return  # reported when they are trained on
+    config: DataConfig,
+    name: str,
+    shards: Sequence[Shard],
+    first_lines: Callable[[Shard, int], list[bytes]],
+) -> list[Problem]:
+    """The paths that are in no document of a few shards, nor in any of some more."""
     places = [n for n, one in enumerate(config.sources) if one.name == name and one.columns]
     key = f"data_config.sources.{places[0]}.columns" if places else "data_config.columns"
+    columns = {TEXT: TEXT, **source_configs(config)[name].columns}
+    problems: list[Problem] = []
+    for count in SHARDS:
+        lines = [line for one in some_of(shards, count) for line in first_lines(one, DOCUMENTS)]
+        rows = [row for line in lines if (row := _object(line)) is not None]
+        problems = [*_path_problems(key, columns, rows)] if rows else []
+        if not problems:
+            break
+    return problems
+
+
+def _path_problems(
+    key: str, columns: Mapping[str, str], rows: Sequence[dict[str, Any]]
+) -> Iterator[Problem]:
+    """Yields the paths that are in none of some rows."""
     values, objects = set[str](), set[str]()
     for row in rows:
         _collect(row, "", values, objects)
-    for kind, path in {TEXT: TEXT, **data.columns}.items():
+    known = sorted(values)
+    more = ", …" if len(known) > SHOWN else ""
+    for kind, path in columns.items():
         if path in values:
             continue
-        known = sorted(values)
         inside = [one for one in known if one.startswith(f"{path}.")]
         alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
+        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
-        more = ", …" if len(known) > SHOWN else ""
         found = f"{show(path)}, which none of the first {len(rows)} documents has"
         if path in objects:
             found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
         expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
-        best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
+
+
+def _first_lines(shard: Shard, count: int) -> list[bytes]:
+    return first_lines(shard.path, count)
 
 
 def _object(line: bytes) -> dict[str, Any] | None:
