@@ -1,0 +1,164 @@
+"""C4, FineWeb, Dolma and DCLM as they are published: same guarantees as shards of records.
+
+The files are written in the published form (`corpora`) and read through the shipped groups.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.stream.preview import column_problems, missing_types
+from bsmeta.data.stream.train_stream import TrainStream
+from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus
+from tests.data.helpers import Run, run, same, small_tokenizer
+
+STEPS, BATCH = 10, 8
+TYPES = "[url,timestamp,source,dump,language,language_score,token_count,quality]"
+PREFIXES = {
+    "c4_en": "url: https://site0.org/0 | Year: 2019 | Month: April ||| 0 the quick",
+    "fineweb": "url: https://site0.org/0 | Year: 2013 | Month: May | dump: CC-MAIN-2013-20 | "
+    "language: en | language_score: 0.9185 | token_count: 3 ||| 0 the quick",
+    "fineweb_edu": "url: https://site0.org/0 | dump: CC-MAIN-2013-20 | language: en | "
+    "language_score: 0.9185 | token_count: 3 | quality: 3 ||| 0 the quick",
+    "dolma": "url: https://site0.org/0 | Year: 2019 | Month: April | source: c4 ||| 0 the quick",
+    "dclm": "url: https://site0.org/0 | Year: 2013 | Month: May | quality: 0 ||| 0 the quick",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corpora")
+    for name in CORPORA:
+        write_corpus(name, folder / name)
+    return folder
+
+
+def config(name: str, folder: Path, *more: str) -> DataConfig:
+    small = (
+        "data_config.window_documents=8",
+        "data_config.per_device_train_batch_size=2",
+        f"data_config.cache_dir={folder / 'cache'}",
+        "data_config.metadata_config.max_seq_len=256",
+        f"data_config.metadata_config.metadata_list={TYPES}",
+    )
+    return compose(
+        CausalLMConfig, "demo", [*overrides(name, folder / name), *small, *more]
+    ).data_config
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_columns_of_a_group_are_those_of_the_corpus(folder: Path, name: str) -> None:
+    found = config(name, folder)
+    assert [*column_problems(found)] == []
+    unmapped = [one for one in TYPES[1:-1].split(",") if one not in found.columns]
+    (note,) = missing_types(found)
+    assert f"has {', '.join(unmapped)} (metadata_list)" in note
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_the_first_document(folder: Path, name: str) -> None:
+    metadata = "data_config.metadata_config"
+    found = config(
+        name, folder, f"{metadata}.metadata_probability=1", f"{metadata}.max_seq_len=1024",
+        f"{metadata}.random_sample_metadata=false", f"{metadata}.value_bucket_scale={{quality: 1}}",
+        "data_config.packing=pad", "data_config.num_streams=1", "data_config.window_documents=100",
+    )  # fmt: skip
+    stream = TrainStream(
+        found, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    first = f"{stream._streams.shards[1 if name == 'dolma' else 0].name}:0"
+    texts = {
+        one.documents[0]: small_tokenizer().decode(one.ids)
+        for one in itertools.takewhile(lambda one: not one.position_after.epoch, stream._open(0))
+    }
+    expected = PREFIXES[name]
+    if name == "dolma":  # its first shard by name is another one
+        expected = expected.replace("/0 ", "/3000 ").replace("0 the", "3000 the")
+    assert texts[first].startswith(expected)
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_every_document_once_an_epoch_and_no_held_out_one(folder: Path, name: str) -> None:
+    stream = TrainStream(
+        config(name, folder), small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
+    )
+    seen: Counter[str] = Counter()
+    for number in range(8):
+        epoch = itertools.takewhile(lambda one: one.position_after.epoch == 0, stream._open(number))
+        seen.update(name for one in epoch for name in one.documents)
+    assert set(seen.values()) == {1}
+    names = dict(zip(sorted(CORPORA[name].shards), SIZES, strict=True))
+    every = {
+        f"{Path(shard).name}:{number}" for shard, size in names.items() for number in range(size)
+    }
+    first = Path(CORPORA[name].shards[0]).name
+    assert {Path(one).name for one in seen} == every - {f"{first}:{TEXT_OF}", f"{first}:{URL_OF}"}
+
+
+def combinations() -> list[ParameterSet]:
+    found = []
+    for name, world_size, workers in itertools.product(CORPORA, (1, 2, 4), (0, 2)):
+        quick = (name, world_size) == ("c4_en", 2) or (world_size, workers) == (4, 0)
+        marks = [] if quick else [pytest.mark.slow]
+        found.append(pytest.param(name, world_size, workers, marks=marks))
+    return found
+
+
+@pytest.mark.parametrize(("name", "world_size", "workers"), combinations())
+def test_the_same_batches_over_a_resume_for_any_processes(
+    folder: Path, name: str, world_size: int, workers: int
+) -> None:
+    whole = run(config(name, folder), STEPS, batch=BATCH)
+    changed = config(name, folder, f"data_config.num_workers={workers}")
+    first = run(changed, 4, batch=BATCH, world_size=world_size)
+    rest = run(config(name, folder), STEPS - 4, batch=BATCH, state=first.state)
+    assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
+    assert rest.state == whole.state
+
+
+def test_other_columns_are_refused_on_resume(folder: Path) -> None:
+    state = run(config("c4_en", folder), 1).state
+    with pytest.raises(ConfigurationError, match=r"columns.timestamp: timestamp in the checkpoint"):
+        run(config("c4_en", folder, "data_config.columns.timestamp=url"), 1, state=state)
+
+
+def test_paths_that_no_document_has_are_refused(folder: Path) -> None:
+    """At the check of a configuration, and when the run opens its data."""
+    wrong = ["data_config.columns.timestamp=date", "data_config.columns.quality=metadata"]
+    found = config("dclm", folder, *wrong)
+    problems = [*column_problems(found)]
+    assert [one.key for one in problems] == [
+        "data_config.columns.timestamp",
+        "data_config.columns.quality",
+    ]
+    date, quality = problems
+    assert date.found == '"date", which none of the first 100 documents has'
+    assert "one of their columns: bff_contained_ngram_count_before_dedupe, " in date.expected
+    assert "(did you mean metadata.WARC-Date?)" in date.expected
+    assert quality.found == '"metadata", which is an object'
+    assert "; in it: metadata.Content-Length, metadata.Content-Type, " in quality.expected
+    with pytest.raises(ConfigurationError, match='found "date", which none of the first 100'):
+        run(found, 1)
+
+
+def test_a_text_column_of_another_name_must_be_mapped(folder: Path) -> None:
+    found = config("c4_en", folder, "data_config.columns.text=content")
+    (problem,) = column_problems(found)
+    assert problem.fix == "data_config.columns.text=text"
+
+
+def test_types_of_plain_columns_are_suggested(folder: Path) -> None:
+    found = config("c4_en", folder)
+    found.columns = {}
+    (note,) = missing_types(found)
+    assert "it would train on text alone" in note
+    assert note.endswith("(data_config.columns={url: url} uses a plain column)")
