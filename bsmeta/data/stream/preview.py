@@ -96,7 +96,7 @@ def _path_problems(
         if path in values:
             continue
         inside = [one for one in known if one.startswith(f"{path}.")]
-        alike = [one for one in known if one.rpartition(".")[2] == path.rpartition(".")[2]]
+        alike = _of_like_names(path, known)
         best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
         found = f"{show(path)}, which none of the first {len(rows)} documents has"
@@ -104,6 +104,14 @@ def _path_problems(
             found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
         expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
         yield Problem(f"{key}.{kind}", HYDRA, found, expected, f"{key}.{kind}={best}")
+
+
+def _of_like_names(path: str, known: Sequence[str]) -> list[str]:
+    """The paths whose last name contains that of `path`, those of an equal name first."""
+    wanted = path.rpartition(".")[2].lower()
+    names = {one: one.rpartition(".")[2].lower() for one in known}
+    found = [one for one, name in names.items() if wanted in name]
+    return sorted(found, key=lambda one: names[one] != wanted)
 
 
 def _first_lines(shard: Shard, count: int) -> list[bytes]:
