@@ -162,7 +162,10 @@ def test_an_endpoint_that_is_no_hub(files: Hub, tmp_path: Path) -> None:
             "HTTP 404: there is no such revision; correct data_config",
         ),
         (f"{URL}/nowhere/*.gz", "HTTP 404: there is no such file or folder in this revision"),
-        (f"{URL}/*.csv", r"nothing matches \*\.csv at revision main"),
+        (
+            f"{URL}/*.csv",
+            r"nothing matches \*\.csv at revision main; there is, for example, ",
+        ),
         (f"{URL}/gone.jsonl.gz", r"nothing matches gone\.jsonl\.gz at revision main"),
         (f"{URL}/2019/en/*.zst", "nothing matches"),
     ],

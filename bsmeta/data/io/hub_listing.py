@@ -144,10 +144,12 @@ def hub_files(
             files = list_files(folder, settings)
             chosen = [ref for ref in files if ref.file.endswith(suffixes)]
     if not chosen:
+        others = [ref.file for ref in files if ref.file.endswith(suffixes)]
+        found = f"; there is, for example, {others[0]}" if others else ""
         raise DataError(
             f"hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
-            f"{pattern.revision} (where data_config.dataset_name is set, a local file is named by "
-            "its absolute path)"
+            f"{pattern.revision}{found} (where data_config.dataset_name is set, a local file is "
+            "named by its absolute path)"
         )
     return chosen
 
