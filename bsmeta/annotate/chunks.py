@@ -14,7 +14,7 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.registry import ANNOTATORS
 from bsmeta.annotate.row import BASE_COLUMNS, NO_TEXT, AnnotationError, Columns, InputRecord, Row
-from bsmeta.annotate.sources import Item, decode
+from bsmeta.annotate.sources import Item, decode, unusable
 from bsmeta.config.annotate import AnnotateConfig
 
 ERRORS = "annotation_errors"
@@ -129,16 +129,17 @@ class Annotation:
         lines = []
         for number, item in enumerate(chunk.items):
             status.begin(number)
-            record = decode(item, self._page_bytes)
+            failure = failures.get((number, PAGE_STEP), "")
+            record = unusable(item, failure) if failure else decode(item, self._page_bytes)
             old = chunk.rows[number]
             try:
-                row = self._start(record, failures.get((number, PAGE_STEP), ""))
+                row = self._start(record)
             except (AnnotationError, PageError) as error:
                 written.dropped.append((number, error.reason, record.url))
                 continue
             existing = {} if old is None else _ROW.decode(old)
             columns = self._annotate(row, existing, chunk.names, number, failures, status)
-            lines.append(msgspec.json.encode(self._finished(row, record, columns)))
+            lines.append(self._encoded(row, record, columns))
             self._count(columns, row, written.counts)
         status.end()
         if lines:
@@ -148,14 +149,14 @@ class Annotation:
         written.counts.cpu_s = time.process_time() - begin
         return written
 
-    def _start(self, record: InputRecord, failure: str) -> Row:
+    def _start(self, record: InputRecord) -> Row:
         """The row of a record, with its text.
 
         Raises:
             AnnotationError, PageError: The page cannot have a row.
         """
-        if record.problem or failure:
-            raise AnnotationError(record.problem or failure)
+        if record.problem:
+            raise AnnotationError(record.problem)
         row = Row(record, self._config.profile)
         try:
             if not row.text:
@@ -187,6 +188,7 @@ class Annotation:
                 if (number, step) in failures:
                     raise AnnotationError(failures[number, step])
                 made = annotator.annotate(row)
+                made = {column: made.get(column, []) for column in annotator.columns}
             except Exception as error:
                 errors[annotator.name] = _reason(error)
                 if isinstance(error, AnnotationError):
@@ -194,9 +196,23 @@ class Annotation:
                 for column in annotator.columns:
                     row.columns.setdefault(column, [])
             else:
-                row.columns |= {column: made.get(column, []) for column in annotator.columns}
+                row.columns |= made
         row.columns[ERRORS] = errors
         return row.columns
+
+    def _encoded(self, row: Row, record: InputRecord, columns: Columns) -> bytes:
+        """The row as JSON; columns that an annotator made of other values are left empty."""
+        try:
+            return msgspec.json.encode(self._finished(row, record, columns))
+        except (TypeError, ValueError):
+            for annotator in self._annotators:
+                for column in annotator.columns:
+                    try:
+                        msgspec.json.encode(columns.get(column))
+                    except (TypeError, ValueError) as error:
+                        columns[column] = []
+                        columns[ERRORS][annotator.name] = _reason(error)
+            return msgspec.json.encode(self._finished(row, record, columns))
 
     def _finished(self, row: Row, record: InputRecord, columns: Columns) -> Columns:
         """The row as it is written: text, columns of the input, columns of annotators, errors."""

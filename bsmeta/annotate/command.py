@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.crawl_index import make_index, needs_index
 from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
@@ -21,6 +22,7 @@ from bsmeta.annotate.pipeline import (
     check_disk,
     plan_shards,
     run,
+    stopped_by_signals,
 )
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
@@ -44,22 +46,32 @@ def main(config: AnnotateConfig) -> int:
     if config.disambiguation is not None and not needs_index(annotators):
         raise ConfigurationError("disambiguation is made from entities: add entity to annotators")
     try:
-        files = list(identified(inputs))
-        total = sum(file.bytes for file in files)
-        if needs_index(annotators):
-            with progress_bar("reading titles", total) as advance:
-                make_index(config, files, output, advance)
-        plans = plan_shards(config, annotators, output, files)
-        if config.check_disk:
-            check_disk(output, plans)
-        left = [plan.file for plan in plans if not plan.is_complete]
-        if left and config.executor != "local":
-            return _start_tasks(config, left)
-        with progress_bar("annotating", total) as advance:
-            problems = run(config, annotators, plans, advance)
+        return _annotate(config, annotators, inputs, output)
     except Stopped as stopped:
         print(f"stopped by {stopped}; the same command continues where it was", file=sys.stderr)
         return EXIT_PREEMPTED
+
+
+@stopped_by_signals()
+def _annotate(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    inputs: Sequence[tuple[str, str]],
+    output: Path,
+) -> int:
+    files = list(identified(inputs))
+    total = sum(file.bytes for file in files)
+    if needs_index(annotators):
+        with progress_bar("reading titles", total) as advance:
+            make_index(config, files, output, advance)
+    plans = plan_shards(config, annotators, output, files)
+    if config.check_disk:
+        check_disk(output, plans)
+    left = [plan.file for plan in plans if not plan.is_complete]
+    if left and config.executor != "local":
+        return _start_tasks(config, left)
+    with progress_bar("annotating", total) as advance:
+        problems = run(config, annotators, plans, advance)
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
         print_report(report, Console())

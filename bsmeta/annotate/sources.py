@@ -216,6 +216,11 @@ def decode(item: Item, page_bytes: int) -> InputRecord:
     return record
 
 
+def unusable(item: Item, problem: str) -> InputRecord:
+    """The record of an item that cannot be decoded, with its address if that is known."""
+    return InputRecord(item.url if isinstance(item, InputRecord) else "", problem=problem)
+
+
 def decode_line(line: bytes) -> InputRecord:
     """A JSON line: `url`, `html` or `text`, `timestamp` (or `c4_timestamp`); others are kept."""
     if line == OVERLONG:

@@ -46,7 +46,7 @@ class Faulty(Annotator):
     def annotate(self, row: Row) -> Columns:
         fault = row.url.rpartition("#")[2]
         if fault in FAULTS:
-            FAULTS[fault]()
+            return FAULTS[fault]()
         return {"metadata_faulty": [global_record("faulty", "no")]}
 
 
@@ -71,7 +71,16 @@ def _swell() -> Any:
     return bytearray(8_000_000_000)
 
 
-FAULTS = {"refuse": _refuse, "raise": _raise, "hang": _hang, "crash": _crash, "swell": _swell}
+FAULTS = {
+    "refuse": _refuse,
+    "raise": _raise,
+    "hang": _hang,
+    "crash": _crash,
+    "swell": _swell,
+    "nothing": lambda: None,
+    "object": lambda: {"metadata_faulty": [object()]},
+    "surrogate": lambda: {"metadata_faulty": ["\ud800"]},
+}
 
 
 class Slow(Words):

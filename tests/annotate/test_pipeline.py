@@ -194,7 +194,16 @@ def test_keep_html(pages: Path, tmp_path: Path) -> None:
 
 def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     pages = some_pages(40)
-    faults = {3: "refuse", 7: "raise", 11: "hang", 15: "crash", 16: "crash", 20: "swell"}
+    faults = {
+        3: "refuse",
+        7: "raise",
+        11: "hang",
+        15: "crash",
+        16: "crash",
+        20: "swell",
+        30: "object",
+    }
+    faults |= {31: "nothing", 32: "surrogate"}
     for number, fault in faults.items():
         pages[number]["url"] += f"#{fault}"
     pages[25]["html"] = "<p>"
@@ -223,9 +232,12 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
         "hang": {"faulty": "time_limit"},
         "crash": {"faulty": "worker_died"},
         "swell": {"faulty": "memory"},
+        "object": {"faulty": "error_TypeError"},
+        "nothing": {"faulty": "error_AttributeError"},
+        "surrogate": {"faulty": "error_UnicodeEncodeError"},
     }
     assert all(row["metadata_url"] and row["metadata_title"] for row in made)
-    assert sum(not row["metadata_faulty"] for row in made) == 6
+    assert sum(not row["metadata_faulty"] for row in made) == 9
     journal = read_journal(ShardFiles(tmp_path / "1", "a").journal)
     assert journal is not None
     counts = journal.counts()
@@ -238,9 +250,12 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
             "time_limit": 1,
             "worker_died": 2,
             "memory": 1,
+            "error_TypeError": 1,
+            "error_AttributeError": 1,
+            "error_UnicodeEncodeError": 1,
         }
     }
-    assert counts.present == {"url": 38, "title": 38, "faulty": 32}
+    assert counts.present == {"url": 38, "title": 38, "faulty": 29}
     assert [entry.dropped for entry in journal.entries] == [
         [], [],
         [(5, "no_text", pages[25]["url"]), (6, "no_html", "https://www.example.org/none")], [],
