@@ -38,7 +38,7 @@ def test_many_tags_without_end_tags_are_not_deep(unclosed: str) -> None:
 
 def test_a_million_attributes_are_refused() -> None:
     attributes = " ".join(f"a{number}" for number in range(1_000_000))
-    with pytest.raises(PageError, match="too_many_attributes: 1000000 in <div a0"):
+    with pytest.raises(PageError, match="too_many_attributes: 1000000 in <div"):
         parse_page(f"<p>x</p><div {attributes}>")
 
 
