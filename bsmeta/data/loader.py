@@ -31,7 +31,8 @@ DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """Inputs that the model needs in another dtype than the stored one."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
-NO_TYPES = np.zeros(1, np.int32)
+CONTAINERS = 50_000
+"""New objects that set off a garbage collection; a window of documents has tens of thousands."""
 
 
 class Notes(NamedTuple):
@@ -95,6 +96,8 @@ class SequenceBlocks(IterableDataset):
             # full collection would take a tenth of the time.
             gc.collect()
             gc.freeze()
+            # Nothing here leaves cycles, but a window's documents would set off many collections.
+            gc.set_threshold(CONTAINERS)
         worker = get_worker_info()
         sequences = self._sequences(worker.id if worker else 0)
         while True:
@@ -121,29 +124,31 @@ def stacked(
     shape = (len(sequences), length)
     ids, kinds = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
     loss_mask = np.zeros(shape, np.bool_)
-    lengths: list[np.ndarray] = []
-    types: list[np.ndarray] = []
+    lengths: list[int] = []
+    types: list[int] = []
     for row, one in enumerate(sequences):
         tokens = len(one.ids)
         ids[row, :tokens] = one.ids
         kinds[row, :tokens] = one.kinds
         loss_mask[row, :tokens] = one.loss_mask
-        lengths += [one.lengths, np.array([length - tokens])]
-        types += [one.types, NO_TYPES]
-    chunk_lengths = np.concatenate(lengths)
+        lengths += [*one.lengths.tolist(), length - tokens]
+        types += [*one.types.tolist(), 0]
+    chunk_lengths = np.array(lengths)
     alike = np.full(len(sequences), length) if joined else chunk_lengths
-    begins = np.cumsum(alike, dtype=np.int32) - alike.astype(np.int32)
-    positions = np.arange(ids.size, dtype=np.int32) - np.repeat(begins, alike)
+    begins = alike.cumsum(dtype=np.int32) - alike.astype(np.int32)
+    positions = np.arange(ids.size, dtype=np.int32) - begins.repeat(alike)
     arrays = {
         "input_ids": ids,
         "position_ids": positions.reshape(shape),
         "loss_mask": loss_mask,
         "kinds": kinds,
-        "document_types": np.repeat(np.concatenate(types), chunk_lengths).reshape(shape),
+        "document_types": np.array(types, np.int32).repeat(chunk_lengths).reshape(shape),
     }
     return Block(
         tensors={name: torch.from_numpy(array) for name, array in arrays.items()},
-        counts=np.stack([sequence.counts for sequence in sequences]),
+        counts=np.concatenate([sequence.counts for sequence in sequences]).reshape(
+            len(sequences), -1
+        ),
         notes=[
             Notes(len(sequence.ids), sequence.documents, sequence.stream, sequence.position_after)
             for sequence in sequences
@@ -167,16 +172,18 @@ def steps(
     Raises:
         UserError: What a loader process raised.
     """
-    loader = DataLoader(
-        blocks,
-        batch_size=None,
-        num_workers=num_workers,
-        worker_init_fn=set_up_worker,
-        # It draws a seed for its processes, even if there are none: not from the dropout generator,
-        # whose state a resumed run has just restored.
-        generator=torch.Generator(),
-    )
-    iterator = iter(loader)
+    iterator: Iterator[Block | UserError] = iter(blocks)
+    if num_workers:
+        loader = DataLoader(
+            blocks,
+            batch_size=None,
+            num_workers=num_workers,
+            worker_init_fn=set_up_worker,
+            # It draws a seed for its processes: not from the dropout generator, whose state a
+            # resumed run has just restored.
+            generator=torch.Generator(),
+        )
+        iterator = iter(loader)
     try:
         batches = _micro_batches(iterator, size, max(num_workers, 1), names)
         while step := list(itertools.islice(batches, accumulation)):
@@ -217,14 +224,15 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positio
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
         whole = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
-        whole = whole.to(DTYPES.get(name, whole.dtype))
+        if name in DTYPES:
+            whole = whole.to(DTYPES[name])
         tensors[name] = whole.pin_memory() if pin else whole
     for first in range(0, len(notes), size):
         part = slice(first, first + size)
         tokens = sum(note.tokens for note in notes[part])
         batch = MicroBatch(
             tensors={name: whole[part] for name, whole in tensors.items()},
-            weight=float(tensors["loss_mask"][part].sum()),
+            weight=float(np.count_nonzero(tensors["loss_mask"][part].numpy())),
             tokens=tokens,
             padding=tensors["input_ids"][part].numel() - tokens,
             documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),

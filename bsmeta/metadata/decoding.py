@@ -28,6 +28,7 @@ from bsmeta.metadata.records import (
 ADDRESS_FIELD = "address_column"
 """The address column if it is not among the requested columns; see `Document.addresses`."""
 
+_MARKED = msgspec.Raw(MARK)
 _LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
 
 
@@ -106,7 +107,7 @@ class DocumentDecoder:
 
     def _is_whole(self, row: _Line, column: memoryview) -> bool:
         """Whether a row decoded without the longest column has everything else in its line."""
-        if self._long_field is not None and bytes(getattr(row, self._long_field)) != MARK:
+        if self._long_field is not None and getattr(row, self._long_field) != _MARKED:
             return False
         if row.text is msgspec.UNSET:
             return False

@@ -136,7 +136,8 @@ def record_relatives(key: str, records: Sequence[Record]) -> Int64 | None:
 
 def arrange(tags: Sequence[LocalTags]) -> Insertions:
     """Sort the strings of all types into the order in which they appear in the text."""
-    strings = np.array([s for tag in tags for s in (*tag.openings, *tag.closings)], np.object_)
+    every = [string for tag in tags for side in (tag.openings, tag.closings) for string in side]
+    strings = np.array(every, np.object_)
     positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
     kinds = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
     order = _order_by_place(positions, tags)
@@ -144,7 +145,7 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
         keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
         keys[-1] += positions * (_ZONES * 2 * _MAX_KINDS)
         order = np.lexsort(keys)
-    if any("" in (*tag.openings, *tag.closings) for tag in tags):
+    if not all(every):
         order = order[strings[order] != ""]
     return Insertions(positions[order], kinds[order], strings[order])
 
@@ -220,14 +221,14 @@ def wrap_runs(
     first = new_run[:-1] & wrapped[0, kinds]
     last = new_run[1:] & wrapped[1, kinds]
     copies = 1 + first + last  # a string is repeated to make room for its wrappers
-    strings = np.repeat(insertions.strings, copies)
-    next_group = np.cumsum(copies)
+    strings = insertions.strings.repeat(copies)
+    next_group = copies.cumsum()
     starts, ends = (next_group - copies)[first], next_group[last] - 1
     strings[starts] = [before[kind] for kind in kinds[first].tolist()]
     strings[ends] = [after[kind] for kind in kinds[last].tolist()]
     is_wrapper = np.zeros(len(strings), np.bool_)
     is_wrapper[starts] = is_wrapper[ends] = True
-    return Insertions(np.repeat(positions, copies), np.repeat(kinds, copies), strings, is_wrapper)
+    return Insertions(positions.repeat(copies), kinds.repeat(copies), strings, is_wrapper)
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
@@ -239,10 +240,13 @@ def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:
     strings = insertions.strings.tolist()
     positions = insertions.positions
     lengths = np.fromiter(map(len, strings), np.int64, len(strings))
-    ends = positions + np.cumsum(lengths)
+    ends = positions + lengths.cumsum()
     parts = strings.copy()
     begin = 0
-    moves = np.flatnonzero(np.diff(positions, prepend=0))  # the strings with text before them
+    moved = np.ones(len(strings), np.bool_)  # the strings with text before them
+    moved[:1] = positions[:1] != 0
+    moved[1:] = positions[1:] != positions[:-1]
+    moves = np.flatnonzero(moved)
     for row, end in zip(moves.tolist(), positions[moves].tolist(), strict=True):
         parts[row] = text[begin:end] + strings[row]
         begin = end

@@ -184,7 +184,8 @@ class Html(MetadataType):
         every = rules.all_tags_rules
         kept = every.attributes_to_keep
         self._attributes = None if kept is None else frozenset(kept)
-        self._remembered: dict[tuple[str, bytes], tuple[str, str]] = {}
+        self._remembered: dict[str, dict[bytes, tuple[str, str]]] = {}
+        self._remembered_count = 0
         self._dropped_lengths = (every.txt_min_chr_len, every.txt_max_chr_len)
         self._exceptions = frozenset(every.tags_exceptions_to_txt_max_min_chr_len)
         self._dropped_tags = {
@@ -208,7 +209,9 @@ class Html(MetadataType):
         exceptions, dropped, remembered = self._exceptions, self._dropped_tags, self._remembered
         texts: list[tuple[str, str] | None] = []
         for record, length in zip(records, lengths, strict=True):
-            tag = record.value if type(record.value) is str else str(record.value)
+            tag = record.value
+            if type(tag) is not str:
+                tag = str(tag)
             if shortest <= length <= longest and tag not in exceptions:
                 texts.append(None)
                 continue
@@ -218,15 +221,19 @@ class Html(MetadataType):
                     texts.append(None)
                     continue
             attributes = bytes(record.html_attrs)
-            strings = remembered.get((tag, attributes))
-            texts.append(self._remember(tag, attributes) if strings is None else strings)
+            try:
+                texts.append(remembered[tag][attributes])
+            except KeyError:
+                texts.append(self._remember(tag, attributes))
         return texts
 
     def _remember(self, tag: str, attributes: bytes) -> tuple[str, str]:
-        if len(self._remembered) >= _REMEMBERED_TAGS:
+        if self._remembered_count >= _REMEMBERED_TAGS:
             self._remembered.clear()
+            self._remembered_count = 0
         strings = self._opening_and_closing(tag, attributes)
-        self._remembered[tag, attributes] = strings
+        self._remembered.setdefault(tag, {})[attributes] = strings
+        self._remembered_count += 1
         return strings
 
     def _opening_and_closing(self, tag: str, attributes: bytes) -> tuple[str, str]:

@@ -25,7 +25,7 @@ from bsmeta.metadata.insertion import (
     wrap_runs,
 )
 from bsmeta.metadata.processors import make_types
-from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.records import Document, Record, local_records
 
 Spans = NDArray[np.int32]
 Kinds = NDArray[np.uint8]
@@ -51,7 +51,7 @@ NO_SPANS: Spans = np.zeros((0, 2), np.int32)
 NO_KINDS: Kinds = np.zeros(0, np.uint8)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)  # frozen, it would take four times as long to create
 class Rendered:
     """A document as a model reads it: `prefix + lead + body + suffix`.
 
@@ -152,7 +152,7 @@ class Renderer:
             if key not in types:
                 continue
             records = document.records(key)
-            local = [record for record in records if record.is_local()]
+            local = local_records(records)
             for text in self._global_texts(key, records if len(local) < len(records) else ()):
                 one = RecordText(kind, text, *self._types[key].own_ends(text))
                 if self._prepends or self._types[key].prefix_only:
@@ -198,12 +198,13 @@ class Renderer:
         relative = record_relatives(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()
         inserted = self._types[key].local_texts(records, lengths)
-        if None in inserted:
-            kept = [row for row, strings in enumerate(inserted) if strings is not None]
+        strings = [pair for pair in inserted if pair is not None]
+        if len(strings) < len(inserted):
+            kept = np.array([pair is not None for pair in inserted])
             spans = spans[kept]
             relative = None if relative is None else relative[kept]
-        strings = [one for one in inserted if one is not None]
-        openings, closings = zip(*strings, strict=True) if strings else ((), ())
+        openings = [opening for opening, _ in strings]
+        closings = [closing for _, closing in strings]
         return LocalTags(self._kinds[key], spans, relative, openings, closings)
 
     def _assemble(
@@ -223,7 +224,7 @@ class Renderer:
             span_kinds = insertions.kinds
             if insertions.is_wrapper is not None:
                 own = spans[insertions.is_wrapper]
-        used = set(span_kinds.tolist()).union(one.kind for one in (*before, *after))
+        used = set(span_kinds.tobytes()).union(one.kind for one in (*before, *after))
         return Rendered(
             text=text,
             prefix=prefix,

@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator
 from types import ModuleType
 from typing import Any, BinaryIO, NamedTuple
 
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 COMPRESSED_BLOCK = 1 << 18
 ZST_BLOCK = 1 << 14  # bytes per decompressor call: four bytes may become 128 KB
 GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum

@@ -19,6 +19,7 @@ import numpy as np
 from bsmeta.data.seeds import permutation
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.text.chunks import Chunk
+from bsmeta.data.text.tokens import NO_IDS
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -136,16 +137,15 @@ class PackedWindow:
         capacity: int,
         seed: int,
     ) -> None:
-        packed = PACKINGS[packing]([len(chunk) for chunk in chunks], capacity)
+        lengths = [len(chunk) for chunk in chunks]
+        packed = PACKINGS[packing](lengths, capacity)
         sequences = [packed[index] for index in permutation(len(packed), seed).tolist()]
         self.packing = sequences
         order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(chunks))
         chosen = [chunks[index] for index in order.tolist()]
         self._shard = shard
-        self._ids = joined(chosen, "prefix_ids", "ids", np.int32)
-        self._kinds = joined(chosen, "prefix_kinds", "kinds", np.uint8)
-        self._loss_mask = joined(chosen, "prefix_targets", "targets", np.bool_)
-        self._lengths = np.array([len(chunk) for chunk in chosen], np.int64)
+        self._ids, self._kinds, self._loss_mask = joined(chosen)
+        self._lengths = np.array(lengths, np.int64)[order]
         self._documents = table.document[order].tolist()
         self._types = table.types[order]
         # Sequence s holds the chunks from first_piece[s] on, chunk p the tokens from
@@ -187,21 +187,19 @@ class PackedWindow:
         )
 
 
-def joined(chunks: Sequence[Chunk], prefix: str, rest: str, dtype: type) -> np.ndarray:
-    """Concatenates one array of the documents over all chunks.
-
-    Args:
-        chunks: The chunks.
-        prefix: Name of the array for the prefix.
-        rest: Name of the array for the other tokens.
-        dtype: Type of both.
-    """
-    parts: list[np.ndarray] = []
+def joined(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The ids, token types and targets of all chunks, each concatenated."""
+    ids, kinds, targets = [NO_IDS], [np.zeros(0, np.uint8)], [np.zeros(0, np.bool_)]
     for chunk in chunks:
+        document, start, stop = chunk.document, chunk.start, chunk.stop
         if chunk.prefixed:
-            parts.append(getattr(chunk.document, prefix))
-        parts.append(getattr(chunk.document, rest)[chunk.start : chunk.stop])
-    return np.concatenate(parts) if parts else np.zeros(0, dtype)
+            ids.append(document.prefix_ids)
+            kinds.append(document.prefix_kinds)
+            targets.append(document.prefix_targets)
+        ids.append(document.ids[start:stop])
+        kinds.append(document.kinds[start:stop])
+        targets.append(document.targets[start:stop])
+    return np.concatenate(ids), np.concatenate(kinds), np.concatenate(targets)
 
 
 def offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

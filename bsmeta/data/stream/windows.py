@@ -63,7 +63,7 @@ PlacedWindow = tuple[int, int, Window]
 """Index of the share in the order of its epoch, index of the window in its share, the window."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WindowDocument:
     """A document of a window.
 

@@ -15,7 +15,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.data.text.encoding import EncodedDocument
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen, it would take four times as long to create
 class Chunk:
     """Tokens `start` to `stop` of a document (prefix not counted), after its prefix if `prefixed`.
 

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.tokens import TextTokenizer, Tokens
+from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens
 from bsmeta.metadata.rendering import Rendered
 
 Int32 = NDArray[np.int32]
@@ -287,7 +287,6 @@ def _all_text(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return arrays
 
 
-NO_IDS = np.zeros(0, np.int32)
 NOTHING = (NO_IDS, np.zeros(0, np.uint8))
 
 
@@ -307,7 +306,7 @@ def locate(rendered: Rendered, body: Tokens, after: int) -> tuple[np.ndarray, np
 
 def covered_kinds(places: np.ndarray, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
     """The token type (uint8) at each of the given characters; the spans cover the whole text."""
-    return kinds[np.searchsorted(spans[:, 1], places, side="right")]
+    return kinds[spans[:, 1].searchsorted(places, side="right")]
 
 
 def mark_spans(
@@ -331,12 +330,12 @@ def mark_spans(
         spans: int32[m, 2], the inserted strings, sorted and disjoint.
         span_kinds: uint8[m].
     """
-    first = np.searchsorted(ends, spans[:, 0], side="right")
-    last = np.searchsorted(starts, spans[:, 1], side="left")
+    first = ends.searchsorted(spans[:, 0], side="right")
+    last = starts.searchsorted(spans[:, 1], side="left")
     before = np.concatenate((np.zeros(1, np.int64), last[:-1]))
     number = np.cumsum(first >= before, dtype=np.int32)
     first = np.maximum(first, before)
     sizes = last - first
-    tokens = np.repeat(first - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
-    kinds[tokens] = np.repeat(span_kinds, sizes)
-    run[tokens] = np.repeat(number, sizes)
+    tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
+    kinds[tokens] = span_kinds.repeat(sizes)
+    run[tokens] = number.repeat(sizes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -58,14 +58,15 @@ class Tokens:
         if self._lengths is None:
             assert self._offsets is not None
             return self._offsets[:, 0], self._offsets[:, 1]
-        lengths = self._lengths[self.ids]
-        ends = np.cumsum(lengths, dtype=np.int32)
+        lengths = self._lengths.take(self.ids)
+        ends = lengths.cumsum(dtype=np.int32)
         starts = ends - lengths
         if self._text.isascii() or not len(ends):
             return starts, ends
         raw = np.frombuffer(self._text.encode(), np.uint8)
-        character = np.cumsum((raw & 0xC0) != 0x80, dtype=np.int32) - 1  # of each byte
-        return character[starts], character[ends - 1] + 1
+        is_first = raw.view(np.int8) >= -0x40  # of its character: no continuation byte, 10xxxxxx
+        characters = is_first.cumsum(dtype=np.int32)  # up to each byte
+        return characters.take(starts) - 1, characters.take(ends - 1)
 
     def within(self, beginning: str) -> int:
         """Number of leading tokens that lie entirely in the beginning of the text."""
@@ -73,11 +74,11 @@ class Tokens:
             assert self._offsets is not None
             return int(np.searchsorted(self._offsets[:, 1], len(beginning), side="right"))
         size = len(beginning.encode())
-        ends = np.cumsum(self._lengths[self.ids[:size]])  # every token has at least one byte
-        return int(np.searchsorted(ends, size, side="right"))
+        ends = self._lengths[self.ids[:size]].cumsum()  # every token has at least one byte
+        return int(ends.searchsorted(size, side="right"))
 
 
-_NOWHERE = np.zeros(0, np.int64)
+NO_IDS = np.zeros(0, np.int32)
 
 
 class SpecialTokens:
@@ -99,13 +100,18 @@ class SpecialTokens:
         longest_first = sorted(self._numbers, key=len, reverse=True)
         self._pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
-    def places(self, tokens: Tokens) -> np.ndarray:
-        """Indices of the special tokens (int64)."""
-        ids = tokens.ids
-        if not len(ids) or ids.max() < self._smallest:  # usually: special ids are the last
-            return _NOWHERE
-        places = np.flatnonzero(ids >= self._smallest)
-        return places[self._is_special[ids[places]]]
+    def find(self, texts: Sequence[Tokens]) -> Iterator[tuple[int, np.ndarray]]:
+        """The texts that have special tokens: their index, and the indices of the tokens (int64).
+
+        All texts are searched at once, because most have none.
+        """
+        ids = np.concatenate([NO_IDS, *(text.ids for text in texts)])
+        places = np.flatnonzero(ids >= self._smallest)  # usually, special ids are the last
+        places = places[self._is_special[ids[places]]]
+        ends = np.cumsum([len(text.ids) for text in texts])
+        numbers, firsts = np.unique(np.searchsorted(ends, places, "right"), return_index=True)
+        for number, found in zip(numbers.tolist(), np.split(places, firsts)[1:], strict=True):
+            yield number, found - (ends[number] - len(texts[number].ids))
 
     def all_inside(self, tokens: Tokens, places: np.ndarray, parts: np.ndarray) -> bool:
         """Whether the tokens at these indices lie in the parts of the text (int[m, 2], sorted)."""
@@ -206,9 +212,8 @@ class TextTokenizer:
             return tokens
         # Few texts contain literal special tokens: all texts are encoded with them recognized, at
         # full speed, and those with one outside the allowed parts are encoded a second time.
-        for number, one in enumerate(tokens):
-            places = self._special.places(one)
-            if len(places) and not self._special.all_inside(one, places, own(number)):
+        for number, places in self._special.find(tokens):
+            if not self._special.all_inside(tokens[number], places, own(number)):
                 tokens[number] = self._special.encode(texts[number], own(number), self._lengths)
         return tokens
 
