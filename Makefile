@@ -17,7 +17,7 @@ if get_accelerator().device_name() == "cpu":
 endef
 export COMPILE_OP
 
-.PHONY: env demo test test-slow test-faults test-slurm lint format docs clean
+.PHONY: env demo demo-classification test test-slow test-faults test-slurm lint format docs clean
 
 env: $(STAMP)
 
@@ -35,6 +35,9 @@ $(STAMP):
 
 demo: env
 	bash experiments/demo.sh
+
+demo-classification: env
+	bash experiments/demo_classification.sh
 
 test: env
 	python -m pytest -n 2 --dist worksteal -m "not slow and not slurm"

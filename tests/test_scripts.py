@@ -96,6 +96,16 @@ def test_demo_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
     ]
 
 
+def test_demo_of_the_classifier(tmp_path: Path) -> None:
+    train = "bsmeta/train.py --config-name demo_classification overwrite_out_dir=true"
+    launch = "accelerate launch --config_file experiments/accelerate/"
+    for gpus, expected in ((0, "cpu.yaml"), (3, "ddp.yaml --num_processes 3")):
+        folder = tmp_path / str(gpus)
+        folder.mkdir()
+        found = run("experiments/demo_classification.sh", folder, ["seed=1"], gpus=gpus)
+        assert found == [f"{launch}{expected} {train} seed=1"]
+
+
 LAUNCH = "accelerate launch --config_file ROOT/experiments/accelerate/"
 SEVERAL = (
     "--same_network --main_process_ip one --main_process_port 29500 --rdzv_conf timeout=600"

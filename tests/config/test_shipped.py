@@ -47,6 +47,16 @@ def test_demo_goes_with_every_launch_file(file: Path) -> None:
     assert '"auto"' not in json.dumps(filled)
 
 
+@pytest.mark.parametrize("file", LAUNCH_FILES, ids=lambda path: path.stem)
+def test_the_classifier_goes_with_every_launch_file(file: Path) -> None:
+    overrides = ("check_only=true", f"accelerate_config_file={file}", "data_config.csv=ads.csv")
+    config = compose(ClassificationConfig, "classification", overrides)
+    launch = read_launch({}, config.accelerate_config_file)
+    filled = check(config, launch, TASKS["classification"]).deepspeed_config
+    assert (filled is None) == (file.stem in ("cpu", "ddp"))
+    assert filled is None or filled["train_batch_size"] == 16 * launch.num_processes
+
+
 @pytest.mark.parametrize(
     "file",
     [path for path in LAUNCH_FILES if path.name not in CPU_FILES],
@@ -77,7 +87,7 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 
 def test_every_configuration_is_composed_with_its_schema() -> None:
     schemas: dict[str, type] = {"demo": CausalLMConfig, "v2": CausalLMConfig}
-    schemas |= {"classification": ClassificationConfig}
+    schemas |= dict.fromkeys(("classification", "demo_classification"), ClassificationConfig)
     schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig, "predict": PredictConfig}
     schemas |= {"annotate": AnnotateConfig, "descriptions": DescriptionsConfig}
     files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from scipy.special import softmax
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.evaluation.plots import read_metrics
 from bsmeta.tasks.base import FinishContext
 from bsmeta.tasks.classification.examples import Examples
@@ -29,6 +30,8 @@ from bsmeta.tasks.classification.report import print_report, write_report
 from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
 from bsmeta.tasks.classification.scoring import Scored, score
 from bsmeta.tasks.classification.splits import SPLITS
+
+logger = logging.getLogger(__name__)
 
 PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
 
@@ -61,8 +64,11 @@ def finish(
         text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
         replace(files[1], lambda part: part.write_text(text, encoding="utf-8"))
         save_model(files[2], model, config)
-        examples.save_results(str(context.folder.resolve()), stats)
         files += write_report(results, epochs, context.folder / "evaluation")
+        try:
+            examples.save_results(str(context.folder.resolve()), stats)
+        except DataError as error:  # a database may be read-only; the files have all of it
+            logger.warning("%s", error)
         print_report(results, files)
     return scores
 

@@ -90,7 +90,7 @@ def confusion_plot(results: Results) -> Figure:
 def labels_plot(results: Results) -> Figure:
     """The share of each label by split."""
     splits = list(results.distribution)
-    figure, (axes,) = _canvas(max(4.5, 0.7 * len(results.labels) + 2.5), 3.4)
+    figure, (axes,) = _canvas(max(5.5, 0.7 * len(results.labels) + 3.5), 3.4)
     width = 0.8 / len(splits)
     for number, split in enumerate(splits):
         counts = [results.distribution[split].get(label, 0) for label in results.labels]
@@ -101,7 +101,7 @@ def labels_plot(results: Results) -> Figure:
     axes.set_xticks(range(len(results.labels)), results.labels, rotation=45, ha="right")
     axes.set_ylabel("share of the source texts")
     axes.grid(axis="y", color=GRID)
-    axes.legend(frameon=False, fontsize=8)
+    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
 
 

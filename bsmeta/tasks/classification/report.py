@@ -25,6 +25,8 @@ WORDS = {
     "macro_f1": "macro F1",
     "mcc": "MCC",
 }
+FEW_UNITS = 20
+"""Resampled units below which the intervals are called rough."""
 MOST_LABELS = 30
 """A confusion matrix of more labels is in `evaluation.json` and its plot only."""
 
@@ -86,6 +88,10 @@ def summary(results: Results) -> list[str]:
         f"(95% interval {_percent(model.intervals['accuracy'])}, over {results.units[0]:,} "
         f"resampled {results.units[1]})."
     ]
+    if results.units[0] < FEW_UNITS:
+        sentences.append(
+            f"{results.units[0]:,} {results.units[1]} are few to resample: the intervals are rough."
+        )
     for other in others:
         if other.name == LINEAR:
             sentences.append(
