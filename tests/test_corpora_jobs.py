@@ -105,5 +105,6 @@ def test_a_wrong_path_ends_the_check(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert (
         '1. data_config.columns.timestamp in Hydra configuration: found "date", which none of the '
-        "first 100 documents has, expected one of their columns: text, timestamp, url."
+        "first 100 documents has, expected one of their columns: text, timestamp, url (did you "
+        "mean timestamp?).\n   Fix: data_config.columns.timestamp=timestamp"
     ) in done.stderr

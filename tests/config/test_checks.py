@@ -20,7 +20,7 @@ from bsmeta.config import checks
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import exit_code
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY, Launch
 from bsmeta.tasks import TASKS
@@ -547,6 +547,51 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
         {},
         {},
         {"data_config.reader": "data_config.reader=native"},
+    ),
+    "paths that no record can have": (
+        {"data_config.columns": {"url": "a..b", "title": "meta", "quality": "meta.score"}},
+        {},
+        {},
+        {
+            "data_config.columns.url": "data_config.columns.url=column.field",
+            "data_config.columns.title": "map only one of the two",
+        },
+    ),
+    "a path that no document has": (
+        {"data_config.columns": {"url": "uri"}},
+        {},
+        {},
+        {"data_config.columns.url": "data_config.columns.url=url"},
+    ),
+    "sources beside train_file, of one name, without a weight": (
+        {
+            "data_config.sources": [
+                SourceConfig(name="web", train_file=SAMPLE),
+                SourceConfig(name="web", train_file=SAMPLE, weight=0.0),
+                SourceConfig(name="a b"),
+            ]
+        },
+        {},
+        {},
+        {
+            "data_config.sources.1.weight": "data_config.sources.1.weight=1.0",
+            "data_config.sources.1.name": "rename one web",
+            "data_config.sources.2.name": "data_config.sources.2.name=web",
+            "data_config.sources.2.train_file": "data_config.sources.2.train_file=FOLDER",
+            "data_config.train_file": "data_config.train_file=null",
+        },
+    ),
+    "weights of too many digits": (
+        {
+            "data_config.train_file": None,
+            "data_config.sources": [
+                SourceConfig(name="web", train_file=SAMPLE, weight=0.7123456789),
+                SourceConfig(name="code", train_file=SAMPLE, weight=0.3),
+            ],
+        },
+        {},
+        {},
+        {"data_config.sources": "weights 0.704, 0.296"},
     ),
     "a revision of a local folder": (
         {

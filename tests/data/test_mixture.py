@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.data import DataConfig, SourceConfig, parts_of
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
+from bsmeta.data.prepare import prepare
 from bsmeta.data.stream.mixture import SequenceOrder, period_of
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
@@ -227,6 +229,16 @@ def test_held_out_documents_are_kept_out_of_every_source(folder: Path, tmp_path:
         run(config, 60)
     dropped = run(dataclasses.replace(config, on_test_overlap="drop"), 60)
     assert not any("books/part-0.jsonl.gz:5" in names for names in dropped.documents)
+
+
+def test_prepared_sequences_are_the_same(folder: Path, whole: Run, tmp_path: Path) -> None:
+    config = mixture(folder)
+    request = PrepareConfig(data_config=config, seed=1, out=str(tmp_path / "out"), epochs=1)
+    prepare(request, small_tokenizer(), tmp_path / "out")
+    prepared = dataclasses.replace(config, prepared=str(tmp_path / "out"))
+    made = run(prepared, STEPS, batch=BATCH, world_size=2)
+    assert same(made, whole)
+    assert made.state == whole.state
 
 
 def test_a_changed_mixture_is_refused_on_resume(folder: Path, whole: Run) -> None:

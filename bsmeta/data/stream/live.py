@@ -216,6 +216,8 @@ class LiveStreams:
     ) -> Iterator[PackedSequence]:
         """The sequences of a stream; see `LogicalStream.sequences`."""
         corpus, shares, maker = self._streams[stream]
+        if not shares:  # a stream of a mixture that has no sequences
+            return iter(())
         logical = LogicalStream(
             stream, shares, maker, self._config, self._seed, corpus.source, self._phases
         )

@@ -96,7 +96,7 @@ def _path_problems(
         if path in values:
             continue
         inside = [one for one in known if one.startswith(f"{path}.")]
-        alike = _of_like_names(path, known)
+        alike = _of_like_names(path, known) or _of_like_names(kind, known)
         best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
         found = f"{show(path)}, which none of the first {len(rows)} documents has"
