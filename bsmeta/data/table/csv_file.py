@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import TextIO
 
 from bsmeta.config.errors import DataError
-from bsmeta.data.table.csv_format import (
-    GZIP_ERRORS,
-    LONGEST_RECORD,
-    CSVFormat,
-    not_text,
-    open_text,
-)
+from bsmeta.data.table.csv_format import LONGEST_RECORD, CSVFormat
+from bsmeta.data.table.text_file import GZIP_ERRORS, not_text, open_text
 
 log = logging.getLogger(__name__)
 

@@ -20,14 +20,8 @@ import msgspec
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows, Row, read_rows
-from bsmeta.data.table.csv_format import (
-    AUTO,
-    GZIP_ERRORS,
-    LONGEST_RECORD,
-    find_format,
-    not_text,
-    open_text,
-)
+from bsmeta.data.table.csv_format import LONGEST_RECORD, find_format
+from bsmeta.data.table.text_file import AUTO, GZIP_ERRORS, not_text, open_text
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
 CSV_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")

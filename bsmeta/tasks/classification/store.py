@@ -20,11 +20,11 @@ from bsmeta.config.classification import ClassificationDataConfig
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
-from bsmeta.data.table.csv_format import is_sqlite, open_bytes
+from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.splits import check_fractions
-from bsmeta.tasks.classification.table import build
+from bsmeta.tasks.classification.table import CONTENT, build
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
             "built from it"
         )
     open_bytes(csv)[1].close()  # says what is wrong with it
-    key = {"content of the CSV file": file_hash(csv), **_settings(config, tokenizer)}
+    key = {CONTENT: file_hash(csv), **_settings(config, tokenizer)}
     if not database.exists():
         _build_once(csv, database, config, tokenizer, key)
     return _checked(Examples(database), key, f" from {csv}")

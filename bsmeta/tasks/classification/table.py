@@ -21,11 +21,15 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationDataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.data.table.csv_file import BadRows, Row, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
 from bsmeta.tasks.classification.examples import IDS
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.splits import NAMES, SPLITS, TRAIN, split_rows
+
+CONTENT = "content of the CSV file"
+"""The setting of a database that is the hash of its CSV file."""
 
 BATCH_ROWS = 1000  # rows that are encoded and written at one time
 _LONGEST_LABEL = 200  # characters
@@ -82,6 +86,8 @@ def build(
             ))  # fmt: skip
             table.read()
             table.finish(key)
+            if file_hash(csv) != key[CONTENT]:
+                raise DataError(f"{csv} has changed while it was read; start again")
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         part.rename(database)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import os
 import random
 import re
 import zipfile
@@ -168,6 +169,11 @@ def test_a_workbook(tmp_path: Path) -> None:
 def test_a_folder(tmp_path: Path) -> None:
     (tmp_path / "table.csv").mkdir()
     assert refused(tmp_path / "table.csv").endswith("table.csv is a folder; expected a CSV file")
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "table.csv")
+    assert "is a pipe or a device, and is read more than once" in refused(tmp_path / "table.csv")
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.tasks.classification import store
+from bsmeta.tasks.classification import store, table
 from bsmeta.tasks.classification.examples import Chunk, Examples
+from bsmeta.tasks.classification.splits import split_rows
 from bsmeta.tasks.classification.store import open_examples
 from tests.tasks.classification.helpers import (
     TEXT,
@@ -115,9 +116,9 @@ def test_other_settings_are_refused_by_name(
     csv = write_leanings(tmp_path)
     open_examples(data_config(csv), TOKENIZER)
     before = (tmp_path / "leanings.sqlite").read_bytes()
-    for table in (csv, tmp_path / "leanings.sqlite"):
+    for path in (csv, tmp_path / "leanings.sqlite"):
         with pytest.raises(ConfigurationError, match=rf"name another database.*\n  .*{line}"):
-            open_examples(data_config(table, **setting), TOKENIZER)
+            open_examples(data_config(path, **setting), TOKENIZER)
     assert (tmp_path / "leanings.sqlite").read_bytes() == before
     other = open_examples(
         data_config(csv, database=str(tmp_path / "b.db"), max_length=9), TOKENIZER
@@ -244,9 +245,22 @@ def test_a_killed_build_is_built_again(tmp_path: Path) -> None:
     assert not (tmp_path / "leanings.sqlite.part").exists()
 
 
-def _build_and_die(csv: Path) -> None:
-    from bsmeta.tasks.classification import table
+def test_a_table_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv = write_leanings(tmp_path)
 
+    def change(*arguments: Any) -> Any:
+        csv.write_text(csv.read_text() + "stop,left,x\n")
+        return split_rows(*arguments)
+
+    monkeypatch.setattr(table, "split_rows", change)
+    with pytest.raises(DataError, match=r"leanings.csv has changed while it was read; start again"):
+        open_examples(data_config(csv), TOKENIZER)
+    assert not list(tmp_path.glob("leanings.sqlite*[!k]"))
+
+
+def _build_and_die(csv: Path) -> None:
     table.split_rows = lambda *_: os._exit(9)
     open_examples(data_config(csv), TOKENIZER)
 

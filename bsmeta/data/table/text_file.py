@@ -1,0 +1,175 @@
+"""Text files of unknown origin: whether they are text, compressed with gzip, in which encoding."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import os
+import re
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from isal import igzip, isal_zlib
+
+from bsmeta.config.checks.problems import nearest
+from bsmeta.config.errors import ConfigurationError, DataError
+
+GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
+AUTO = "auto"
+
+_BLOCK = 1 << 20
+_MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
+_MARKS = {
+    codecs.BOM_UTF8: "utf-8-sig",
+    codecs.BOM_UTF32_LE: "utf-32",  # before UTF-16, whose mark it begins with
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
+_SQLITE = b"SQLite format 3\0"
+_OTHER_FORMATS = {
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"PK\x03\x04": "a ZIP archive or an Excel workbook (save the sheet as CSV)",
+    b"\xd0\xcf\x11\xe0": "an old Excel workbook (save the sheet as CSV)",
+    _SQLITE: "an SQLite database",
+    b"%PDF": "a PDF file",
+    b"BZh": "a bzip2 file (only gzip is read)",
+    b"\xfd7zXZ": "an xz file (only gzip is read)",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file (only gzip is read)",
+}
+_MARKUP = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
+_JSON = re.compile(rb'\s*(\{|\[\s*[\{\[])\s*("|\}|\])')
+_CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32)})
+_UNDEFINED_IN_1252 = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")
+
+
+def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
+    """Opens a file, gzip or not: its content, and the file as it is on disk.
+
+    Raises:
+        DataError: If it cannot be read.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; expected a CSV file")
+    if path.exists() and not path.is_file():
+        raise DataError(
+            f"{path} is a pipe or a device, and is read more than once; write it to a file first"
+        )
+    try:
+        file = open(path, "rb")  # noqa: SIM115  # closed by the caller
+    except OSError as error:
+        near = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
+        raise DataError(f"{path} cannot be read: {error.strerror}{near}") from error
+    is_gzip = file.peek(2)[:2] == b"\x1f\x8b"
+    return (cast(BinaryIO, igzip.GzipFile(fileobj=file)) if is_gzip else file), file
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a path names an SQLite database, by its content or, if there is no file, its name."""
+    if path.is_file():
+        with open_bytes(path)[1] as file:
+            return file.peek(len(_SQLITE))[: len(_SQLITE)] == _SQLITE
+    return path.suffix == ".sqlite"
+
+
+def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedReader]:
+    """Opens a file as text, with the line ends that it has, and the file as it is on disk."""
+    content, file = open_bytes(path)
+    return io.TextIOWrapper(content, encoding=encoding, errors="strict", newline=""), file
+
+
+def check_encoding(encoding: str) -> None:
+    """Refuses an unknown encoding.
+
+    Raises:
+        ConfigurationError: Naming `csv_encoding`.
+    """
+    try:
+        "".encode("utf-8" if encoding == AUTO else encoding)
+    except LookupError as error:
+        raise ConfigurationError(
+            f"csv_encoding={encoding}: there is no such encoding; expected auto, or one of "
+            "Python's, such as utf-8, utf-16, cp1252, latin-1"
+        ) from error
+
+
+def refuse_other_formats(path: Path) -> None:
+    """Refuses a file that is no table of text, such as Parquet, a workbook or a web page.
+
+    Raises:
+        DataError: Naming what it is.
+    """
+    content, file = open_bytes(path)
+    with file, content:
+        try:
+            head = content.read(1 << 16)
+        except GZIP_ERRORS as error:
+            raise DataError(f"{path}: damaged gzip data: {error}") from error
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+    if head.startswith(tuple(_MARKS)):
+        return
+    for mark, name in _OTHER_FORMATS.items():
+        if head.startswith(mark):
+            raise DataError(f"{path} is {name}; expected a CSV file, or one compressed with gzip")
+    if _MARKUP.match(head):
+        raise DataError(f"{path} is an HTML or XML page; expected a CSV file")
+    if _JSON.match(head):
+        raise DataError(f"{path} begins like JSON; expected a CSV file with a header")
+    controls = len(head) - len(head.translate(None, _CONTROLS))
+    if controls > _MOST_CONTROLS and _utf16(head) is None:
+        raise DataError(f"{path} is a binary file; expected a CSV file")
+
+
+def _utf16(head: bytes) -> str | None:
+    """UTF-16 without a mark: every other byte of Western text is 0."""
+    for first, name in ((1, "utf-16-le"), (0, "utf-16-be")):
+        zeros, others = head[first::2].count(0), head[1 - first :: 2].count(0)
+        if zeros > len(head) // 4 and others == 0:
+            return name
+    return None
+
+
+def find_encoding(path: Path) -> tuple[str, str | None]:
+    """The encoding of a file, and how it was found out, for the user; the whole file is read."""
+    content, file = open_bytes(path)
+    with file, content:
+        head = content.peek(_BLOCK)  # type: ignore[attr-defined]
+        for mark, name in _MARKS.items():
+            if head.startswith(mark):
+                note = None if name == "utf-8-sig" else f"encoding: {name}, from its mark"
+                return name, note
+        wide = _utf16(head)
+        if wide is not None:
+            return wide, f"encoding: {wide}, because every other byte is 0"
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        is_utf8, is_1252, line, wrong_line = True, True, 1, 0
+        try:
+            while block := content.read(_BLOCK):
+                if is_utf8:
+                    try:
+                        decoder.decode(block)
+                    except UnicodeDecodeError as error:
+                        is_utf8 = False
+                        wrong_line = line + block[: error.start].count(b"\n")
+                    line += block.count(b"\n")
+                is_1252 = is_1252 and not any(byte in block for byte in _UNDEFINED_IN_1252)
+        except GZIP_ERRORS:
+            pass  # reported with the number of the row, when the rows are read
+    if is_utf8:
+        return "utf-8", None
+    name = "cp1252" if is_1252 else "latin-1"
+    return name, (
+        f"encoding: {name}, guessed, because line {wrong_line:,} is not UTF-8; csv_encoding names "
+        "another"
+    )
+
+
+def not_text(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
+    """The error about a file that is not in an encoding."""
+    return DataError(
+        f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); declare the "
+        "encoding that the file has, or csv_encoding=auto"
+    )
