@@ -27,6 +27,7 @@ Failures = dict[tuple[int, int], str]
 _LEVEL = 2  # of isal: six times as fast as level 4 of zlib, for files that are 12% larger
 _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RAW_RECORDS = msgspec.json.Decoder(list[msgspec.Raw] | dict[str, msgspec.Raw] | None)
+_STRING = msgspec.json.Decoder(str)
 _ERRORS = msgspec.json.Decoder(dict[str, str])
 
 
@@ -132,12 +133,12 @@ class Annotation:
             failure = failures.get((number, PAGE_STEP), "")
             record = unusable(item, failure) if failure else decode(item, self._page_bytes)
             old = chunk.rows[number]
+            existing = {} if old is None else _ROW.decode(old)
             try:
-                row = self._start(record)
+                row = self._start(record, existing)
             except (AnnotationError, PageError) as error:
                 written.dropped.append((number, error.reason, record.url))
                 continue
-            existing = {} if old is None else _ROW.decode(old)
             columns = self._annotate(row, existing, chunk.names, number, failures, status)
             lines.append(self._encoded(row, record, columns))
             self._count(columns, row, written.counts)
@@ -149,15 +150,16 @@ class Annotation:
         written.counts.cpu_s = time.process_time() - begin
         return written
 
-    def _start(self, record: InputRecord) -> Row:
-        """The row of a record, with its text.
+    def _start(self, record: InputRecord, existing: Columns) -> Row:
+        """The row of a record, with its text: that of the existing row, if there is one.
 
         Raises:
             AnnotationError, PageError: The page cannot have a row.
         """
         if record.problem:
             raise AnnotationError(record.problem)
-        row = Row(record, self._config.profile)
+        text = _STRING.decode(existing["text"]) if existing else record.text
+        row = Row(record, self._config.profile, text)
         try:
             if not row.text:
                 raise AnnotationError(NO_TEXT)

@@ -72,7 +72,8 @@ class DescriptionTable:
 
     def _lookup(self) -> Callable[[str], str | None]:
         if self._path.suffix == ".sqlite":
-            _connect(self._path).execute("SELECT domain, description FROM descriptions LIMIT 1")
+            with closing(_connect(self._path)) as database:
+                database.execute("SELECT domain, description FROM descriptions LIMIT 1")
             return lru_cache(maxsize=1 << 16)(self._from_database)
         with self._path.open(encoding="utf-8") as file:
             lines = [line.rstrip("\n") for line in file if line.strip()]

@@ -173,9 +173,10 @@ class Pool:
 
     def _replace(self, worker: _Worker, reason: str) -> _Job:
         """Replaces a worker; returns its job, without the step that is to blame."""
-        job, place = worker.job, worker.status.place()
+        job = worker.job
         assert job is not None
         worker.end()
+        place, seconds = worker.status.place(), worker.status.seconds()  # where it ended
         self._workers[self._workers.index(worker)] = self._make()
         code = worker.process.exitcode
         if reason == DIED:
@@ -183,8 +184,12 @@ class Pool:
             if job.deaths.count(job.deaths[-1]) < _DEATHS:
                 log.warning("a worker ended (exit code %s); its chunk is done again", code)
                 return job
+        elif seconds <= self._page_seconds:
+            return job  # the page was done after all
         if place is None:
-            raise RuntimeError(f"workers end (exit code {code}) before or after all pages")
+            raise RuntimeError(
+                f"workers end (exit code {code}) outside of pages; is worker_gb too small?"
+            )
         job.failures[place] = reason
         log.warning("a page: %s; it is counted, and its chunk done again", reason)
         return job

@@ -69,6 +69,7 @@ class Row:
     Args:
         record: The page.
         profile: Which parts of the page are its text, see `parse_page`.
+        text: The text, if it is known without parsing the page.
 
     Attributes:
         url: The address of the page; may be empty.
@@ -77,13 +78,13 @@ class Row:
         columns: The columns that the row has so far, without `text` and `url`.
     """
 
-    def __init__(self, record: InputRecord, profile: str) -> None:
+    def __init__(self, record: InputRecord, profile: str, text: str | None = None) -> None:
         self.url = record.url
         self.timestamp = record.timestamp
         self.html = record.html
         self.columns: Columns = dict(record.columns)
         self._profile = cast(Literal["published", "all"], profile)
-        self._text = record.text
+        self._text = text
         self._page: Page | None = None
         self._page_error: Exception | None = None
 

@@ -15,7 +15,7 @@ from bsmeta.annotate.sentences import sentences
 from bsmeta.config.annotate import AnnotateConfig
 
 REMAINDER = "remainder"
-BY_BLANK_LINE = "+lf"
+BLANK_LINE, BY_BLANK_LINE = "\n\n", "+lf"
 
 
 class Length(Annotator):
@@ -67,8 +67,10 @@ def paragraphs(row: Row) -> Iterator[tuple[int, int, str]]:
     for end, marker in sorted({len(text): REMAINDER, **_block_ends(row)}.items()):
         if end <= start:
             continue
-        cuts = [match.end() for match in re.finditer("\n\n", text[start:end])]
-        cuts = [start + cut for cut in cuts if start + cut < end]
+        cuts = []
+        if BLANK_LINE in text[start:end]:
+            ends = (match.end() for match in re.finditer(BLANK_LINE, text[start:end]))
+            cuts = [start + cut for cut in ends if start + cut < end]
         parts = pairwise([start, *cuts, end])
         yield from ((*part, marker + BY_BLANK_LINE if cuts else marker) for part in parts)
         start = end

@@ -346,3 +346,16 @@ def test_a_page_of_the_wrong_text_is_not_annotated_by_its_html(tmp_path: Path) -
     assert other["annotation_errors"] == {"html": "other_text", "title": "other_text"}
     assert (other["text"], other["html"], other["metadata_html"]) == ("other", html, [])
     assert json.dumps(same["metadata_title"]).count("T") == 1
+
+
+def test_pages_are_not_parsed_for_annotators_that_do_not_need_them(
+    pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bsmeta.annotate import row
+
+    names = ["html", "url", "length"]
+    annotate(str(pages), tmp_path / "out", annotators=names)
+    monkeypatch.setattr(row, "parse_page", None)
+    annotate(str(pages), tmp_path / "out", annotators=names, replace=["length", "url"])
+    assert contents(tmp_path / "out").keys() == {"a.jsonl.gz", "b.jsonl.gz"}
+    assert all(made["annotation_errors"] == {} for made in rows(tmp_path / "out/a.jsonl.gz"))
