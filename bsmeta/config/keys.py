@@ -94,6 +94,9 @@ def expand_home(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         name, value = prefix + field_.name, getattr(section, field_.name)
         if is_dataclass(value):
             yield from expand_home(value, f"{name}.")
+        elif isinstance(value, list) and any(map(is_dataclass, value)):
+            for number, entry in enumerate(value):
+                yield from expand_home(entry, f"{name}.{number}.")
         elif field_.metadata.get("is_path") and value is not None:
             values = value if isinstance(value, list) else [value]
             paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]

@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import uses_model_name
-from bsmeta.config.data import DataConfig, train_entries
+from bsmeta.config.data import DataConfig, source_configs, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 
@@ -28,6 +28,7 @@ def notes(config: CausalLMConfig) -> list[str]:
         *_model(config),
         *_phases(metadata, config.max_train_steps),
         *_excluded(config.data_config),
+        *_unused_columns(config.data_config),
     ]
 
 
@@ -58,6 +59,15 @@ def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
                 f"{_METADATA}.schedule.{number} never takes place: its share of "
                 f"{config.schedule[number].share:g} is less than one of {max_train_steps:,} updates"
             )
+
+
+def _unused_columns(config: DataConfig) -> Iterator[str]:
+    """Yields the mapped types that `metadata_list` does not name."""
+    used = {"text", *config.metadata_config.metadata_list}
+    mapped = dict.fromkeys(name for own in source_configs(config).values() for name in own.columns)
+    unused = [name for name in mapped if name not in used]
+    if unused:
+        yield f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used"
 
 
 def _excluded(config: DataConfig) -> Iterator[str]:

@@ -36,7 +36,7 @@ from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import make_decoder
 
 PLAIN_TEXTS = 1000
 OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}
@@ -134,7 +134,7 @@ def measure_plain(
 
 def texts(config: CausalLMConfig) -> Iterator[str]:
     """Yield the texts of the training shards."""
-    decoder = DocumentDecoder(config.data_config.metadata_config)
+    decoder = make_decoder(config.data_config.metadata_config, config.data_config.columns)
     for shard in list_shards(config.data_config):
         reader = open_shard(shard.path)
         while lines := reader.read(reader.line, 256):

@@ -24,7 +24,7 @@ from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.tf_source import tensorflow
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import make_decoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler
 
@@ -101,7 +101,7 @@ def tf_padded(config: CausalLMConfig, tokenizer: PreTrainedTokenizerBase) -> Bat
     tf = tensorflow()
     data = config.data_config
     length = data.metadata_config.max_seq_len
-    decoder = DocumentDecoder(data.metadata_config)
+    decoder = make_decoder(data.metadata_config, data.columns)
     sampler = TypeSampler(data.metadata_config)
     renderer = Renderer(data.metadata_config)
     generator = random.Random(config.seed)

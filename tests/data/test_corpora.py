@@ -20,6 +20,7 @@ from bsmeta.data.stream.preview import column_problems, missing_types
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus
 from tests.data.helpers import Run, run, same, small_tokenizer
+from tests.data.hub_server import Hub
 
 STEPS, BATCH = 10, 8
 TYPES = "[url,timestamp,source,dump,language,language_score,token_count,quality]"
@@ -162,3 +163,19 @@ def test_types_of_plain_columns_are_suggested(folder: Path) -> None:
     (note,) = missing_types(found)
     assert "it would train on text alone" in note
     assert note.endswith("(data_config.columns={url: url} uses a plain column)")
+
+
+def test_streamed_from_the_hub(hub: Hub, folder: Path) -> None:
+    """The batches of local files; a wrong path is found when the run opens its data."""
+    own, repository = folder / "c4_en", "hf://datasets/owner/name"
+    hub.files = hub.listed = {path.name: path.read_bytes() for path in own.iterdir()}
+    remote = [
+        f"data_config.train_file={repository}/{CORPORA['c4_en'].pattern}",
+        f"data_config.validation_file={repository}/{CORPORA['c4_en'].held_out}",
+    ]
+    streamed = run(config("c4_en", folder, *remote), 4)
+    assert same(streamed, run(config("c4_en", folder), 4))
+    wrong = config("c4_en", folder, *remote, "data_config.columns.url=link")
+    assert [*column_problems(wrong)] == []  # the check of a configuration reads no remote file
+    with pytest.raises(ConfigurationError, match=r'columns.url in .* found "link", which none of'):
+        run(wrong, 1)

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsmeta.config.causal_lm import PrepareConfig
+from bsmeta.config.causal_lm import CausalLMConfig, PrepareConfig
+from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig, SourceConfig, parts_of
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
@@ -207,6 +208,12 @@ def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
     assert texts[0].startswith("url: https://web.example/")
     assert " | source: web ||| " in texts[0]
     assert texts[1].startswith("source: books ||| ")
+
+
+def test_a_home_folder_is_expanded() -> None:
+    sources = 'data_config.sources=[{name: web, train_file: "~/web/*.jsonl"}]'
+    data = compose(CausalLMConfig, "demo", ["data_config.train_file=null", sources]).data_config
+    assert data.sources[0].train_file == str(Path.home() / "web" / "*.jsonl")
 
 
 def test_a_schedule_is_exact_in_steps(folder: Path) -> None:

@@ -104,8 +104,9 @@ class Division:
     """How the sequences of a run are divided among streams, ranks and loader processes.
 
     Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
-    g mod S. Rank r takes the g = r (mod world size), in order, and its loader processes take turns
-    at these. So every stream always has exactly one reader.
+    g mod S, in a mixture of that of its source (`mixture`). Rank r takes the g = r (mod world
+    size), in order, and its loader processes take turns at these. So every stream always has
+    exactly one reader.
     """
 
     num_streams: int
