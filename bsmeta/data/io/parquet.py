@@ -115,7 +115,6 @@ class ParquetReader:
             self._batch = NO_ROWS
             batch = next(self._batches, None)
             if batch is None:
-                self._group = -1
                 raise ValueError(f"it ends before row {row + 1}")
             self._batch = batch
         return True
