@@ -8,7 +8,7 @@ the run would silently train on text alone.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -76,20 +76,26 @@ def _absent_paths(
     problems: list[Problem] = []
     for count in SHARDS:
         lines = [line for one in some_of(shards, count) for line in first_lines(one, DOCUMENTS)]
-        rows = [row for line in lines if (row := _object(line)) is not None]
-        problems = [*_path_problems(key, columns, rows)] if rows else []
+        rows = (row for line in lines if (row := _object(line)) is not None)
+        problems = [*_path_problems(key, columns, rows)]
         if not problems:
             break
     return problems
 
 
 def _path_problems(
-    key: str, columns: Mapping[str, str], rows: Sequence[dict[str, Any]]
+    key: str, columns: Mapping[str, str], rows: Iterable[dict[str, Any]]
 ) -> Iterator[Problem]:
-    """Yields the paths that are in none of some rows."""
+    """Yields the paths that are in none of some rows; none where there are no rows."""
     values, objects = set[str](), set[str]()
+    count = 0
     for row in rows:
+        count += 1
         _collect(row, "", values, objects)
+        if values.issuperset(columns.values()):
+            return  # as a rule in the first row, and parsing them all takes a while
+    if count == 0:
+        return
     known = sorted(values)
     more = ", …" if len(known) > SHOWN else ""
     for kind, path in columns.items():
@@ -99,7 +105,7 @@ def _path_problems(
         alike = _of_like_names(path, known) or _of_like_names(kind, known)
         best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
-        found = f"{show(path)}, which none of the first {len(rows)} documents has"
+        found = f"{show(path)}, which none of the first {count} documents has"
         if path in objects:
             found, hint = f"{show(path)}, which is an object", f"; in it: {', '.join(inside)}"
         expected = f"one of their columns: {', '.join(known[:SHOWN]) or 'none'}{more}{hint}"
