@@ -55,7 +55,9 @@ class ClassificationDataConfig:
         [0.8, 0.1, 0.1], "shares of training, validation and test, stratified by label"
     )
     split_column: str | None = key(
-        None, "column that says train, validation or test, instead of split_fractions"
+        None,
+        "column that says train, validation or test, instead of split_fractions; refused if it "
+        "divides a group of split_by",
     )
     split_seed: int = key(
         42,

@@ -37,10 +37,6 @@ def _table(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
-    if data.split_column is not None and data.split_by is not None:
-        expected = "null: data_config.split_by divides the rows only where no column does"
-        fix = "data_config.split_by=null or data_config.split_column=null"
-        yield Problem("data_config.split_column", HYDRA, show(data.split_column), expected, fix)
 
 
 def _model(config: ClassificationConfig) -> Iterator[Problem]:
@@ -75,10 +71,10 @@ def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
         model = f"{config.model_config_file} (random weights)"
     unit = "tokens" if data.fold_by == "tokens" else "words"
     splits = f"{data.split_fractions} (training, validation, test)"
-    if data.split_by is not None:
-        splits += f"; no split divides a value of {data.split_by}"
     if data.split_column is not None:
         splits = f"column {data.split_column}"
+    if data.split_by is not None:
+        splits += f"; no split divides a value of {data.split_by}"
     return [
         ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),

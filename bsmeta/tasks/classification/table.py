@@ -31,7 +31,7 @@ from bsmeta.tasks.classification.splits import NAMES, SPLITS, TRAIN, split_rows
 CONTENT = "content of the CSV file"
 """The setting of a database that is the hash of its CSV file."""
 
-BATCH_ROWS = 1000  # rows that are encoded and written at one time
+BATCH_ROWS, BATCH_CHARACTERS = 1000, 2_000_000  # that are encoded and written at one time
 _LONGEST_LABEL = 200  # characters
 _LISTED = 5
 
@@ -134,6 +134,7 @@ class _Table:
             DataError: About bad rows, or if there are none at all.
         """
         batch: list[Row] = []
+        characters = 0
         with _progress(self._csv) as advance:
             for row in read_rows(self._csv, self._form, advance):
                 problem = row.problem or self._problem(row)
@@ -141,9 +142,10 @@ class _Table:
                     self._bad.add(row, problem)
                     continue
                 batch.append(row)
-                if len(batch) == BATCH_ROWS:
+                characters += len(row.cells[self._text])
+                if len(batch) == BATCH_ROWS or characters >= BATCH_CHARACTERS:
                     self._write(batch)
-                    batch = []
+                    batch, characters = [], 0
             self._write(batch)
         self._bad.close()
         if not self._columns[0]:

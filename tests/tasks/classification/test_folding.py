@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.tasks.classification.batches import micro_batch
+from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.folding import Folding, special_tokens
 from tests.tasks.classification.helpers import TEXT, bert_tokenizer, byte_tokenizer
 
@@ -76,6 +78,30 @@ def test_special_tokens(
 def test_no_room_beside_the_special_tokens_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="data_config.max_length=2: expected at least 3"):
         Folding(BERT, "tokens", 2)
+
+
+@given(
+    words=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    fold_by=st.sampled_from(["tokens", "words"]),
+    max_length=st.integers(3, 12),
+)
+def test_each_chunk_of_a_batch_has_a_mask_of_its_own(
+    words: list[int], fold_by: str, max_length: int
+) -> None:
+    texts = ["stop signs" * number for number in words]
+    chunks = [
+        Chunk(fold.ids, source % 2, source, number, fold.text)
+        for source, folds in enumerate(Folding(BERT, fold_by, max_length).fold(texts))
+        for number, fold in enumerate(folds)
+    ]
+    batch = micro_batch(chunks, BERT, [1.0, 1.0], "a.csv")
+    columns = [batch.tensors[name].tolist() for name in ("input_ids", "attention_mask", "labels")]
+    for chunk, ids, mask, label in zip(chunks, *columns, strict=True):
+        padding = len(ids) - len(chunk.ids)
+        assert ids == chunk.ids + [BERT.pad_token_id] * padding
+        assert mask == [1] * len(chunk.ids) + [0] * padding
+        assert label == chunk.label
+    assert batch.tensors["input_ids"].shape[1] == max(len(chunk.ids) for chunk in chunks)
 
 
 TEXTS = st.text(st.sampled_from("ab stop\n\t é😀!.,'中\u00a0") | st.characters(codec="utf-8"))

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.tasks.classification.checks import value_problems
 from bsmeta.tasks.classification.splits import split_rows
 from bsmeta.tasks.classification.store import open_examples
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_csv
@@ -111,5 +113,7 @@ def test_a_column_with_the_splits(tmp_path: Path) -> None:
     names = ["train", "Training", "dev", "val", " test ", "TEST", "validation", "train"]
     rows = [(f"stop {n}", "ab"[n // 2 % 2], name) for n, name in enumerate(names)]
     csv = write_csv(tmp_path / "table.csv", rows, ["text", "label", "part"])
-    examples = open_examples(data_config(csv, split_column="part"), TOKENIZER)
+    config = data_config(csv, split_column="part", split_by="text")
+    assert not list(value_problems(ClassificationConfig(data_config=config)))
+    examples = open_examples(config, TOKENIZER)
     assert [examples.sources(split).tolist() for split in SPLITS] == [[1, 2, 8], [3, 4, 7], [5, 6]]

@@ -17,7 +17,7 @@ import pytest
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification import store, table
 from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.splits import split_rows
+from bsmeta.tasks.classification.splits import SPLITS, split_rows
 from bsmeta.tasks.classification.store import open_examples
 from tests.tasks.classification.helpers import (
     TEXT,
@@ -73,6 +73,18 @@ def test_texts_and_chunks_hold_the_table(tmp_path: Path) -> None:
                          if one.source == row), label]
             ]  # fmt: skip
     assert [found[row] for row in sorted(found)] == lines
+
+
+def test_a_database_does_not_depend_on_how_many_rows_are_written_at_one_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    csv = write_leanings(tmp_path)
+    whole = open_examples(data_config(csv), TOKENIZER)
+    monkeypatch.setattr(table, "BATCH_ROWS", 7)
+    monkeypatch.setattr(table, "BATCH_CHARACTERS", 300)
+    parts = open_examples(data_config(csv, database=str(tmp_path / "b.sqlite")), TOKENIZER)
+    for split in SPLITS:
+        assert parts.read(parts.chunks(split)) == whole.read(whole.chunks(split))
 
 
 def test_numbers_as_labels_are_in_their_order(tmp_path: Path) -> None:
