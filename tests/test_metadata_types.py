@@ -102,7 +102,7 @@ def test_both_are_trained_on(tmp_path: Path) -> None:
     tensors = step.micro_batches[0].tensors
     text = tokenizer.decode(tensors["input_ids"][0])
     assert text[: len(READS)] == READS
-    assert set(tensors["kinds"][0].tolist()) == {0, 1, 2}
+    assert set(tensors["token_types"][0].tolist()) == {0, 1, 2}
     assert tensors["document_types"][0, 0] == 0b11
 
 

@@ -122,14 +122,14 @@ def stacked(
     with each chunk, or only with each sequence if `joined`.
     """
     shape = (len(sequences), length)
-    ids, kinds = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
+    ids, token_types = np.full(shape, pad, np.int32), np.zeros(shape, np.uint8)
     loss_mask = np.zeros(shape, np.bool_)
     lengths: list[int] = []
     types: list[int] = []
     for row, one in enumerate(sequences):
         tokens = len(one.ids)
         ids[row, :tokens] = one.ids
-        kinds[row, :tokens] = one.kinds
+        token_types[row, :tokens] = one.token_types
         loss_mask[row, :tokens] = one.loss_mask
         lengths += [*one.lengths.tolist(), length - tokens]
         types += [*one.types.tolist(), 0]
@@ -141,7 +141,7 @@ def stacked(
         "input_ids": ids,
         "position_ids": positions.reshape(shape),
         "loss_mask": loss_mask,
-        "kinds": kinds,
+        "token_types": token_types,
         "document_types": np.array(types, np.int32).repeat(chunk_lengths).reshape(shape),
     }
     return Block(

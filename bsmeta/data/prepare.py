@@ -177,7 +177,8 @@ class StreamWriter(Dataset):
                 ends += (len(sequence.ids), len(sequence.lengths), len(sequence.documents))
                 files.add(
                     tokens=sequence.ids,
-                    marks=sequence.kinds | np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8),
+                    marks=sequence.token_types
+                    | np.where(sequence.loss_mask, TARGET, 0).astype(np.uint8),
                     lengths=sequence.lengths,
                     types=sequence.types,
                     documents=self._numbers(sequence.documents),

@@ -38,7 +38,7 @@ def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
 def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """The whole document in overlapping windows, with the prefix in the same places as training."""
     metadata, size = config.metadata_config, len(document.ids)
-    is_text = (document.kinds == 0) & (document.text_ends > document.text_starts)
+    is_text = (document.token_types == 0) & (document.text_ends > document.text_starts)
     first_text = int(np.argmax(is_text)) if is_text.any() else 0
     windows: list[Window] = []
     stop = 0
@@ -101,7 +101,7 @@ def _from_chunk(chunk: Chunk) -> Window:
     # has a loss on it.
     chunk = replace(chunk, first_text_is_target=False)
     starts, ends = chunk.text_starts, chunk.text_ends
-    scored = chunk.loss_mask & (chunk.kinds == 0) & (ends > starts)
+    scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
     return Window(chunk.ids, starts, ends, scored, chunk.prefix_length)
 
 

@@ -234,7 +234,7 @@ class FormRenderer:
             text=document.text,
             prefix=prefix,
             prefix_spans=np.array([[0, len(prefix)]], np.int32),
-            prefix_kinds=own.prefix_kinds[:1],
+            prefix_token_types=own.prefix_token_types[:1],
             lead=own.lead,
             body=document.text,
             types=own.types,
@@ -278,12 +278,12 @@ class PromptRenderer:
         strings = [text + config.metadata_sep for text in fields.values()]
         strings[-1] = strings[-1].removesuffix(config.metadata_sep) + config.metadata_prefix_sep
         bounds = np.cumsum([0, *map(len, strings)], dtype=np.int32)
-        kinds = [1 + config.metadata_list.index(key) for key in fields]
+        token_types = [1 + config.metadata_list.index(key) for key in fields]
         return Rendered(
             text=document.text,
             prefix="".join(strings),
             prefix_spans=np.stack((bounds[:-1], bounds[1:]), axis=1),
-            prefix_kinds=np.array(kinds, np.uint8),
+            prefix_token_types=np.array(token_types, np.uint8),
             lead=" ",
             body=document.text,
             types=tuple(fields),

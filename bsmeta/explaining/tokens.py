@@ -93,7 +93,7 @@ def shown_tokens(chunk: Chunk, rendered: Rendered, texts: TokenTexts) -> list[Sh
     """
     ids = chunk.ids.tolist()
     parts = _parts(chunk, rendered)
-    columns = (ids, texts(ids), parts, chunk.kinds.tolist(), chunk.loss_mask.tolist())
+    columns = (ids, texts(ids), parts, chunk.token_types.tolist(), chunk.loss_mask.tolist())
     return [ShownToken(*row) for row in zip(*columns, strict=True)]
 
 
@@ -102,7 +102,7 @@ def metadata_mask(chunk: Chunk, rendered: Rendered, config: MetadataConfig) -> n
 
     With `treat_local_metadata_as_regular_text`, only tokens of the prefix and the suffix.
     """
-    mask = chunk.kinds > 0
+    mask = chunk.token_types > 0
     if config.treat_local_metadata_as_regular_text:
         mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(chunk, rendered)]
     return mask
@@ -110,7 +110,7 @@ def metadata_mask(chunk: Chunk, rendered: Rendered, config: MetadataConfig) -> n
 
 def _parts(chunk: Chunk, rendered: Rendered) -> list[Part]:
     encoded, part = chunk.document, slice(chunk.start, chunk.stop)
-    parts = [Part.LOCAL if kind else Part.TEXT for kind in encoded.kinds[part].tolist()]
+    parts = [Part.LOCAL if kind else Part.TEXT for kind in encoded.token_types[part].tolist()]
     if rendered.suffix:  # the last run, before the end-of-text token
         for place in np.flatnonzero(encoded.run[part] == encoded.run[-2]).tolist():
             parts[place] = Part.SUFFIX

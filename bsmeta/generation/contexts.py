@@ -70,7 +70,7 @@ class Contexts:
             text=prompt,
             prefix=head.prefix,
             prefix_spans=head.prefix_spans,
-            prefix_kinds=head.prefix_kinds,
+            prefix_token_types=head.prefix_token_types,
             prefix_own=head.prefix_own,
             lead=head.lead,
             body=prompt,

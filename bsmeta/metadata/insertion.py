@@ -28,7 +28,7 @@ from bsmeta.metadata.records import BadDocument, Record
 Int64 = NDArray[np.int64]
 Strings = NDArray[np.object_]
 
-_MAX_KINDS = 256
+_MAX_TOKEN_TYPES = 256
 _FAR_RELATIVE = 1 << 24
 _ZONES = 4
 _CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
@@ -59,14 +59,14 @@ class Insertions:
 
     Attributes:
         positions: int64 [m], number of text characters before each string; non-decreasing.
-        kinds: uint8 [m], the token type of each string.
+        token_types: uint8 [m], the token type of each string.
         strings: object [m], none of them empty.
         is_wrapper: bool [m], whether a string comes from the configuration instead of a record;
             None if no string does.
     """
 
     positions: Int64
-    kinds: NDArray[np.uint8]
+    token_types: NDArray[np.uint8]
     strings: Strings
     is_wrapper: NDArray[np.bool_] | None = None
 
@@ -139,15 +139,15 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
     every = [string for tag in tags for side in (tag.openings, tag.closings) for string in side]
     strings = np.array(every, np.object_)
     positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
-    kinds = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
+    token_types = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
     order = _order_by_place(positions, tags)
     if order is None:
         keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
-        keys[-1] += positions * (_ZONES * 2 * _MAX_KINDS)
+        keys[-1] += positions * (_ZONES * 2 * _MAX_TOKEN_TYPES)
         order = np.lexsort(keys)
     if not all(every):
         order = order[strings[order] != ""]
-    return Insertions(positions[order], kinds[order], strings[order])
+    return Insertions(positions[order], token_types[order], strings[order])
 
 
 def _order_by_place(positions: Int64, tags: Sequence[LocalTags]) -> Int64 | None:
@@ -189,7 +189,9 @@ def _sort_keys(tag: LocalTags) -> Int64:
         keys[1] = _nesting(starts, ends, with_content, rows)
         keys[2] = tag.relative.T
     first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
-    keys[3] = zones * (2 * _MAX_KINDS) + np.where(first_is_inner, tag.kind, _MAX_KINDS - tag.kind)
+    keys[3] = zones * (2 * _MAX_TOKEN_TYPES) + np.where(
+        first_is_inner, tag.kind, _MAX_TOKEN_TYPES - tag.kind
+    )
     return keys.reshape(4, -1)
 
 
@@ -211,24 +213,24 @@ def wrap_runs(
         before: The string to put before a run, by token type.
         after: The string to put after a run, by token type.
     """
-    positions, kinds = insertions.positions, insertions.kinds
-    if not len(kinds) or not (before or after):
+    positions, token_types = insertions.positions, insertions.token_types
+    if not len(token_types) or not (before or after):
         return insertions
-    new_run = np.ones(len(kinds) + 1, np.bool_)
-    new_run[1:-1] = (positions[1:] != positions[:-1]) | (kinds[1:] != kinds[:-1])
-    wrapped = np.zeros((2, _MAX_KINDS), np.bool_)
+    new_run = np.ones(len(token_types) + 1, np.bool_)
+    new_run[1:-1] = (positions[1:] != positions[:-1]) | (token_types[1:] != token_types[:-1])
+    wrapped = np.zeros((2, _MAX_TOKEN_TYPES), np.bool_)
     wrapped[0, list(before)] = wrapped[1, list(after)] = True
-    first = new_run[:-1] & wrapped[0, kinds]
-    last = new_run[1:] & wrapped[1, kinds]
+    first = new_run[:-1] & wrapped[0, token_types]
+    last = new_run[1:] & wrapped[1, token_types]
     copies = 1 + first + last  # a string is repeated to make room for its wrappers
     strings = insertions.strings.repeat(copies)
     next_group = copies.cumsum()
     starts, ends = (next_group - copies)[first], next_group[last] - 1
-    strings[starts] = [before[kind] for kind in kinds[first].tolist()]
-    strings[ends] = [after[kind] for kind in kinds[last].tolist()]
+    strings[starts] = [before[kind] for kind in token_types[first].tolist()]
+    strings[ends] = [after[kind] for kind in token_types[last].tolist()]
     is_wrapper = np.zeros(len(strings), np.bool_)
     is_wrapper[starts] = is_wrapper[ends] = True
-    return Insertions(positions.repeat(copies), kinds.repeat(copies), strings, is_wrapper)
+    return Insertions(positions.repeat(copies), token_types.repeat(copies), strings, is_wrapper)
 
 
 def insert(text: str, insertions: Insertions) -> tuple[str, NDArray[np.int32]]:

@@ -28,7 +28,7 @@ from bsmeta.metadata.processors import make_types
 from bsmeta.metadata.records import Document, Record, local_records
 
 Spans = NDArray[np.int32]
-Kinds = NDArray[np.uint8]
+TokenTypes = NDArray[np.uint8]
 
 
 class RecordText(NamedTuple):
@@ -48,7 +48,7 @@ class RecordText(NamedTuple):
 
 
 NO_SPANS: Spans = np.zeros((0, 2), np.int32)
-NO_KINDS: Kinds = np.zeros(0, np.uint8)
+NO_TOKEN_TYPES: TokenTypes = np.zeros(0, np.uint8)
 
 
 @dataclass(slots=True, eq=False)  # frozen, it would take four times as long to create
@@ -56,23 +56,23 @@ class Rendered:
     """A document as a model reads it: `prefix + lead + body + suffix`.
 
     Spans are int32 [m, 2], character offsets in their string, sorted and disjoint. Token types
-    (`kinds`) are uint8 [m]: 1 + the index of the type in `metadata_list`.
+    (`token_types`) are uint8 [m]: 1 + the index of the type in `metadata_list`.
 
     Attributes:
         text: The document's text, without any metadata.
         prefix: Global records and announcements; "" if there are none. Tokenized separately.
         prefix_spans: Its records, each with the separator after it; together they cover the prefix.
-        prefix_kinds: Their token types.
+        prefix_token_types: Their token types.
         lead: Joins prefix and body; "" without a prefix. Tokenized with the body, but not part of
             the text.
         body: The text with local records inserted.
         spans: The inserted strings in `body`, one row each.
-        span_kinds: Their token types.
+        span_token_types: Their token types.
         suffix: Appended global records with their separators; "" if there are none. Tokenized
             separately; comes before the end-of-text token.
         suffix_spans: Its records, each with the separator before it; together they cover the
             suffix.
-        suffix_kinds: Their token types.
+        suffix_token_types: Their token types.
         types: The keys that were rendered, in the order of `metadata_list`.
         prefix_own: Rows as in spans: the parts of `prefix` that come from the configuration, not
             from the document. Only there is a literal special token encoded as one.
@@ -83,14 +83,14 @@ class Rendered:
     text: str
     prefix: str = ""
     prefix_spans: Spans = field(default_factory=lambda: NO_SPANS)
-    prefix_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
+    prefix_token_types: TokenTypes = field(default_factory=lambda: NO_TOKEN_TYPES)
     lead: str = ""
     body: str = ""
     spans: Spans = field(default_factory=lambda: NO_SPANS)
-    span_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
+    span_token_types: TokenTypes = field(default_factory=lambda: NO_TOKEN_TYPES)
     suffix: str = ""
     suffix_spans: Spans = field(default_factory=lambda: NO_SPANS)
-    suffix_kinds: Kinds = field(default_factory=lambda: NO_KINDS)
+    suffix_token_types: TokenTypes = field(default_factory=lambda: NO_TOKEN_TYPES)
     types: tuple[str, ...] = ()
     prefix_own: Spans = field(default_factory=lambda: NO_SPANS)
     own: Spans = field(default_factory=lambda: NO_SPANS)
@@ -118,7 +118,7 @@ class Renderer:
         refuse(metadata_problems(config))
         self._config = config
         self._types = make_types(config)
-        self._kinds = {key: kind for kind, key in enumerate(config.metadata_list, start=1)}
+        self._token_types = {key: kind for kind, key in enumerate(config.metadata_list, start=1)}
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
@@ -127,9 +127,9 @@ class Renderer:
 
     def _by_kind(self, strings: Mapping[str, str] | None) -> dict[int, str]:
         return {
-            self._kinds[key]: string
+            self._token_types[key]: string
             for key, string in (strings or {}).items()
-            if string and key in self._kinds
+            if string and key in self._token_types
         }
 
     def render(self, document: Document, types: Sequence[str]) -> Rendered:
@@ -148,7 +148,7 @@ class Renderer:
         before: list[RecordText] = []
         after: list[RecordText] = []
         tags: list[LocalTags] = []
-        for key, kind in self._kinds.items():
+        for key, kind in self._token_types.items():
             if key not in types:
                 continue
             records = document.records(key)
@@ -205,7 +205,7 @@ class Renderer:
             relative = None if relative is None else relative[kept]
         openings = [opening for opening, _ in strings]
         closings = [closing for _, closing in strings]
-        return LocalTags(self._kinds[key], spans, relative, openings, closings)
+        return LocalTags(self._token_types[key], spans, relative, openings, closings)
 
     def _assemble(
         self,
@@ -215,45 +215,45 @@ class Renderer:
         tags: list[LocalTags],
     ) -> Rendered:
         config = self._config
-        prefix, prefix_spans, prefix_kinds, prefix_own = self._prefix(before)
-        suffix, suffix_spans, suffix_kinds, suffix_own = self._suffix(after)
-        body, spans, span_kinds, own = text, NO_SPANS, NO_KINDS, NO_SPANS
+        prefix, prefix_spans, prefix_token_types, prefix_own = self._prefix(before)
+        suffix, suffix_spans, suffix_token_types, suffix_own = self._suffix(after)
+        body, spans, span_token_types, own = text, NO_SPANS, NO_TOKEN_TYPES, NO_SPANS
         if tags:
             insertions = wrap_runs(arrange(tags), self._before, self._after)
             body, spans = insert(text, insertions)
-            span_kinds = insertions.kinds
+            span_token_types = insertions.token_types
             if insertions.is_wrapper is not None:
                 own = spans[insertions.is_wrapper]
-        used = set(span_kinds.tobytes()).union(one.kind for one in (*before, *after))
+        used = set(span_token_types.tobytes()).union(one.kind for one in (*before, *after))
         return Rendered(
             text=text,
             prefix=prefix,
             prefix_spans=prefix_spans,
-            prefix_kinds=prefix_kinds,
+            prefix_token_types=prefix_token_types,
             lead=config.metadata_text_sep if prefix else "",
             body=body,
             spans=spans,
-            span_kinds=span_kinds,
+            span_token_types=span_token_types,
             suffix=suffix,
             suffix_spans=suffix_spans,
-            suffix_kinds=suffix_kinds,
-            types=tuple(key for key, kind in self._kinds.items() if kind in used),
+            suffix_token_types=suffix_token_types,
+            types=tuple(key for key, kind in self._token_types.items() if kind in used),
             prefix_own=prefix_own,
             own=own,
             suffix_own=suffix_own,
         )
 
-    def _prefix(self, records: list[RecordText]) -> tuple[str, Spans, Kinds, Spans]:
+    def _prefix(self, records: list[RecordText]) -> tuple[str, Spans, TokenTypes, Spans]:
         if not records:
-            return "", NO_SPANS, NO_KINDS, NO_SPANS
+            return "", NO_SPANS, NO_TOKEN_TYPES, NO_SPANS
         config = self._config
         before = [config.metadata_prefix_start_seq] + [""] * (len(records) - 1)
         after = [config.metadata_sep] * (len(records) - 1) + [config.metadata_prefix_sep]
         return _joined(before, records, after)
 
-    def _suffix(self, records: list[RecordText]) -> tuple[str, Spans, Kinds, Spans]:
+    def _suffix(self, records: list[RecordText]) -> tuple[str, Spans, TokenTypes, Spans]:
         if not records:
-            return "", NO_SPANS, NO_KINDS, NO_SPANS
+            return "", NO_SPANS, NO_TOKEN_TYPES, NO_SPANS
         config = self._config
         before = [config.metadata_suffix_start_seq] + [config.metadata_sep] * (len(records) - 1)
         return _joined(before, records, [""] * len(records))
@@ -261,7 +261,7 @@ class Renderer:
 
 def _joined(
     before: list[str], records: list[RecordText], after: list[str]
-) -> tuple[str, Spans, Kinds, Spans]:
+) -> tuple[str, Spans, TokenTypes, Spans]:
     """Join the records into one string, each with its `before` and `after` strings.
 
     Returns:
@@ -280,10 +280,10 @@ def _joined(
         own += begin + len(sep) + record.start, end - len(after_it) - record.end
         begin = end
     own.append(begin)
-    kinds = np.array([record.kind for record in records], np.uint8)
+    token_types = np.array([record.kind for record in records], np.uint8)
     return (
         "".join(strings),
         np.array(spans, np.int32).reshape(-1, 2),
-        kinds,
+        token_types,
         np.array(own, np.int32).reshape(-1, 2),
     )

@@ -99,7 +99,7 @@ def measure(
         starts, ends = np.ascontiguousarray(np.maximum(offsets, 0).T)
         for _ in range(repeats):
             kinds, run = np.zeros(len(starts), np.uint8), np.full(len(starts), -1, np.int32)
-            spans = (rendered.spans, rendered.span_kinds)
+            spans = (rendered.spans, rendered.span_token_types)
             watch.time("mask", mark_spans, kinds, run, starts, ends, *spans)
         watch.next()
         tokens += len(starts)

@@ -26,10 +26,10 @@ def document(runs: list[int], prefix: int = 0) -> EncodedDocument:
     starts = np.concatenate(([0], np.cumsum(run[:-1] < 0))).astype(np.int32)
     return EncodedDocument(
         prefix_ids=np.arange(500, 500 + prefix, dtype=np.int32),
-        prefix_kinds=np.full(prefix, 7, np.uint8),
+        prefix_token_types=np.full(prefix, 7, np.uint8),
         prefix_targets=np.zeros(prefix, bool),
         ids=np.arange(len(run), dtype=np.int32),
-        kinds=kinds,
+        token_types=kinds,
         targets=kinds == 0,
         run=run,
         lead=0,
@@ -54,7 +54,7 @@ def test_chunks(runs: list[int], prefix: int, on_every_piece: bool) -> None:
         before, after = encoded.run[chunk.stop - 1], encoded.run[chunk.stop]
         assert after < 0 or before != after
     for chunk in chunks:
-        arrays = (chunk.ids, chunk.kinds, chunk.loss_mask, chunk.text_starts, chunk.text_ends)
+        arrays = (chunk.ids, chunk.token_types, chunk.loss_mask, chunk.text_starts, chunk.text_ends)
         assert {len(array) for array in arrays} == {len(chunk)}
 
 
@@ -94,7 +94,7 @@ def test_what_is_a_target() -> None:
     assert after_a_prefix.loss_mask.tolist() == [False] * 2 + [False, True, True, True]
     tag_first = cut(document([-2, 3], prefix=2), alike)[0]
     assert tag_first.loss_mask.tolist() == [False] * 4 + [False, True, True, True]
-    assert tag_first.kinds.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]
+    assert tag_first.token_types.tolist() == [7, 7, 1, 1, 0, 0, 0, 0]
     assert tag_first.ids.tolist() == [500, 501, 0, 1, 2, 3, 4, 5]
 
 

@@ -48,7 +48,7 @@ def by_token(document: EncodedDocument, values: np.ndarray) -> list[tuple[str, i
 def test_text_alone() -> None:
     document = encoded('"text": "xyz"')
     assert len(document.prefix_ids) == 0
-    assert by_token(document, document.kinds) == [("x", 0), ("y", 0), ("z", 0), ("<eos>", 0)]
+    assert by_token(document, document.token_types) == [("x", 0), ("y", 0), ("z", 0), ("<eos>", 0)]
     assert document.targets.tolist() == [True] * 4
     assert document.run.tolist() == [-1] * 4
     assert document.text_starts.tolist() == [0, 1, 2, 3]
@@ -58,7 +58,7 @@ def test_text_alone() -> None:
 def test_prefix() -> None:
     document = encoded('"text": "xyz", ' + URL)
     assert TOKENIZER.decode(document.prefix_ids) == "url: abc |||"
-    assert set(document.prefix_kinds.tolist()) == {2}
+    assert set(document.prefix_token_types.tolist()) == {2}
     assert not document.prefix_targets.any()
     # The space that joins prefix and text belongs to no character of the text.
     assert by_token(document, document.text_starts)[:3] == [(" ", 0), ("x", 0), ("y", 1)]
@@ -67,7 +67,7 @@ def test_prefix() -> None:
 
 def test_tags_are_runs_of_their_type() -> None:
     document = encoded('"text": "xyz", ' + BOLD)
-    assert by_token(document, document.kinds) == [
+    assert by_token(document, document.token_types) == [
         (" ", 0), ("x", 0), ("<", 1), ("b", 1), (">", 1), ("y", 0), ("z", 0),
         ("<", 1), ("/", 1), ("b", 1), (">", 1), ("<eos>", 0),
     ]  # fmt: skip
@@ -81,7 +81,7 @@ def test_tags_are_runs_of_their_type() -> None:
 
 def test_tags_that_are_not_regular_text_are_no_targets() -> None:
     document = encoded('"text": "xyz", ' + BOLD, treat_local_metadata_as_regular_text=False)
-    assert document.targets.tolist() == [False, *(document.kinds[1:] == 0)]
+    assert document.targets.tolist() == [False, *(document.token_types[1:] == 0)]
 
 
 def test_loss_on_metadata() -> None:
@@ -93,7 +93,7 @@ def test_a_suffix_stands_before_eos_and_is_one_run() -> None:
     document = encoded('"text": "x", ' + URL, metadata_position="append", loss_on_metadata=True)
     assert len(document.prefix_ids) == 0
     assert TOKENIZER.decode(document.ids) == "x ||| url: abc<eos>"
-    assert document.kinds.tolist() == [0, *[2] * (len(document.ids) - 2), 0]
+    assert document.token_types.tolist() == [0, *[2] * (len(document.ids) - 2), 0]
     assert len(set(document.run[1:-1].tolist())) == 1
     assert document.run[-1] == -1
     assert document.targets.all()
@@ -103,7 +103,7 @@ def test_a_suffix_stands_before_eos_and_is_one_run() -> None:
 def test_a_long_prefix_is_cut_and_keeps_its_separator() -> None:
     long = URL.replace("abc", "abc" * 40)
     document = encoded('"text": "xyz", ' + long, max_seq_len=64)
-    assert len(document.prefix_ids) == len(document.prefix_kinds) == 32
+    assert len(document.prefix_ids) == len(document.prefix_token_types) == 32
     assert TOKENIZER.decode(document.prefix_ids).endswith("abcabc |||")
     assert len(encoded('"text": "xyz", ' + long, prefix_max_tokens=20).prefix_ids) == 20
 
@@ -125,9 +125,9 @@ def named_kinds(position: str, *types: str) -> list[tuple[str, int]]:
     (one,) = encoder.encode([Renderer(config).render(document, types)])
     inside = slice(1, -1)  # without the text and EOS
     ids, kinds, targets = (
-        (one.prefix_ids, one.prefix_kinds, one.prefix_targets)
+        (one.prefix_ids, one.prefix_token_types, one.prefix_targets)
         if position == "prepend"
-        else (one.ids[inside], one.kinds[inside], one.targets[inside])
+        else (one.ids[inside], one.token_types[inside], one.targets[inside])
     )
     assert targets.tolist() == [kind == 2 for kind in kinds]
     return [(WORDS.decode([i]), kind) for i, kind in zip(ids, kinds.tolist(), strict=True)]
@@ -154,7 +154,7 @@ def test_bos_comes_before_the_prefix_and_before_text_alone() -> None:
         (document,) = DocumentEncoder(tokenizer, data).encode([rendered(fields)])
         assert document.prefix_ids[0] == tokenizer.bos_token_id
         assert tokenizer.decode(document.prefix_ids[1:]) == prefix
-        assert document.prefix_kinds.tolist() == [0, *[2] * (len(document.prefix_ids) - 1)]
+        assert document.prefix_token_types.tolist() == [0, *[2] * (len(document.prefix_ids) - 1)]
         assert not document.prefix_targets.any()
         (chunk,) = cut(document, data)
         text = chunk.loss_mask[-4:]  # x, y, z, EOS: BOS predicts the first
@@ -196,12 +196,12 @@ def test_marks_are_those_of_each_character(data: st.DataObject) -> None:
     size = st.integers(0, int(ends[-1]))
     places = sorted(data.draw(st.sets(size, max_size=12), "spans"))
     spans = np.array(places[: len(places) // 2 * 2], np.int32).reshape(-1, 2)
-    span_kinds = np.arange(1, len(spans) + 1, dtype=np.uint8)
+    span_token_types = np.arange(1, len(spans) + 1, dtype=np.uint8)
     kinds, run = np.zeros(len(cuts), np.uint8), np.full(len(cuts), -1, np.int32)
-    mark_spans(kinds, run, starts, ends, spans, span_kinds)
+    mark_spans(kinds, run, starts, ends, spans, span_token_types)
 
     of_character = np.zeros(int(ends[-1]), np.int64)
-    for kind, (start, end) in zip(span_kinds, spans, strict=True):
+    for kind, (start, end) in zip(span_token_types, spans, strict=True):
         of_character[start:end] = kind
     for token, (start, end) in enumerate(zip(starts, ends, strict=True)):
         found = of_character[start:end][of_character[start:end] > 0]
@@ -231,7 +231,7 @@ def test_a_token_is_of_the_first_metadata_character_in_it(
     for start, end in shown.spans + len(shown.lead):
         of_character[start:end] = [2] * int(end - start)
     place = 0
-    for number, kind, run in zip(document.ids, document.kinds, document.run, strict=True):
+    for number, kind, run in zip(document.ids, document.token_types, document.run, strict=True):
         length = len(TOKENIZER.decode([number])) if number != TOKENIZER.eos_token_id else 0
         expected = max(of_character[place : place + length], default=0)
         assert (kind, run >= 0) == (expected, expected > 0)
@@ -243,7 +243,7 @@ def test_without_metadata_no_token_is_of_a_type() -> None:
     plain = rendered('"text": "xyz", ' + URL + ", " + BOLD).without_metadata()
     config = MetadataConfig(metadata_list=["html", "url"])
     (document,) = DocumentEncoder(TOKENIZER, DataConfig(metadata_config=config)).encode([plain])
-    assert by_token(document, document.kinds) == [
+    assert by_token(document, document.token_types) == [
         (" ", 0), ("x", 0), ("y", 0), ("z", 0), ("<eos>", 0),
     ]  # fmt: skip
     assert len(document.targets) == len(document.run) == 5

@@ -17,7 +17,7 @@ def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
     size = sum(lengths)
     return PackedSequence(
         ids=np.arange(first, first + size, dtype=np.int32),
-        kinds=np.ones(size, np.uint8),
+        token_types=np.ones(size, np.uint8),
         loss_mask=np.ones(size, np.bool_),
         lengths=np.array(lengths),
         types=np.array(types, np.int32),

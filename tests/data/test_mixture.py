@@ -222,7 +222,7 @@ def test_a_schedule_is_exact_in_steps(folder: Path) -> None:
         metadata_list=["title", "url"],
     )  # fmt: skip
     through = run(config, STEPS, batch=BATCH, total=STEPS)
-    carried = [bool(step["kinds"].any()) for step in through.steps]
+    carried = [bool(step["token_types"].any()) for step in through.steps]
     assert carried == [True] * 6 + [False] * 6
     first = run(config, 5, batch=BATCH, total=STEPS)
     rest = run(config, 7, batch=BATCH, total=STEPS, state=first.state, world_size=2)

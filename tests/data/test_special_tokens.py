@@ -93,7 +93,7 @@ def test_pages_cannot_forge_special_tokens(backend: str) -> None:
     tokenizer = special_tokenizer(MetadataConfig(**SETTINGS))
     one = encoded(line(), tokenizer, backend)
     assert special_of(one, tokenizer) == OWN + TAGS
-    text = one.kinds == 0
+    text = one.token_types == 0
     spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
     assert "".join(FORGED[start:end] for start, end in spans) == FORGED
 
@@ -146,6 +146,6 @@ def test_a_tokenizer_that_is_not_byte_level() -> None:
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     one = encoded(line(), tokenizer)
     assert special_of(one, tokenizer) == OWN + TAGS
-    text = one.kinds == 0
+    text = one.token_types == 0
     spans = zip(one.text_starts[text], one.text_ends[text], strict=True)
     assert "".join(FORGED[start:end] for start, end in spans) == FORGED

@@ -126,10 +126,10 @@ def test_the_same_context_without_metadata(folder: Path) -> None:
     without = run(small_config(folder, without_metadata_same_context=True, **settings), STEPS)
     assert without.documents == with_metadata.documents
     for step, other in zip(without.steps, with_metadata.steps, strict=True):
-        assert other["kinds"].any(dim=1).all()
-        assert not step["kinds"].any()
+        assert other["token_types"].any(dim=1).all()
+        assert not step["token_types"].any()
         assert not step["document_types"].any()
-        rows = zip(step["input_ids"], other["input_ids"], other["kinds"], strict=True)
+        rows = zip(step["input_ids"], other["input_ids"], other["token_types"], strict=True)
         for plain, ids, kinds in rows:
             text = ids[kinds == 0]
             assert torch.equal(plain[: len(text)], text)

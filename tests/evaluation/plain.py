@@ -29,7 +29,7 @@ def tokens_of_chunk(model: GPT2LMHeadModel, chunk: Chunk) -> list[Token]:
     for j in range(chunk.prefix_length, len(chunk)):
         start, end = int(chunk.text_starts[j]), int(chunk.text_ends[j])
         if end > start:
-            scored = chunk.kinds[j] == 0 and chunk.loss_mask[j]
+            scored = chunk.token_types[j] == 0 and chunk.loss_mask[j]
             tokens.append((start, end, -float(log_p[j - 1, chunk.ids[j]]) if scored else math.nan))
     return tokens
 

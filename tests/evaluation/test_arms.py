@@ -141,7 +141,7 @@ def test_a_prompt_reads_like_english() -> None:
     assert (rendered.lead, rendered.body) == (" ", "Some text.")
     assert rendered.types == ("url", "entity", "my_field")
     assert rendered.prefix_spans[-1].tolist() == [56, 68]
-    assert rendered.prefix_kinds.tolist() == [1, 2, 4]
+    assert rendered.prefix_token_types.tolist() == [1, 2, 4]
 
 
 def test_a_prompt_without_fields_is_the_text() -> None:

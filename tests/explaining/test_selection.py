@@ -152,7 +152,7 @@ def test_without_metadata_in_the_same_context(tmp_path: Path) -> None:
     ((document,),) = [window.documents for window in own_windows(config)]
     assert (document.rendered.prefix, document.rendered.lead) == ("", " ")
     assert document.rendered.body == document.rendered.text
-    assert not any(chunk.kinds.any() for chunk in document.chunks)
+    assert not any(chunk.token_types.any() for chunk in document.chunks)
 
 
 def test_a_bad_document_stops_or_is_passed_over(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_only_the_last_chunk_has_the_end(tmp_path: Path) -> None:
         for chunk in document.chunks
     ]
     assert [one[Part.END] for one in parts] == [0] * (len(parts) - 1) + [1]
-    total = sum(int(np.count_nonzero(chunk.kinds)) for chunk in document.chunks)
+    total = sum(int(np.count_nonzero(chunk.token_types)) for chunk in document.chunks)
     assert sum(one[Part.LOCAL] + one[Part.SUFFIX] + one[Part.PREFIX] for one in parts) == total
 
 

@@ -14,7 +14,7 @@ from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from tests.metadata.helpers import config
 
-SHARDS = sorted((Path(__file__).resolve().parents[2] / "examples").rglob("*.jsonl.gz"))
+SHARDS = sorted((Path(__file__).resolve().parents[2] / "examples/webdocs").rglob("*.jsonl.gz"))
 KEYS = [
     "html",
     "timestamp",

@@ -177,7 +177,7 @@ def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
         end += len(chunk)
         if kind:
             spans.append((end - len(chunk), end, kind))
-    rows = zip(rendered.spans.tolist(), rendered.span_kinds.tolist(), strict=True)
+    rows = zip(rendered.spans.tolist(), rendered.span_token_types.tolist(), strict=True)
     assert [(*span, kind) for span, kind in rows] == spans
 
 
@@ -197,9 +197,9 @@ def test_spans_are_sorted_disjoint_and_cover_prefix_and_suffix(case: tuple) -> N
     settings, text, records = case
     rendered = render(settings, text, *records)
     for spans, kinds in (
-        (rendered.prefix_spans, rendered.prefix_kinds),
-        (rendered.spans, rendered.span_kinds),
-        (rendered.suffix_spans, rendered.suffix_kinds),
+        (rendered.prefix_spans, rendered.prefix_token_types),
+        (rendered.spans, rendered.span_token_types),
+        (rendered.suffix_spans, rendered.suffix_token_types),
     ):
         assert (spans.dtype, kinds.dtype) == (np.int32, np.uint8)
         assert spans.shape == (len(kinds), 2)

@@ -37,7 +37,7 @@ def test_fault_2_the_text_without_metadata_keeps_no_tags_and_its_mask_fits() -> 
     rendered = render(config(["html", "url"]), "a b", world("url", "u"), html("b", 0, 1, 0, 0))
     plain = rendered.without_metadata()
     assert (rendered.lead + rendered.body, plain.lead + plain.body) == (" <b>a</b> b", " a b")
-    assert (plain.spans.tolist(), plain.span_kinds.tolist()) == ([], [])
+    assert (plain.spans.tolist(), plain.span_token_types.tolist()) == ([], [])
 
 
 def test_fault_5_equal_relative_positions_are_rendered() -> None:
@@ -57,7 +57,7 @@ def test_fault_5_metadata_on_empty_text_is_kept() -> None:
     rendered = render(config(["title", "html", "entity"]), "", *records)
     assert rendered.prefix == "Title: T | html | entity |||"
     assert rendered.body == "<p></p> [[E]]"
-    assert rendered.span_kinds.tolist() == [2, 2, 3]
+    assert rendered.span_token_types.tolist() == [2, 2, 3]
 
 
 def test_fault_13_choices_follow_the_generator_and_nothing_is_remembered() -> None:

@@ -51,7 +51,7 @@ def test_the_prefix_follows_metadata_list_not_the_data() -> None:
         "Year: 2018 | Month: December | ",
         "Title: News |||",
     ]
-    assert rendered.prefix_kinds.tolist() == [1, 2, 3]
+    assert rendered.prefix_token_types.tolist() == [1, 2, 3]
 
 
 def test_html_and_entities_with_announcements() -> None:
@@ -78,7 +78,7 @@ def test_html_and_entities_with_announcements() -> None:
         "</i>",
         "</b>",
     ]
-    assert rendered.span_kinds.tolist() == [3, 4, 3, 3, 3, 3, 3]
+    assert rendered.span_token_types.tolist() == [3, 4, 3, 3, 3, 3, 3]
 
 
 def test_no_types_render_the_text_alone() -> None:
@@ -118,7 +118,7 @@ def test_entities_at_the_beginning_of_their_paragraph() -> None:
         " |Louis Vuitton|",
         " </ENTITY_CHAIN> ",
     ]
-    assert rendered.span_kinds.tolist() == [2, 2, 2, 2, 1, 1]
+    assert rendered.span_token_types.tolist() == [2, 2, 2, 2, 1, 1]
 
 
 def test_entities_at_the_end_of_their_paragraph() -> None:
@@ -282,7 +282,7 @@ def test_repeated_global_records_are_all_kept_in_order() -> None:
         config(["title", "url"]), "", world("title", "B"), world("url", "u"), world("title", "A")
     )
     assert rendered.prefix == "Title: B | Title: A | url: u |||"
-    assert rendered.prefix_kinds.tolist() == [1, 1, 2]
+    assert rendered.prefix_token_types.tolist() == [1, 1, 2]
 
 
 def test_appended_records() -> None:
@@ -293,7 +293,7 @@ def test_appended_records() -> None:
     assert (rendered.body, rendered.suffix) == ("<b>Text</b>", " ||| url: u | Title: T")
     parts = [rendered.suffix[start:end] for start, end in rendered.suffix_spans.tolist()]
     assert parts == [" ||| url: u", " | Title: T"]
-    assert rendered.suffix_kinds.tolist() == [1, 2]
+    assert rendered.suffix_token_types.tolist() == [1, 2]
     assert rendered.types == ("url", "title", "html")
 
 

@@ -75,7 +75,7 @@ class PackedSequence:
 
     Attributes:
         ids: int32[n].
-        kinds: uint8[n], token types: 0 for text and EOS, 1 + i for type metadata_list[i].
+        token_types: uint8[n], 0 for text and EOS, 1 + i for type metadata_list[i].
         loss_mask: bool[n], the targets.
         lengths: int64[p], number of tokens of each chunk.
         types: int32[p], metadata types rendered for each chunk's document (bit i:
@@ -87,7 +87,7 @@ class PackedSequence:
     """
 
     ids: np.ndarray
-    kinds: np.ndarray
+    token_types: np.ndarray
     loss_mask: np.ndarray
     lengths: np.ndarray
     types: np.ndarray
@@ -144,7 +144,7 @@ class PackedWindow:
         order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(chunks))
         chosen = [chunks[index] for index in order.tolist()]
         self._shard = shard
-        self._ids, self._kinds, self._loss_mask = joined(chosen)
+        self._ids, self._token_types, self._loss_mask = joined(chosen)
         self._lengths = np.array(lengths, np.int64)[order]
         self._documents = table.document[order].tolist()
         self._types = table.types[order]
@@ -174,7 +174,7 @@ class PackedWindow:
         tokens = slice(self._first_token[first], self._first_token[last])
         return PackedSequence(
             ids=self._ids[tokens],
-            kinds=self._kinds[tokens],
+            token_types=self._token_types[tokens],
             loss_mask=self._loss_mask[tokens],
             lengths=self._lengths[first:last],
             types=self._types[first:last],
@@ -189,17 +189,17 @@ class PackedWindow:
 
 def joined(chunks: Sequence[Chunk]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The ids, token types and targets of all chunks, each concatenated."""
-    ids, kinds, targets = [NO_IDS], [np.zeros(0, np.uint8)], [np.zeros(0, np.bool_)]
+    ids, token_types, targets = [NO_IDS], [np.zeros(0, np.uint8)], [np.zeros(0, np.bool_)]
     for chunk in chunks:
         document, start, stop = chunk.document, chunk.start, chunk.stop
         if chunk.prefixed:
             ids.append(document.prefix_ids)
-            kinds.append(document.prefix_kinds)
+            token_types.append(document.prefix_token_types)
             targets.append(document.prefix_targets)
         ids.append(document.ids[start:stop])
-        kinds.append(document.kinds[start:stop])
+        token_types.append(document.token_types[start:stop])
         targets.append(document.targets[start:stop])
-    return np.concatenate(ids), np.concatenate(kinds), np.concatenate(targets)
+    return np.concatenate(ids), np.concatenate(token_types), np.concatenate(targets)
 
 
 def offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:

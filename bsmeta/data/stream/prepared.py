@@ -34,7 +34,7 @@ TARGET = 0x80
 
 COLUMNS = {
     "tokens": "token ids",
-    "marks": "kind and TARGET of each token",
+    "marks": "token type and TARGET of each token",
     "lengths": "tokens of each chunk",
     "types": "types of each chunk's document",
     "documents": "shard (its place in the manifest) and number of each document",
@@ -81,7 +81,7 @@ class PreparedStream:
         marks = self._marks[tokens]
         return PackedSequence(
             ids=self._tokens[tokens].astype(np.int32),
-            kinds=marks & ~np.uint8(TARGET),
+            token_types=marks & ~np.uint8(TARGET),
             loss_mask=marks >= TARGET,
             lengths=self._lengths[chunks].astype(np.int64),
             types=self._types[chunks].astype(np.int32),

@@ -49,9 +49,9 @@ class Chunk:
         return self._behind(self.document.prefix_ids, self.document.ids)
 
     @property
-    def kinds(self) -> np.ndarray:
+    def token_types(self) -> np.ndarray:
         """Token types (uint8): 0 for text and EOS, 1 + i for type metadata_list[i]."""
-        return self._behind(self.document.prefix_kinds, self.document.kinds)
+        return self._behind(self.document.prefix_token_types, self.document.token_types)
 
     @property
     def text_starts(self) -> np.ndarray:
@@ -82,11 +82,11 @@ class Chunk:
         """
         if not self.prefixed or self.first_text_is_target:
             return 0
-        kinds = self.document.kinds
+        token_types = self.document.token_types
         first = max(self.start, self.document.lead)
-        if first < self.stop and kinds[first] == 0:
+        if first < self.stop and token_types[first] == 0:
             return self.prefix_length + first - self.start
-        text = np.flatnonzero(kinds[first : self.stop] == 0)
+        text = np.flatnonzero(token_types[first : self.stop] == 0)
         return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
     def _behind(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:

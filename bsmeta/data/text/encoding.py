@@ -79,10 +79,10 @@ class EncodedDocument:
     Attributes:
         prefix_ids: int32[p], BOS (if enabled by `bos_token`) and the prefix, truncated to the
             allowed length; p = 0 without both.
-        prefix_kinds: uint8[p], 1 + the index of the token's type in `metadata_list`; 0 for BOS.
+        prefix_token_types: uint8[p], 1 + the index of the type in `metadata_list`; 0 for BOS.
         prefix_targets: bool[p], whether the token's type is trained on.
         ids: int32[n], the body (with the lead that joins it to the prefix), the suffix, EOS.
-        kinds: uint8[n], token types: 0 for text and EOS, otherwise as in `prefix_kinds`.
+        token_types: uint8[n], 0 for text and EOS, otherwise as in `prefix_token_types`.
         targets: bool[n], as in `prefix_targets`; text and EOS always are.
         run: int32[n], equal for tokens between which no chunk may end (they share an inserted
             string); -1 for text.
@@ -93,10 +93,10 @@ class EncodedDocument:
     """
 
     prefix_ids: np.ndarray
-    prefix_kinds: np.ndarray
+    prefix_token_types: np.ndarray
     prefix_targets: np.ndarray
     ids: np.ndarray
-    kinds: np.ndarray
+    token_types: np.ndarray
     targets: np.ndarray
     run: np.ndarray
     lead: int
@@ -209,19 +209,25 @@ class DocumentEncoder:
         # and ends in the next record gets the type of that next record.
         _, ends = tokens.characters()
         places = np.maximum(ends - 1, 0)
-        kinds = covered_kinds(places, rendered.prefix_spans, rendered.prefix_kinds)
-        if len(kinds) <= self._most:
-            return tokens.ids, kinds, False
+        token_types = covered_token_types(
+            places, rendered.prefix_spans, rendered.prefix_token_types
+        )
+        if len(token_types) <= self._most:
+            return tokens.ids, token_types, False
         kept = self._most - len(self._separator)
         ids = np.concatenate((tokens.ids[:kept], self._separator))
-        kinds = np.append(kinds[:kept], np.repeat(kinds[kept - 1], len(self._separator)))
-        return ids, kinds, True
+        token_types = np.append(
+            token_types[:kept], np.repeat(token_types[kept - 1], len(self._separator))
+        )
+        return ids, token_types, True
 
     def _suffix(self, rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
         # Here a separator belongs to the record after it.
         places, _ = tokens.characters()
-        kinds = covered_kinds(places, rendered.suffix_spans, rendered.suffix_kinds)
-        return tokens.ids[: self._most], kinds[: self._most]
+        token_types = covered_token_types(
+            places, rendered.suffix_spans, rendered.suffix_token_types
+        )
+        return tokens.ids[: self._most], token_types[: self._most]
 
     def _document(
         self,
@@ -230,23 +236,29 @@ class DocumentEncoder:
         prefix: tuple[np.ndarray, np.ndarray, bool] | None,
         suffix: tuple[np.ndarray, np.ndarray] | None,
     ) -> EncodedDocument:
-        prefix_ids, prefix_kinds, prefix_cut = prefix or (*NOTHING, False)
-        prefix_targets = self._outside_targets[prefix_kinds]
+        prefix_ids, prefix_token_types, prefix_cut = prefix or (*NOTHING, False)
+        prefix_targets = self._outside_targets[prefix_token_types]
         if len(self._bos):  # nothing predicts it, and it is not metadata
             prefix_ids = np.concatenate((self._bos, prefix_ids))
-            prefix_kinds = np.insert(prefix_kinds, 0, 0)
+            prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
-        suffix_ids, suffix_kinds = suffix or NOTHING
+        suffix_ids, suffix_token_types = suffix or NOTHING
         parts = [body.ids, suffix_ids, self._eos] if suffix else [body.ids, self._eos]
         ids = np.concatenate(parts)
-        kinds, targets, run = all_text(len(ids))
+        token_types, targets, run = all_text(len(ids))
         if len(rendered.spans) or suffix:
-            kinds, run = kinds.copy(), run.copy()
-            mark_spans(kinds, run, *in_body(rendered, body), rendered.spans, rendered.span_kinds)
-            targets = self._body_targets[kinds]
+            token_types, run = token_types.copy(), run.copy()
+            mark_spans(
+                token_types,
+                run,
+                *in_body(rendered, body),
+                rendered.spans,
+                rendered.span_token_types,
+            )
+            targets = self._body_targets[token_types]
             appended = slice(len(body.ids), -1)
-            kinds[appended] = suffix_kinds
-            targets[appended] = self._outside_targets[suffix_kinds]
+            token_types[appended] = suffix_token_types
+            targets[appended] = self._outside_targets[suffix_token_types]
             run[appended] = len(ids)  # a separate run
         lead = body.within(rendered.lead) if rendered.lead else 0
         if lead:
@@ -254,10 +266,10 @@ class DocumentEncoder:
             targets[:lead] = False
         return EncodedDocument(
             prefix_ids=prefix_ids,
-            prefix_kinds=prefix_kinds,
+            prefix_token_types=prefix_token_types,
             prefix_targets=prefix_targets,
             ids=ids,
-            kinds=kinds,
+            token_types=token_types,
             targets=targets,
             run=run,
             lead=lead,
@@ -275,8 +287,8 @@ def own_parts(rendered: Rendered) -> np.ndarray:
 def all_text(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Types, targets and runs of tokens without metadata; slices of shared arrays."""
     size = max(1 << (length - 1).bit_length(), 1 << 12)
-    kinds, targets, run = _all_text(size)
-    return kinds[:length], targets[:length], run[:length]
+    token_types, targets, run = _all_text(size)
+    return token_types[:length], targets[:length], run[:length]
 
 
 @lru_cache
@@ -304,18 +316,20 @@ def locate(rendered: Rendered, body: Tokens, after: int) -> tuple[np.ndarray, np
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
-def covered_kinds(places: np.ndarray, spans: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+def covered_token_types(
+    places: np.ndarray, spans: np.ndarray, token_types: np.ndarray
+) -> np.ndarray:
     """The token type (uint8) at each of the given characters; the spans cover the whole text."""
-    return kinds[spans[:, 1].searchsorted(places, side="right")]
+    return token_types[spans[:, 1].searchsorted(places, side="right")]
 
 
 def mark_spans(
-    kinds: np.ndarray,
+    token_types: np.ndarray,
     run: np.ndarray,
     starts: np.ndarray,
     ends: np.ndarray,
     spans: np.ndarray,
-    span_kinds: np.ndarray,
+    span_token_types: np.ndarray,
 ) -> None:
     """Marks the tokens that hold characters of inserted strings.
 
@@ -323,12 +337,12 @@ def mark_spans(
     any of them, they form one run.
 
     Args:
-        kinds: uint8, 0 for text; the token types are written into it.
+        token_types: uint8, 0 for text; the token types are written into it.
         run: int32, -1 for text; the run numbers are written into it.
         starts: int32[n], first character of each of the first n tokens; non-decreasing.
         ends: int32[n], the end of its last character.
         spans: int32[m, 2], the inserted strings, sorted and disjoint.
-        span_kinds: uint8[m].
+        span_token_types: uint8[m].
     """
     first = ends.searchsorted(spans[:, 0], side="right")
     last = starts.searchsorted(spans[:, 1], side="left")
@@ -337,5 +351,5 @@ def mark_spans(
     first = np.maximum(first, before)
     sizes = last - first
     tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
-    kinds[tokens] = span_kinds.repeat(sizes)
+    token_types[tokens] = span_token_types.repeat(sizes)
     run[tokens] = number.repeat(sizes)
