@@ -158,7 +158,7 @@ class Annotation:
         """
         if record.problem:
             raise AnnotationError(record.problem)
-        text = _STRING.decode(existing["text"]) if existing else record.text
+        text = _STRING.decode(existing["text"]) if existing else None
         row = Row(record, self._config.profile, text)
         try:
             if not row.text:

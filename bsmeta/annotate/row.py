@@ -69,7 +69,7 @@ class Row:
     Args:
         record: The page.
         profile: Which parts of the page are its text, see `parse_page`.
-        text: The text, if it is known without parsing the page.
+        text: The text, if it is known from elsewhere.
 
     Attributes:
         url: The address of the page; may be empty.
@@ -84,7 +84,7 @@ class Row:
         self.html = record.html
         self.columns: Columns = dict(record.columns)
         self._profile = cast(Literal["published", "all"], profile)
-        self._text = text
+        self._text = record.text if text is None else text
         self._page: Page | None = None
         self._page_error: Exception | None = None
 

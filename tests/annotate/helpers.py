@@ -33,7 +33,7 @@ def page(body: str, head: str = "", url: str = "https://www.example.org/a/b.html
 def annotated(record: InputRecord, name: str, **settings: Any) -> dict[str, Any]:
     """The columns that an annotator makes for a record."""
     config = AnnotateConfig(annotators=[name], **settings)
-    row = Row(record, config.profile, record.text)
+    row = Row(record, config.profile)
     return make_annotators(config)[0].annotate(row)
 
 
