@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from functools import lru_cache
+from html import unescape
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urldefrag, urljoin, urlsplit
@@ -28,6 +29,7 @@ _SITE_SHARE = 0.05  # of the pages of a host that have a suffix in common: it na
 _SITE_PAGES = 3
 _INDEX_FILE = re.compile(r"/(?:index|default)\.(?:html?|php|aspx?|jsp)$")
 _DIGEST = "CREATE TABLE made_from (digest TEXT)"
+_BASE = re.compile(r'<base\s[^>]*?href="([^"]*)"')
 _SCHEMA = (
     "CREATE TABLE pages (key TEXT PRIMARY KEY, title TEXT NOT NULL, description TEXT NOT NULL, "
     "site TEXT NOT NULL, section TEXT NOT NULL) WITHOUT ROWID"
@@ -176,19 +178,28 @@ def mentions(page: Page, url: str, index: LinkIndex) -> Iterator[tuple[int, int,
     overlapping anchors, which only broken HTML has, the first counts.
     """
     own, last = link_key(url), 0
+    declared = _BASE.search(page.head[0]) if page.head else None
+    base = urljoin(url, unescape(declared[1])) if declared else url
+    folder = urljoin(base, ".")  # to which links are relative: the same for many pages
     for link in page.links:
         start, end = _trimmed(page.text, link.start, link.end)
         is_name = 0 < end - start <= LONGEST_MENTION and any(map(str.isalpha, page.text[start:end]))
         if start < last or not is_name or link.href.startswith("#"):
             continue
-        try:
-            key = link_key(urljoin(url, link.href.strip()))
-        except ValueError:
-            continue
+        key = _target(base if link.href.startswith("?") else folder, link.href.strip())
         target = index.find(key) if key is not None and key != own else None
         if target is not None:
             last = end
             yield start, end, target
+
+
+@lru_cache(maxsize=1 << 16)
+def _target(base: str, href: str) -> str | None:
+    """The key of the page that a link leads to."""
+    try:
+        return link_key(urljoin(base, href))
+    except ValueError:
+        return None
 
 
 def _trimmed(text: str, start: int, end: int) -> tuple[int, int]:

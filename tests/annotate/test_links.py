@@ -90,6 +90,15 @@ def test_an_anchor_is_a_mention_of_the_page_that_it_leads_to(annotated_crawl: Pa
     assert [one["value"] for one in found] == ["Sets", "Bags", "Home"]
 
 
+def test_links_are_relative_to_the_base_that_a_page_declares(tmp_path: Path) -> None:
+    pages = crawl()[:2]
+    pages[0]["html"] = f"<base href='/docs/'><p>{WORDS}<a href='sets.html'>Sets</a>"
+    write_pages(tmp_path / "a.jsonl.gz", pages)
+    annotate(str(tmp_path / "a.jsonl.gz"), tmp_path / "out", annotators=["entity"])
+    [entity] = rows(tmp_path / "out/a.jsonl.gz")[0]["metadata_entity"]
+    assert entity["url"] == "www.example.org/docs/sets.html"
+
+
 def test_entities_by_paragraph(annotated_crawl: Path) -> None:
     row = rows(annotated_crawl / "out/b.jsonl.gz")[1]
     found = row["metadata_entity_paragraph"]
