@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from importlib.metadata import version
 
 from resiliparse.extract.html2text import extract_plain_text
 
@@ -47,6 +48,9 @@ class Content(Annotator):
         if errors:
             raise AnnotationError(",".join(errors), columns={COLUMN: spans})
         return {COLUMN: spans}
+
+    def fingerprint(self) -> str:
+        return self.digest({name: version(name) for name in self._extract})
 
 
 Extract = Callable[[str], str]

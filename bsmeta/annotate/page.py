@@ -16,7 +16,8 @@ import msgspec
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from bsmeta.annotate.charset import decode_html
-from bsmeta.annotate.walking import Profile, Rules, TagRecord, names, walk
+from bsmeta.annotate.rules import Profile, Rules, names
+from bsmeta.annotate.walking import TagRecord, walk
 
 VERSION = 1
 """To be increased when the same page would give another text or other tags."""
@@ -167,12 +168,15 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
 def _refuse_slow(html: str) -> None:
     """Refuses a page on which the parser would spend minutes."""
     if len(html) > _LONG_TAG:
-        for tag in html.split("<"):
-            if len(tag) > _LONG_TAG:
-                names = _QUOTED.sub(" ", tag).partition(">")[0].split()
-                if len(names) - 1 > MAX_ATTRIBUTES:
-                    found = f"{len(names) - 1} in <{names[0][:20]}"
-                    raise PageError("too_many_attributes", found)
+        tags = html.split("<")
+        lengths = list(map(len, tags))
+        while max(lengths) > _LONG_TAG:
+            row = lengths.index(max(lengths))
+            lengths[row] = 0
+            names = _QUOTED.sub(" ", tags[row]).partition(">")[0].split()
+            if len(names) - 1 > MAX_ATTRIBUTES:
+                found = f"{len(names) - 1} in <{names[0][:20]}"
+                raise PageError("too_many_attributes", found)
     if html.count("<") <= _EXAMINED_TAGS:
         return
     depth = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import logging
 import multiprocessing
 import os
@@ -206,6 +207,7 @@ def _serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory(memory_bytes)
+    gc.freeze()  # the collector need not visit what was loaded before the fork
     while True:
         chunk, failures = connection.recv()
         try:

@@ -10,36 +10,11 @@ character.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
-from selectolax.lexbor import LexborNode
+from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, NOTHING, SPACE, TEXT, Rule, Rules
 from bsmeta.metadata.processors import HtmlAttributes
-
-Profile = Literal["published", "all"]
-
-
-def names(words: str) -> frozenset[str]:
-    """A set of element names, from a string of them."""
-    return frozenset(words.split())
-
-
-_NOT_TEXT = names("script style template iframe noembed noframes")
-_REMOVED = names("header footer form")
-_REMOVED_IF_SHORT = names("body div p section table ul ol dl")
-_LONGEST_REMOVED = 64
-_BLOCKS = names(
-    """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
-    fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
-    ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
-)
-_SPACED = names(
-    """address cite details datalist iframe img input label legend optgroup q select summary tbody
-    td time"""
-)
-
-_NOTHING, _SPACE, _LINE = range(3)  # separators; each number above _LINE adds an empty line
 
 _NO_ATTRIBUTES = HtmlAttributes([], [])
 
@@ -66,17 +41,6 @@ class TagRecord(msgspec.Struct, gc=False):
     type: str = "local"
 
 
-_TEXT, _KEEP, _HOLLOW, _BREAK, _SKIP = range(5)
-
-_Rule = tuple[int, str, int, int, bool, bool]
-"""What is done with the nodes of a name.
-
-The fields: the action (`_TEXT`, `_BREAK`, `_SKIP` with everything in it, `_HOLLOW` to keep the tag
-without its content, `_KEEP`); the name; the separator that sets the element off; the number of
-characters below which it is removed; whether white space in it is kept; whether it is folded into
-an element of its name that has nothing else in it.
-"""
-
 _Mark = tuple[list[int], int, int, int, int, int]
 """The state of a `_Writer` when an element began.
 
@@ -84,42 +48,7 @@ The fields: a list that holds the offset of the element's start once that is kno
 tags, of starts and ends, and of pieces of text; the length of the text; the separator held back.
 """
 
-_KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
-
-
-class Rules(dict[int, _Rule]):
-    """The rules for the names that lexbor numbers.
-
-    Args:
-        profile: `published` removes what the annotators of the published data remove; `all` keeps
-            every tag.
-    """
-
-    def __init__(self, profile: Profile) -> None:
-        super().__init__()
-        self._removes = profile == "published"
-
-    def rule(self, node: LexborNode) -> _Rule:
-        """The rule for a node that has none yet."""
-        name = (node.tag or "-").lower()
-        separator = _LINE if name in _BLOCKS else _SPACE if name in _SPACED else _NOTHING
-        action, least = _KEEP, 0
-        if name == "-text":
-            action = _TEXT
-        elif name == "br":
-            action = _BREAK
-        elif name.startswith("-"):  # a comment, or another node that is not an element
-            action = _SKIP
-        elif name in _NOT_TEXT:
-            action = _SKIP if self._removes else _HOLLOW
-        elif self._removes and name in _REMOVED:
-            action = _SKIP
-        elif self._removes and name in _REMOVED_IF_SHORT:
-            least = _LONGEST_REMOVED + 1
-        rule = action, name, separator, least, name == "pre", self._removes and name == "div"
-        if node.tag_id < _KNOWN_IDS:
-            self[node.tag_id] = rule
-        return rule
+_TEXT_ID = next(LexborHTMLParser("x").css("body")[0].iter(include_text=True)).tag_id
 
 
 class _Writer:
@@ -134,7 +63,7 @@ class _Writer:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.pending = _NOTHING
+        self.pending = NOTHING
         self._pieces: list[str] = []
         self._length = 0
         self._wrote_pre = False
@@ -143,8 +72,8 @@ class _Writer:
         self._start: list[int] | None = None  # shared by the elements begun since the last text
         self._folded: dict[int, tuple[TagRecord, list[HtmlAttributes]]] = {}
 
-    def write(self, text: str, is_pre: int) -> None:
-        """Appends text that is not empty; outside `pre` it is not blank, either.
+    def write(self, text: str, is_pre: int) -> int:
+        """Appends text that is not empty, and outside `pre` not blank; returns where it starts.
 
         Args:
             text: The text.
@@ -152,21 +81,22 @@ class _Writer:
         """
         pending = self.pending
         if is_pre:
-            words, self.pending, self._wrote_pre = text, _NOTHING, True
+            words, self.pending, self._wrote_pre = text, NOTHING, True
         else:
-            words = " ".join(text.split())
-            self.pending = _NOTHING
+            parts = text.split()
+            words = parts[0] if len(parts) == 1 else " ".join(parts)
+            self.pending = NOTHING
             if len(words) < len(text):
                 if not pending and text[0] != words[0]:
-                    pending = _SPACE
+                    pending = SPACE
                 if text[-1] != words[-1]:
-                    self.pending = _SPACE
+                    self.pending = SPACE
         start = self._length
         if pending and start:
-            separator = " " if pending == _SPACE else "\n" * (pending - 1)
+            separator = " " if pending == SPACE else "\n" * (pending - 1)
             if self._wrote_pre:
                 last = self._pieces[-1][-1]
-                if last == "\n" or (pending == _SPACE and last.isspace()):
+                if last == "\n" or (pending == SPACE and last.isspace()):
                     separator = separator[1:]
             self._pieces.append(separator)
             start += len(separator)
@@ -175,8 +105,9 @@ class _Writer:
             self._start = None
         self._pieces.append(words)
         self._length = start + len(words)
+        return start
 
-    def open(self, rule: _Rule, attributes: dict[str, str | None]) -> _Mark:
+    def open(self, rule: Rule, attributes: dict[str, str | None]) -> _Mark:
         """Begins an element."""
         start = self._start
         if start is None:
@@ -187,18 +118,32 @@ class _Writer:
         mark = start, len(self._tags), place, len(self._pieces), self._length, pending
         if separator > pending:
             self.pending = separator
-        if attributes:
-            values: list[str | int | float | None] = [*attributes.values()]
-            if None in values:
-                values = [value or "" for value in values]
-            html_attrs = HtmlAttributes([*attributes], values)
-        else:
-            html_attrs = _NO_ATTRIBUTES
+        html_attrs = _html_attributes(attributes) if attributes else _NO_ATTRIBUTES
         self._tags.append(TagRecord(name, 0, place, 0, 0, html_attrs))
         self._offsets.append(0)
         return mark
 
-    def close(self, rule: _Rule, mark: _Mark) -> None:
+    def add(self, rule: Rule, attributes: dict[str, str | None], text: str, is_pre: int) -> None:
+        """Adds an element that has only text and is kept; faster than to begin and end it.
+
+        Args:
+            rule: Its rule.
+            attributes: Its attributes.
+            text: As in `write`.
+            is_pre: As in `write`.
+        """
+        _, name, separator, _, _, _ = rule
+        if separator > self.pending:
+            self.pending = separator
+        start = self.write(text, is_pre)
+        end, place = self._length, len(self._offsets)
+        html_attrs = _html_attributes(attributes) if attributes else _NO_ATTRIBUTES
+        self._tags.append(TagRecord(name, start, place, end, place + 1, html_attrs))
+        self._offsets += start, end
+        if separator > self.pending:
+            self.pending = separator
+
+    def close(self, rule: Rule, mark: _Mark) -> None:
         """Ends an element, and removes it if it is too short."""
         _, _, separator, least, _, folds = rule
         start, row, place, _, _, _ = mark
@@ -272,32 +217,43 @@ def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
         rules: What is removed.
     """
     writer = _Writer()
-    is_open: list[tuple[LexborNode, _Rule, _Mark]] = []
+    is_open: list[tuple[LexborNode, Rule, _Mark]] = []
     in_pre = 0
-    known = rules.get
     node = root
     while True:
-        rule = known(node.tag_id) or rules.rule(node)
+        try:
+            rule = rules[node.tag_id]
+        except KeyError:
+            rule = rules.rule(node)
         action = rule[0]
-        if action == _TEXT:
+        if action == TEXT:
             text = node.text_content
             if in_pre and text:
                 writer.write(text, True)
             elif text and not text.isspace():
                 writer.write(text, False)
             elif not writer.pending:
-                writer.pending = _SPACE
-        elif action <= _HOLLOW:
-            mark = writer.open(rule, node.attributes)
-            child = node.first_child if action == _KEEP else None
-            if child is not None:
-                is_open.append((node, rule, mark))
+                writer.pending = SPACE
+        elif action <= HOLLOW:
+            child = node.first_child if action == KEEP else None
+            if child is None:
+                writer.close(rule, writer.open(rule, node.attributes))
+            elif (
+                child.tag_id == _TEXT_ID
+                and child.next is None
+                and not rule[3]
+                and not rule[4]
+                and (text := child.text_content)
+                and (in_pre or not text.isspace())
+            ):
+                writer.add(rule, node.attributes, text, in_pre)
+            else:
+                is_open.append((node, rule, writer.open(rule, node.attributes)))
                 in_pre += rule[4]
                 node = child
                 continue
-            writer.close(rule, mark)
-        elif action == _BREAK:
-            writer.pending = max(_LINE, writer.pending + 1)
+        elif action == BREAK:
+            writer.pending = max(LINE, writer.pending + 1)
         else:
             writer.pending = max(writer.pending, rule[2])
         following = node.next if is_open else None
@@ -309,6 +265,13 @@ def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             writer.close(rule, mark)
             following = node.next if is_open else None
         node = following
+
+
+def _html_attributes(attributes: dict[str, str | None]) -> HtmlAttributes:
+    values: list[str | int | float | None] = [*attributes.values()]
+    if None in values:
+        values = [value or "" for value in values]
+    return HtmlAttributes([*attributes], values)
 
 
 def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:

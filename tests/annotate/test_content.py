@@ -94,6 +94,17 @@ def test_an_extractor_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> 
         make_annotators(AnnotateConfig(annotators=["content"]))
 
 
+def test_another_version_of_an_extractor_finds_other_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fingerprint() -> str:
+        settings = AnnotateConfig(annotators=["content"], content_extractors=["resiliparse"])
+        return make_annotators(settings)[0].fingerprint()
+
+    before = fingerprint()
+    assert fingerprint() == before
+    monkeypatch.setattr(content, "version", lambda name: "99")
+    assert fingerprint() != before
+
+
 def test_an_unknown_extractor() -> None:
     with pytest.raises(ConfigurationError, match="content_extractors: found readability"):
         make_annotators(AnnotateConfig(annotators=["content"], content_extractors=["readability"]))
