@@ -24,7 +24,7 @@ class Annotator(ABC):
     Attributes:
         name: How `annotators` calls it, and the key of its failures in `annotation_errors`.
         version: To be increased when the same page would give other records: shards of an older
-            version are then annotated again.
+            version are then updated.
         needs: The columns of other annotators that it reads; they run before it.
         columns: The columns that it makes.
         settings: The configuration keys on which its records depend.

@@ -22,7 +22,7 @@ PAGE_STEP = -1
 """The step in which the text of a page is made; step k is that of annotator k."""
 
 Failures = dict[tuple[int, int], str]
-"""Why a step of an item is not to be run (again): reasons by item and step."""
+"""Steps of items that are not run because they are known to fail: reasons by item and step."""
 
 _LEVEL = 2  # of isal: six times as fast as level 4 of zlib, for files that are 12% larger
 _ROW = msgspec.json.Decoder(dict[str, msgspec.Raw])

@@ -24,7 +24,7 @@ from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.config.errors import ConfigurationError, DataError
 
-_REQUEUE = {"signal": "USR1@90"}  # before the time limit; datatrove then queues the task again
+_REQUEUE = {"signal": "USR1@90"}  # before the time limit; datatrove then requeues the task
 
 
 class AnnotateStep(PipelineStep):

@@ -249,14 +249,14 @@ def stopped_by_signals() -> Iterator[None]:
         raise Stopped(signal.Signals(number).name)
 
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-    handlers = {one: signal.getsignal(one) for one in numbers}
-    # Others stay: what is ignored, as under nohup, and datatrove's, which queues a task again.
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    # Others stay: what is ignored, as under nohup, and datatrove's, which requeues a task.
     own = (signal.SIG_DFL, signal.default_int_handler)
-    handlers = {one: found for one, found in handlers.items() if found in own}
-    for one in handlers:
-        signal.signal(one, stop)
+    handlers = {number: handler for number, handler in handlers.items() if handler in own}
+    for number in handlers:
+        signal.signal(number, stop)
     try:
         yield
     finally:
-        for one, found in handlers.items():
-            signal.signal(one, found)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

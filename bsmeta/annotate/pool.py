@@ -1,8 +1,8 @@
 """Processes that work on chunks, and are replaced if a page ends them or takes too long.
 
-A worker notes which page it is at, and since when. If it hangs, or dies twice on one page, the
-chunk is done again without the step of that page that was running; the pages around it are not
-harmed. Results come in the order of the chunks, whatever the number of workers.
+A worker records which page it works on, and since when. If it hangs, or dies twice on one page, the
+chunk is redone without the step of that page that was running; other pages are not affected. Results
+come in the order of the chunks, whatever the number of workers.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ class Pool:
             RuntimeError: If a worker fails for a reason that is no page's.
         """
         jobs = (_Job(number, chunk) for number, chunk in enumerate(chunks))
-        again: deque[_Job] = deque()
+        retries: deque[_Job] = deque()
         done: dict[int, tuple[Chunk, Any]] = {}
         first, count = 0, 0  # the next result, and the jobs that were taken
         more = True
         while more or count > first:
             for worker in self._workers:
-                while worker.job is None and (again or (more and count - first < self._ahead)):
-                    job = again.popleft() if again else next(jobs, None)
+                while worker.job is None and (retries or (more and count - first < self._ahead)):
+                    job = retries.popleft() if retries else next(jobs, None)
                     if job is None:
                         more = False
                         break
@@ -147,14 +147,14 @@ class Pool:
                         worker.give(job)
                     else:
                         done[job.number] = job.chunk, None
-            for job, result in self._finished(again):
+            for job, result in self._finished(retries):
                 done[job.number] = job.chunk, result
             while first in done:
                 yield done.pop(first)
                 first += 1
 
-    def _finished(self, again: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
-        """Waits for results; jobs whose worker was replaced are added to `again`."""
+    def _finished(self, retries: deque[_Job]) -> Iterator[tuple[_Job, Any]]:
+        """Waits for results; jobs whose worker was replaced are added to `retries`."""
         busy = {worker.connection: worker for worker in self._workers if worker.job is not None}
         ready = wait(list(busy), min(_POLL_S, self._page_seconds / 4)) if busy else []
         for connection, worker in busy.items():
@@ -163,14 +163,14 @@ class Pool:
                 try:
                     error, result = connection.recv()
                 except (EOFError, ConnectionResetError):
-                    again.append(self._replace(worker, DIED))
+                    retries.append(self._replace(worker, DIED))
                     continue
                 if error:
                     raise RuntimeError(f"a worker failed:\n{error}")
                 job, worker.job = worker.job, None
                 yield job, result
             elif worker.status.seconds() > self._page_seconds:
-                again.append(self._replace(worker, TIME_LIMIT))
+                retries.append(self._replace(worker, TIME_LIMIT))
 
     def _replace(self, worker: _Worker, reason: str) -> _Job:
         """Replaces a worker; returns its job, without the step that is to blame."""
@@ -183,7 +183,7 @@ class Pool:
         if reason == DIED:
             job.deaths.append(place[0] if place else None)
             if job.deaths.count(job.deaths[-1]) < _DEATHS:
-                log.warning("a worker ended (exit code %s); its chunk is done again", code)
+                log.warning("a worker ended (exit code %s); its chunk is redone", code)
                 return job
         elif seconds <= self._page_seconds:
             return job  # the page was done after all
@@ -192,7 +192,7 @@ class Pool:
                 f"workers end (exit code {code}) outside of pages; is worker_gb too small?"
             )
         job.failures[place] = reason
-        log.warning("a page: %s; it is counted, and its chunk done again", reason)
+        log.warning("a page: %s; it is counted, and its chunk is redone", reason)
         return job
 
 

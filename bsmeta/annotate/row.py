@@ -44,10 +44,10 @@ class InputRecord(msgspec.Struct):
 
     Attributes:
         url: Its address; may be empty.
-        timestamp: When it was crawled, as the input says.
+        timestamp: When it was crawled, from the input.
         html: The raw page.
         payload: The raw page if it is yet to be decoded.
-        charset: The encoding of that, as the HTTP header says.
+        charset: The encoding of that, from the HTTP header.
         text: The text of a shard that already has text; None if the page is yet to be parsed.
         columns: All other columns, undecoded.
         problem: Why the record cannot be used, such as `not_json`; empty if it can.
@@ -73,7 +73,7 @@ class Row:
 
     Attributes:
         url: The address of the page; may be empty.
-        timestamp: When the page was crawled, as the input says.
+        timestamp: When the page was crawled, from the input.
         html: The raw page, if there is one.
         columns: The columns that the row has so far, without `text` and `url`.
     """

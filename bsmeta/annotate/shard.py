@@ -1,9 +1,9 @@
 """A shard that is being written, in a way that survives the end of its process at any moment.
 
 Every chunk is a gzip member of its own in `NAME.jsonl.gz.part`. When it is on the disk, a line of
-the journal `_annotation/NAME.journal.part` says so. After a kill, the file is cut after the last
-chunk of the journal, and continued. When all chunks are written, both files are renamed. The
-journal stays: it says from which content, and by which annotators, the shard was made.
+the journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after the
+last chunk of the journal, and continued. When all chunks are written, both files are renamed. The
+journal is kept: it records from which content, and by which annotators, the shard was made.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Entry(msgspec.Struct):
 
 
 class Journal(msgspec.Struct):
-    """What a journal says.
+    """The content of a journal.
 
     Attributes:
         header: Its first line.
@@ -246,7 +246,7 @@ class ShardWriter:
                 raise
             raise ConfigurationError(
                 f"output: the disk of {self._files.shard.parent} is full ({error}); what is "
-                "written is kept: free some space, and start the same command again"
+                "written is kept: free some space, and repeat the command"
             ) from error
 
 
@@ -290,7 +290,7 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | None]
                 if not lines:
                     raise DataError(
                         f"{files.shard}: damaged ({reader.damage or 'rows are missing'}); delete "
-                        "it to have it made again"
+                        "it, and repeat the command"
                     )
                 number += 1
                 yield bytes(lines[0])

@@ -43,7 +43,7 @@ class AnnotateConfig:
         "(my.module.Class)",
     )
     replace: list[str] = key(
-        [], "annotators whose columns are made again in shards that are complete"
+        [], "annotators whose columns are recomputed in shards that are complete"
     )
     only: list[str] | None = key(
         None,

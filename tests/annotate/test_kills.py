@@ -169,7 +169,7 @@ def test_workers_that_are_killed_are_replaced(
         os.kill(workers_of(process)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed), errors
-    assert errors.count("a worker ended (exit code -9); its chunk is done again") == 3
+    assert errors.count("a worker ended (exit code -9); its chunk is redone") == 3
 
 
 @pytest.mark.faults
@@ -180,7 +180,7 @@ def test_a_full_disk(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 2, errors
     assert "is full" in errors
-    assert "start the same command again" in errors
+    assert "repeat the command" in errors
     assert pages_done(tmp_path) > 0
     process = start(tmp_path)
     process.communicate(timeout=TIMEOUT_S)
