@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.config.causal_lm import ExplainConfig
+from bsmeta.config.data import SourceConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.dealing import deal
@@ -210,3 +211,29 @@ def test_a_step_has_the_metadata_of_its_phase(step: int, prefix: str) -> None:
         "+recipes=meco", f"{METADATA_LIST}=[url]", "max_train_steps=100", f"step={step}"
     )
     assert one.rendered.prefix == prefix
+
+
+def test_a_document_of_a_mixture(tmp_path: Path) -> None:
+    """By the name of its source, with the columns of that source."""
+    for name, address in (("web", "url"), ("books", "link")):
+        (tmp_path / name).mkdir()
+        rows = [{"text": f"{name} {n}", address: f"https://{name}.org/{n}"} for n in range(20)]
+        write_shard(tmp_path / name / "part.jsonl.gz", rows)
+    sources = [
+        SourceConfig(name="web", train_file=str(tmp_path / "web"), columns={"url": "url"}),
+        SourceConfig(name="books", train_file=str(tmp_path / "books"), columns={"url": "link"}),
+    ]
+    data = small_config(
+        tmp_path, train_file=None, sources=sources, tokenizer_backend="hf", num_streams=2,
+        metadata_list=["url", "source"], metadata_probability=1.0, random_sample_metadata=False,
+    )  # fmt: skip
+    config = ExplainConfig(data_config=data, document="books/part.jsonl.gz:3", limit=1)
+    ((one,),) = [window.documents for window in own_windows(config)]
+    assert one.name == "books/part.jsonl.gz:3"
+    assert (one.rendered.prefix, one.rendered.body) == (
+        "url: https://books.org/3 | source: books |||",
+        "books 3",
+    )
+    config = ExplainConfig(data_config=data, document="part.jsonl.gz:3")
+    with pytest.raises(ConfigurationError, match=r"web \(0.5\): .*; books \(0.5\): "):
+        own_windows(config)
