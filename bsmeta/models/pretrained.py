@@ -6,7 +6,8 @@ either only in its log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,22 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+@contextmanager
+def whole_weights() -> Iterator[None]:
+    """Loads models with all of their weights on every rank, also within a run under ZeRO-3.
+
+    There transformers partitions every model that it builds, and only an engine can run those.
+    """
+    from transformers.integrations import deepspeed as integration
+
+    configured = integration._hf_deepspeed_config_weak_ref
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        integration._hf_deepspeed_config_weak_ref = configured
 
 
 def check_files(source: str, where: str) -> None:

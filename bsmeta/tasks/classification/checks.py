@@ -23,6 +23,7 @@ def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Ite
     yield from _table(config)
     yield from _model(config)
     yield from _class_weights(config.class_weights)
+    yield from _validation(config)
     folder = Path(config.results_dir or "")
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
         fix = "results_dir=results, for example"
@@ -37,6 +38,17 @@ def _table(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
+
+
+def _validation(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields a `keep_best_by` for a table whose validation split is empty."""
+    data = config.data_config
+    fractions = data.split_fractions
+    empty = data.split_column is None and len(fractions) == 3 and fractions[1] == 0
+    if empty and config.keep_best_by is not None:
+        expected = f"null, because data_config.split_fractions={fractions} leaves no validation"
+        fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
+        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
 
 
 def _model(config: ClassificationConfig) -> Iterator[Problem]:

@@ -45,30 +45,33 @@ def finish(
     steps_per_epoch: int,
     context: FinishContext,
 ) -> dict[str, float]:
-    """Scores the test split and writes the results (rank 0); {} if the split is empty.
+    """Scores the test split and writes the results (rank 0).
 
-    Every rank calls it and gets the same scores.
+    Every rank calls it and gets the same scores; {} if the split is empty.
     """
     chunks = examples.read(examples.chunks("test"))
-    if not chunks:
-        return {}
-    batch_size = config.data_config.per_device_eval_batch_size
-    scored = score(model, chunks, tokenizer, batch_size, context)
-    scores = scored.scores(weights, config.label_smoothing)
-    if context.rank == 0:
-        results = test_results(config, examples, scored, scores)
-        epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
-        files = [result_file(config, name) for name in (PREDICTIONS, STATS, MODEL)]
-        write_predictions(files[0], scored, examples.labels)
-        stats = {"epochs": epochs, "test": results.as_dict()}
-        text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
-        replace(files[1], lambda part: part.write_text(text, encoding="utf-8"))
-        save_model(files[2], model, config)
+    scored, scores = None, {}
+    if chunks:
+        batch_size = config.data_config.per_device_eval_batch_size
+        scored = score(model, chunks, tokenizer, batch_size, context)
+        scores = scored.scores(weights, config.label_smoothing)
+    if context.rank != 0:
+        return scores
+    epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
+    results = None if scored is None else test_results(config, examples, scored, scores)
+    stats = {"epochs": epochs, "test": None if results is None else results.as_dict()}
+    text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
+    files = [result_file(config, name) for name in (STATS, MODEL)]
+    replace(files[0], lambda part: part.write_text(text, encoding="utf-8"))
+    save_model(files[1], model, config)
+    try:
+        examples.save_results(str(context.folder.resolve()), stats)
+    except DataError as error:  # a database may be read-only; the files have all of it
+        logger.warning("%s", error)
+    if scored is not None and results is not None:
+        files.append(result_file(config, PREDICTIONS))
+        write_predictions(files[-1], scored, examples.labels)
         files += write_report(results, epochs, context.folder / "evaluation")
-        try:
-            examples.save_results(str(context.folder.resolve()), stats)
-        except DataError as error:  # a database may be read-only; the files have all of it
-            logger.warning("%s", error)
         print_report(results, files)
     return scores
 
@@ -118,17 +121,16 @@ def result_file(config: ClassificationConfig, ending: str) -> Path:
 
 
 def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
-    """Losses and accuracies between two evaluations, from `metrics.jsonl`.
+    """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`.
 
     Those of the training are means over the chunks of the logged steps since the evaluation before,
     with dropout and while the weights changed; those of the validation are of the model after them.
     """
     steps, evaluations = read_metrics(metrics)
+    measured = {one["step"]: one for one in evaluations if one["split"] == "validation"}
+    last = max((line["step"] for line in steps), default=0)
     found, begin = [], 0
-    for evaluation in evaluations:
-        if evaluation["split"] != "validation":
-            continue
-        step = int(evaluation["step"])
+    for step in sorted(measured) or range(steps_per_epoch, last + 1, steps_per_epoch):
         logged = [line for line in steps if begin < line["step"] <= step]
         weight = [line["counts"]["weight"] for line in logged]
         chunks = [line["counts"]["chunks"] for line in logged]
@@ -139,7 +141,7 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
             "training_accuracy": _mean([line["parts"]["accuracy"] for line in logged], chunks),
             **{
                 f"validation_{name}": value
-                for name, value in evaluation.items()
+                for name, value in measured.get(step, {}).items()
                 if name not in ("event", "step", "split")
             },
         })  # fmt: skip

@@ -20,7 +20,7 @@ from transformers import (
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files
+from bsmeta.models.pretrained import check_files, whole_weights
 
 logger = logging.getLogger(__name__)
 
@@ -52,21 +52,44 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 def build_model(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
-    """The model to train: float32, on the CPU.
+    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
 
     Raises:
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
         DataError: If the weights are not those of its encoder.
     """
+    key, source = _source(config)
+    shape = _shape(config, tokenizer, labels)
     random_weights = config.model_config_file is not None
-    key = "model_config_file" if random_weights else "model_name"
-    source = config.model_config_file or config.model_name
+    is_real = torch.get_default_device().type != "meta"
+    try:
+        if random_weights or not is_real:
+            model = AutoModelForSequenceClassification.from_config(shape, dtype=torch.float32)
+        else:
+            model = _pretrained(source, f"{key}={source}", shape)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise _unknown_model(key, source, error) from error
+    if is_real and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(len(tokenizer))
+    return model
+
+
+def _source(config: ClassificationConfig) -> tuple[str, str]:
+    """The key that names the model, and its value."""
+    if config.model_config_file is not None:
+        return "model_config_file", config.model_config_file
+    return "model_name", config.model_name
+
+
+def _shape(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> Any:
+    """The transformers config of the model."""
+    key, source = _source(config)
     try:
         shape = AutoConfig.from_pretrained(source)
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigurationError(
-            f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub"
-        ) from error
+        raise _unknown_model(key, source, error) from error
     shape.id2label = dict(enumerate(labels))
     shape.label2id = {label: number for number, label in enumerate(labels)}
     shape.problem_type = "single_label_classification"
@@ -76,19 +99,14 @@ def build_model(
         for name in DROPOUTS:
             if hasattr(shape, name):
                 setattr(shape, name, config.dropout)
-    try:
-        if random_weights:
-            model = AutoModelForSequenceClassification.from_config(shape, dtype=torch.float32)
-        else:
-            model = _pretrained(source, f"{key}={source}", shape)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ConfigurationError(
-            f"{key}: {source} cannot be loaded: {error}. Expected a model that "
-            "AutoModelForSequenceClassification knows"
-        ) from error
-    if len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
-        model.resize_token_embeddings(len(tokenizer))
-    return model
+    return shape
+
+
+def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, of "
+        "a model that AutoModelForSequenceClassification knows"
+    )
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -99,9 +117,10 @@ def load_model(folder: Path) -> PreTrainedModel:
     """
     check_files(str(folder), f"{folder}")
     try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(
-            folder, output_loading_info=True, dtype=torch.float32
-        )
+        with whole_weights():
+            model, info = AutoModelForSequenceClassification.from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32
+            )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
     if info["missing_keys"] or info["mismatched_keys"]:

@@ -111,7 +111,7 @@ def curves_plot(epochs: Sequence[Mapping[str, float | None]]) -> Figure:
     at = [epoch["epoch"] for epoch in epochs]
     for axes, name in zip(panels, ("loss", "accuracy"), strict=True):
         for split, color in zip(("training", "validation"), COLORS, strict=False):
-            values = [epoch[f"{split}_{name}"] for epoch in epochs]
+            values = [epoch.get(f"{split}_{name}", np.nan) for epoch in epochs]
             axes.plot(at, values, "o-", color=color, label=split)
         axes.set_xlabel("epoch")
         axes.set_ylabel(name)

@@ -200,7 +200,7 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
         **{f"validation_{name}": (WORDS[name], "{:.3f}".format) for name in SCORES},
     }
     rows = [
-        ["–" if (value := epoch[name]) is None else show(value)
+        ["–" if (value := epoch.get(name)) is None else show(value)
          for name, (_, show) in columns.items()]
         for epoch in epochs
     ]  # fmt: skip

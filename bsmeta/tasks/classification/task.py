@@ -13,11 +13,12 @@ import torch
 import transformers
 from scipy.special import softmax
 from torch import nn
+from transformers import PreTrainedModel
 
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.batches import micro_batch
 from bsmeta.tasks.classification.examples import Chunk, Examples
@@ -53,8 +54,15 @@ class TextClassifier:
             self._config.class_weights, examples.labels, examples.label_counts("train")
         )
 
-    def build_model(self) -> nn.Module:
+    def build_model(self) -> PreTrainedModel:
         return models.build_model(self._config, self.tokenizer, self.examples.labels)
+
+    def shape(self) -> Shape:
+        with torch.device("meta"):
+            model = self.build_model()
+        model.config.vocab_size = len(self.examples.labels)  # the logits of a position, as counted
+        data = self._config.data_config
+        return Shape(model, rows=data.per_device_train_batch_size, length=data.max_length)
 
     def steps_per_epoch(self, world_size: int) -> int:
         return order_of(self._config, self.examples, world_size).steps_per_epoch

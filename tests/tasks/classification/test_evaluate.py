@@ -109,4 +109,13 @@ def test_predictions_of_new_texts(run: Path) -> None:
     assert sum(second["probabilities"].values()) == pytest.approx(1.0)
     assert [*second["probabilities"]] == ["left", "neutral", "right"]
     assert (first["chunks"], second["chunks"]) == (1, 3)
-    assert third == {"prediction": None, "probabilities": {}, "chunks": 0}
+    nothing = dict.fromkeys(["left", "neutral", "right"])
+    assert third == {"prediction": None, "probabilities": nothing, "chunks": 0}
+
+
+def test_the_model_is_counted_without_its_weights(run: Path) -> None:
+    task, _ = open_task(str(run), {})
+    assert isinstance(task, TextClassifier)
+    shape = task.shape()
+    assert {parameter.device.type for parameter in shape.model.parameters()} == {"meta"}
+    assert (shape.rows, shape.length) == (16, 16)

@@ -70,3 +70,11 @@ def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:
     assert (batch.weight, batch.tokens, batch.padding) == (4.5, 8, 2)
     assert batch.documents == ["leanings.csv:4", "leanings.csv:9"]
     assert batch.counts == {"chunks": 2.0, "weight": 4.5}
+
+
+def test_a_best_checkpoint_needs_a_validation_split() -> None:
+    data = ClassificationDataConfig(csv=__file__, split_fractions=[0.8, 0.0, 0.2])
+    config = ClassificationConfig(data_config=data, keep_best_by="mcc")
+    assert [problem.key for problem in value_problems(config)] == ["keep_best_by"]
+    config.keep_best_by = None
+    assert list(value_problems(config)) == []

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
 from bsmeta.tasks.classification.examples import Examples
@@ -75,6 +76,24 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     assert rows[0] == rows[1] == rows[2]
 
 
+def test_a_table_without_validation_and_test_leaves_the_model_and_the_losses(
+    launch: Launch, tmp_path: Path, encoder: Path
+) -> None:
+    csv, out_dir = write_leanings(tmp_path), tmp_path / "run"
+    launch(TRAIN, *arguments(
+        csv, encoder, out_dir, "data_config.split_fractions=[1,0,0]", "keep_best_by=null",
+        "early_stopping_patience=null", "export_best=false", "num_train_epochs=1",
+    ))  # fmt: skip
+    assert sorted(file.name for file in (out_dir / "results").iterdir()) == [
+        "leanings_train_test_stats.json", "leanings_trained_model.sav",
+    ]  # fmt: skip
+    stats = json.loads((out_dir / "results/leanings_train_test_stats.json").read_text())
+    assert stats["test"] is None
+    assert [(epoch["epoch"], epoch["step"]) for epoch in stats["epochs"]] == [(1.0, 27)]
+    assert stats["epochs"][0].keys() == {"epoch", "step", "training_loss", "training_accuracy"}
+    assert events(out_dir, "eval") == []
+
+
 @pytest.mark.slow
 def test_one_two_and_four_processes_train_on_the_same_batches_with_the_same_test_result(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
@@ -100,11 +119,21 @@ def test_one_two_and_four_processes_train_on_the_same_batches_with_the_same_test
 
 
 @pytest.mark.slow
-def test_deepspeed_zero_2_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path) -> None:
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, stage: int) -> None:
     csv = write_leanings(tmp_path)
-    file = REPOSITORY / "experiments" / "accelerate" / "cpu_zero2.yaml"
-    command = ["accelerate", "launch", "--config_file", str(file), str(TRAIN)]
+    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
+    settings["zero_optimization"] = {
+        "stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3
+    }  # fmt: skip
+    (tmp_path / "zero.json").write_text(json.dumps(settings))
+    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
+    launch["deepspeed_config"] = {
+        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": stage == 3
+    }  # fmt: skip
+    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
     out_dir = tmp_path / "run"
+    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
     done = subprocess.run(
         [*command, *arguments(csv, encoder, out_dir)], cwd=REPOSITORY, capture_output=True,
         text=True, timeout=600, check=False,
@@ -112,3 +141,6 @@ def test_deepspeed_zero_2_trains_evaluates_and_finishes(tmp_path: Path, encoder:
     assert done.returncode == 0, done.stderr[-4000:]
     assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
     assert (out_dir / "evaluation" / "report.html").exists()
+    saved = torch.load(out_dir / "results/leanings_trained_model.sav", weights_only=True)
+    exported = load_file(out_dir / "model/model.safetensors")
+    assert all(torch.equal(saved["state_dict"][name], exported[name]) for name in exported)
