@@ -1,8 +1,8 @@
 """Processes that work on chunks, and are replaced if a page ends them or takes too long.
 
-A worker records which page it works on, and since when. If it hangs, or dies twice on one page, the
-chunk is redone without the step of that page that was running; other pages are not affected. Results
-come in the order of the chunks, whatever the number of workers.
+A worker records which page it works on, and since when. If it hangs, or dies twice on one page,
+the chunk is redone without the step of that page that was running; other pages are not affected.
+Results come in the order of the chunks, whatever the number of workers.
 """
 
 from __future__ import annotations

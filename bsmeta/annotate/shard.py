@@ -1,9 +1,9 @@
 """A shard that is being written, in a way that survives the end of its process at any moment.
 
 Every chunk is a gzip member of its own in `NAME.jsonl.gz.part`. When it is on the disk, a line of
-the journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after the
-last chunk of the journal, and continued. When all chunks are written, both files are renamed. The
-journal is kept: it records from which content, and by which annotators, the shard was made.
+the journal `_annotation/NAME.journal.part` records it. After a kill, the file is truncated after
+the last chunk of the journal, and continued. When all chunks are written, both files are renamed.
+The journal is kept: it records from which content, and by which annotators, the shard was made.
 """
 
 from __future__ import annotations
