@@ -241,3 +241,20 @@ def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:
 def test_a_held_out_file_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert batches(config(folder, validation_file="gone/test.jsonl.gz", exclude=["c.*"]), 2)
     assert "gone/test.jsonl.gz is not there: it is left out by name only" in caplog.text
+
+
+def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:
+    """Other columns of the same file are other texts and URLs."""
+    rows = [{"body": "a body", "title": "a title", "meta": {"link": "https://a.example/b"}}]
+    path = str(write_shard(tmp_path / "test.jsonl.gz", rows))
+    cache = Cache(str(tmp_path / "cache"))
+    bodies = HeldOutDocuments.of(path, cache, {"text": "body", "url": "meta.link"})
+    titles = HeldOutDocuments.of(path, cache, {"text": "title"})
+    again = HeldOutDocuments.of(path, cache, {"text": "body", "url": "meta.link"})
+
+    def overlaps(text: str, url: str | None) -> list[str]:
+        return [one.overlap(Document(text, url, {})) for one in (bodies, titles, again)]
+
+    assert overlaps("a body", None) == ["text", "", "text"]
+    assert overlaps("a title", None) == ["", "text", ""]
+    assert overlaps("else", "http://a.example/b/") == ["url", "", "url"]
