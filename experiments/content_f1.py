@@ -132,12 +132,9 @@ def _print(scores: dict[tuple[str, str], list[tuple[float, float, float]]]) -> N
         cells = " | ".join(f"{mean:.3f}" for mean in means)
         print(f"| {site} | {len(scores[site, names[0]])} | {cells} |")
     for title, column in (("precision", 0), ("recall", 1), ("F1", 2)):
-        cells = []
-        for name in names:
-            values = [one[column] for site in sites for one in scores[site, name]]
-            cells.append(f"{np.mean(values):.3f}")
-        count = sum(len(scores[site, names[0]]) for site in sites)
-        print(f"| all pages: {title} | {count} | " + " | ".join(cells) + " |")
+        columns = [[one[column] for site in sites for one in scores[site, name]] for name in names]
+        cells = " | ".join(f"{np.mean(values):.3f}" for values in columns)
+        print(f"| all pages: {title} | {len(columns[0])} | {cells} |")
 
 
 if __name__ == "__main__":

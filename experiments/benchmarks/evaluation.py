@@ -80,7 +80,8 @@ def batched_s(
     """Seconds that the evaluation takes for all types together and each alone."""
     start = time.perf_counter()
     comparisons = plan_comparisons(["all", "each"], types)
-    PairedEvaluation(config, tokenizer, documents, comparisons).run(model, model.device)
+    device = next(model.parameters()).device
+    PairedEvaluation(config, tokenizer, documents, comparisons).run(model, device)
     return time.perf_counter() - start
 
 

@@ -33,7 +33,7 @@ PERCENT = (10, 50, 90)
 def document(path: Path, number: int, indexes: IndexCache | None) -> list[bytes]:
     """Read one line of a newly opened shard."""
     reader = LineReader(str(path), indexes)
-    lines = reader.read(number, 1)
+    lines = list(map(bytes, reader.read(number, 1)))
     reader.close()
     return lines
 
