@@ -18,6 +18,7 @@ from typing import BinaryIO
 import msgspec
 import xxhash
 from filelock import FileLock, Timeout
+from isal import igzip
 
 from bsmeta.annotate.chunks import Counts, Written
 from bsmeta.config.errors import ConfigurationError, DataError
@@ -83,18 +84,15 @@ class Journal(msgspec.Struct):
         header: Its first line.
         entries: The chunks.
         bytes: Size of the valid lines.
+        end: Size of the shard after the last of them.
         is_complete: Whether all chunks are written.
     """
 
     header: Header
     entries: list[Entry]
     bytes: int
+    end: int
     is_complete: bool
-
-    @property
-    def end(self) -> int:
-        """Size of the shard after the last chunk."""
-        return self.entries[-1].end if self.entries else 0
 
     def counts(self) -> Counts:
         """What was found in all chunks."""
@@ -106,7 +104,7 @@ class Journal(msgspec.Struct):
 
 _HEADER = msgspec.json.Decoder(Header)
 _ENTRY = msgspec.json.Decoder(Entry)
-_CHECK = 16  # hexadecimal digits of the xxh3 of a line
+_NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # a reader refuses a file of no bytes
 
 
 def read_journal(path: Path) -> Journal | None:
@@ -115,7 +113,7 @@ def read_journal(path: Path) -> Journal | None:
         content = path.read_bytes()
     except FileNotFoundError:
         return None
-    header, entries, size, is_complete = None, [], 0, False
+    header, entries, size, end, is_complete = None, [], 0, 0, False
     for line in content.splitlines(keepends=True):
         check, _, data = line.rstrip(b"\n").partition(b" ")
         if not line.endswith(b"\n") or check.decode("ascii", "replace") != _checksum(data):
@@ -125,13 +123,13 @@ def read_journal(path: Path) -> Journal | None:
                 header = _HEADER.decode(data)
             else:
                 entry = _ENTRY.decode(data)
-                is_complete = entry.is_end
+                end, is_complete = entry.end, entry.is_end
                 if not entry.is_end:
                     entries.append(entry)
         except msgspec.DecodeError:
             break
         size += len(line)
-    return None if header is None else Journal(header, entries, size, is_complete)
+    return None if header is None else Journal(header, entries, size, end, is_complete)
 
 
 def _checksum(data: bytes) -> str:
@@ -220,6 +218,9 @@ class ShardWriter:
         """Makes the shard complete, under its own name."""
         with self._explained():
             if not self.is_complete:
+                if self._data.tell() == 0:
+                    self._data.write(_NO_ROWS)
+                    _sync(self._data)
                 self._note(Entry(self._data.tell(), is_end=True))
             self.close()
             self._files.part.replace(self._files.shard)

@@ -15,6 +15,7 @@ from filelock import FileLock
 from bsmeta.annotate import pipeline
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io.lines import first_lines
 from tests.annotate.helpers import WORDS, annotate, rows, some_pages, write_pages
 
 CUSTOM = "tests.annotate.custom"
@@ -359,3 +360,15 @@ def test_pages_are_not_parsed_for_annotators_that_do_not_need_them(
     annotate(str(pages), tmp_path / "out", annotators=names, replace=["length", "url"])
     assert contents(tmp_path / "out").keys() == {"a.jsonl.gz", "b.jsonl.gz"}
     assert all(made["annotation_errors"] == {} for made in rows(tmp_path / "out/a.jsonl.gz"))
+
+
+def test_a_file_without_usable_pages_becomes_a_shard_without_rows(tmp_path: Path) -> None:
+    write_pages(tmp_path / "a.jsonl.gz", [{"url": "https://a.org/", "html": "<p>"}])
+    write_pages(tmp_path / "b.jsonl.gz", [])
+    for _ in range(2):
+        annotate([str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.jsonl.gz")], tmp_path / "out")
+        for name in ("a", "b"):
+            assert rows(tmp_path / "out" / f"{name}.jsonl.gz") == []
+            assert ShardFiles(tmp_path / "out", name).complete() is not None
+    assert len(first_lines(str(tmp_path / "out/a.jsonl.gz"), 1)) == 0
+    assert not list((tmp_path / "out").rglob("*.part"))
