@@ -70,7 +70,9 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         raise DataError(f"{source} has no rows")
     key = {
         "input": file_hash(source),
-        "checkpoint": {file.name: file_hash(file) for file in sorted(folder.iterdir())},
+        "checkpoint": {
+            file.name: file_hash(file) for file in sorted(folder.iterdir()) if file.is_file()
+        },
         "overrides": config.overrides,
         "on_bad_row": config.on_bad_row,
     }

@@ -47,10 +47,12 @@ class BadRows:
     Args:
         path: The file that they are in.
         on_bad_row: `refuse` or `skip`.
+        key: The key that says so.
     """
 
-    def __init__(self, path: Path, on_bad_row: str) -> None:
+    def __init__(self, path: Path, on_bad_row: str, key: str = "on_bad_row") -> None:
         self._path = path
+        self._key = key
         self._skip = on_bad_row == "skip"
         self._first: list[str] = []
         self.count = 0
@@ -84,7 +86,7 @@ class BadRows:
         listed = "\n  ".join(self._first)
         raise DataError(
             f"{self._path}: {rows}; correct the file, or leave such rows out with "
-            f"on_bad_row=skip\n  {listed}"
+            f"{self._key}=skip\n  {listed}"
         )
 
 
@@ -130,7 +132,8 @@ def _checked(row: Row, form: CSVFormat) -> Row:
         cells = cells[:columns]  # separators at the end of a line, as spreadsheets write them
     problem = None
     if len(cells) != columns:
-        problem = f"{len(cells)} columns, the header has {columns}"
+        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        problem = f"{found}, the header has {columns}"
     elif any("\0" in cell for cell in cells):
         problem = "a NUL byte"
     return Row(row.number, row.line, cells, problem)

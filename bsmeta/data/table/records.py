@@ -24,7 +24,6 @@ from bsmeta.data.table.csv_format import LONGEST_RECORD, find_format
 from bsmeta.data.table.text_file import AUTO, GZIP_ERRORS, not_text, open_text
 
 JSON_LINES = (".jsonl", ".jsonl.gz")
-CSV_FILES = (".csv", ".csv.gz", ".tsv", ".tsv.gz")
 Record = dict[str, Any]
 
 

@@ -77,6 +77,8 @@ def is_sqlite(path: Path) -> bool:
 def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedReader]:
     """Opens a file as text, with the line ends that it has, and the file as it is on disk."""
     content, file = open_bytes(path)
+    if codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # without the mark, if there is one
     return io.TextIOWrapper(content, encoding=encoding, errors="strict", newline=""), file
 
 

@@ -54,7 +54,8 @@ class Examples:
     Attributes:
         database: The file.
         key: What determines its content.
-        facts: What is known about its making: `notes`, `rows`, `skipped`.
+        facts: What is known about its making: `csv`, the file; `notes` on how it was read;
+            `skipped`, the number of bad rows.
         labels: The labels, in the order of their numbers.
 
     Raises:

@@ -115,7 +115,7 @@ class _Table:
         self._form = form
         self._config = config
         self._folding = folding
-        self._bad = BadRows(csv, config.on_bad_row)
+        self._bad = BadRows(csv, config.on_bad_row, "data_config.on_bad_row")
         self._text, self._label = map(form.columns.index, (config.text_column, config.label_column))
         self._group = None if config.split_by is None else form.columns.index(config.split_by)
         self._split = (

@@ -96,6 +96,8 @@ def test_declared_separator_and_encoding(tmp_path: Path) -> None:
     form, found = read(tmp_path, content, separator=":", encoding="cp1251")
     assert (found, form.notes) == ([["\u0451", "a"]], ())
     assert read(tmp_path, PLAIN.replace(b",", b"\t"), separator="tab")[1] == ROWS
+    marked = codecs.BOM_UTF8 + b'"text","label"\n' + PLAIN[11:]
+    assert read(tmp_path, marked, encoding="UTF8")[1] == ROWS
 
 
 def test_one_column_of_prose(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_skipped_rows_are_counted_and_logged(
     with caplog.at_level(logging.WARNING):
         bad.close()
     assert bad.count == 2
-    assert "table.csv: 2 rows left out\n  row 2 (line 3): 1 columns, the header" in caplog.text
+    assert "table.csv: 2 rows left out\n  row 2 (line 3): 1 column, the header" in caplog.text
 
 
 def test_refused_rows_are_listed_five_at_a_time(tmp_path: Path) -> None:

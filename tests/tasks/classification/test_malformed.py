@@ -80,9 +80,9 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     # the rows
     "a row too long": (
         TABLE + b"a,b,left,c,d\n", {},
-        r"1 bad row; .*on_bad_row=skip\n  row 19 \(line 20\): 5 columns, the header has 4",
+        r"1 bad row; .*data_config.on_bad_row=skip\n  row 19 \(line 20\): 5 columns, the header ha",
     ),
-    "a row too short": (HEADER + b"a\n" + GOOD, {}, r"row 1 \(line 2\): 1 columns, the header ha"),
+    "a row too short": (HEADER + b"a\n" + GOOD, {}, r"row 1 \(line 2\): 1 column, the header ha"),
     "no text": (TABLE + b" ,left,x,y\n", {}, r"row 19 \(line 20\): nothing in column 'text'"),
     "no label": (TABLE + b"stop,,x,y\n", {}, r"row 19 \(line 20\): nothing in column 'label'"),
     "no text, no label": (TABLE + b",,,\n", {}, r"nothing in column 'text' and 'label'"),

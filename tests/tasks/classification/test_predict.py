@@ -19,6 +19,7 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import UserError
 from bsmeta.config.predict import PredictConfig
+from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import data_config, write_csv, write_leanings
@@ -112,7 +113,7 @@ def test_an_interrupted_call_is_continued(
         (b"text\na\n", {"checkpoint": "nothing"}, "checkpoint=nothing: there is no such folder"),
         (b"text\n", {}, "new.csv has no rows"),
         (b"body\na\n", {}, "there is no column 'text'"),
-        (b"text,b\na,b\nc\n", {}, r"row 2 \(line 3\): 1 columns, the header has 2"),
+        (b"text,b\na,b\nc\n", {}, r"row 2 \(line 3\): 1 column, the header has 2"),
         (b"text,prediction\na,b\n", {}, "has 'prediction', which the predictions would overwrite"),
         (b"text\na\n", {"on_bad_row": "drop"}, "on_bad_row=drop: expected one of refuse, skip"),
         (
@@ -140,6 +141,24 @@ def test_refused(
     with pytest.raises(UserError, match=message):
         predict.main(PredictConfig(**settings))
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (None, "there is no config.yaml beside the model"),
+        ("task: other", "task=other; expected one of causal_lm, classification"),
+        ("task: classification\nstep: 3", "step"),
+    ],
+)
+def test_a_checkpoint_whose_task_is_unknown_is_refused(
+    run: Path, tmp_path: Path, config: str | None, message: str
+) -> None:
+    shutil.copytree(run / "model", tmp_path / "model")
+    if config is not None:
+        (tmp_path / "config.yaml").write_text(config)
+    with pytest.raises(UserError, match=message):
+        open_task(str(tmp_path), {})
 
 
 def test_columns_of_another_name_and_rows_that_are_left_out(
