@@ -167,8 +167,9 @@ def _notes(counted: Forecast, precision: str) -> list[str]:
     notes = [
         f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
         f"bytes for each of {master}; ZeRO-1 to 3 divide optimizer, gradients, weights in turn",
-        "not counted: buckets of communication, layers that ZeRO-3 gathers, offload, "
-        "fragmentation, the CUDA context; without DeepSpeed also half-precision copies of weights",
+        "not counted: buckets of communication, float32 gradients during an update, "
+        "layers that ZeRO-3 gathers, offload, fragmentation, the CUDA context; without DeepSpeed "
+        "also half-precision copies of weights",
     ]
     live = counted.activations
     if live is not None:

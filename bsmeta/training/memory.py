@@ -3,6 +3,13 @@
 Weights, gradients and optimizer states follow from the number of parameters P, the ZeRO stage and
 the number of processes N (Rajbhandari et al. 2020, section 3); activations from the shape of the
 model and the micro-batch (after Korthikanti et al. 2022, section 4). All sizes in bytes.
+
+DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3_...`) are not used:
+they have one number for stages 2 and 3 alone, for weights that are all trained and in half
+precision, where a run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the
+share of each of the three. The sizes here are compared with those of real optimizers. What only
+theirs count: stage 2 the float32 copy of the gradients that an update makes (4 bytes per parameter
+/ N), stage 3 the largest layer that is gathered, and both the host memory for offload.
 """
 
 from __future__ import annotations
