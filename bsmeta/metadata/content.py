@@ -114,8 +114,8 @@ class KeptText:
                 continue
             if kept:
                 between = text[end:start]
-                separator = "\n" if "\n" in between else " " if between.split() != [between] else ""
-                separator = separator if between else ""
+                has_space = any(map(str.isspace, between))
+                separator = "\n" if "\n" in between else " " if has_space else ""
                 pieces.append(separator)
                 length += len(separator)
             pieces.append(text[start:stop])
