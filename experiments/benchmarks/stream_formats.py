@@ -35,6 +35,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
+from bsmeta.metadata.processors import column_keys
 
 OWN_KEYS = {"rounds": "5"}
 ROW_GROUP = 1000  # rows, as `datasets` writes
@@ -64,11 +65,12 @@ def rows_of(config: CausalLMConfig) -> Iterator[tuple[str, list[Row]]]:
 
 def plain(row: Row) -> Row:
     """A row whose global metadata are values in columns named after their types."""
-    found = {"text": row["text"]}
+    found, keys = {"text": row["text"]}, column_keys()
     for column, records in row.items():
-        if column.startswith("metadata_") and records:
+        name = column.removeprefix("metadata_")
+        if name != column and records:
             is_local = any(record["type"] == "local" for record in records)
-            found[records[0]["key"]] = records if is_local else records[0]["value"]
+            found[keys.get(name, name)] = records if is_local else records[0]["value"]
     return found
 
 
@@ -88,7 +90,8 @@ def write(path: Path, rows: list[Row]) -> None:
 def converted(config: CausalLMConfig, folder: Path) -> dict[str, CausalLMConfig]:
     """Write the shards in each format; returns their configurations."""
     configs = {}
-    data, metadata = config.data_config, config.data_config.metadata_config
+    data = config.data_config
+    metadata = dataclasses.replace(data.metadata_config, metadata_column_list=None)
     types = {key: key for key in metadata.metadata_list}
     for form, suffix in FORMATS:
         own = folder / f"{form}{suffix}"
@@ -97,9 +100,9 @@ def converted(config: CausalLMConfig, folder: Path) -> dict[str, CausalLMConfig]
             shown = map(plain, rows) if form == "plain" else rows
             write(own / f"{name}{suffix}", list(shown))
         changes: dict[str, Any] = {"train_file": str(own), "validation_file": None}
+        changes["metadata_config"] = metadata
         if form == "plain":
             changes["columns"] = {"text": "text", **types}
-            changes["metadata_config"] = dataclasses.replace(metadata, metadata_column_list=None)
         configs[f"{form} {suffix}"] = dataclasses.replace(
             config, data_config=dataclasses.replace(data, **changes)
         )
