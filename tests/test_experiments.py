@@ -44,7 +44,6 @@ def test_the_evaluation_benchmark(launch: Launch) -> None:
 
 
 def test_the_annotation_benchmark(launch: Launch) -> None:
-    pytest.importorskip("trafilatura", exc_type=ImportError)
     script, pages = EXPERIMENTS / "benchmarks" / "annotate.py", "examples/rawpages/*.jsonl.gz"
     done = launch(script, f"input={REPOSITORY}/{pages}", "limit=2", "repeats=1")
     results = [json.loads(line) for line in done.stdout.splitlines()]
@@ -55,7 +54,6 @@ def test_the_annotation_benchmark(launch: Launch) -> None:
 
 
 def test_the_scores_of_extractors(launch: Launch) -> None:
-    pytest.importorskip("trafilatura", exc_type=ImportError)
     pages = REPOSITORY / "examples" / "rawpages" / "raw-000.jsonl.gz"
     table = launch(EXPERIMENTS / "content_f1.py", str(pages), "1").stdout.splitlines()
     assert table[0].startswith("| site | pages | all | published | resiliparse |")

@@ -27,8 +27,6 @@ PAGE = page(f"<nav>{MENU}</ul></nav><main><article><h1>Bridges</h1>{ARTICLE}</ar
 
 @pytest.mark.parametrize("extractor", ["resiliparse", "trafilatura"])
 def test_the_article_is_found(extractor: str) -> None:
-    if extractor == "trafilatura":
-        pytest.importorskip("trafilatura", exc_type=ImportError)
     columns = annotated(PAGE, "content", content_extractors=[extractor])
     text = Row(PAGE, "published").text
     assert text.startswith("Part 0 of this site")
