@@ -14,6 +14,7 @@ import yaml
 from safetensors.torch import load_file
 
 from bsmeta.tasks.classification.examples import Examples
+from bsmeta.tasks.classification.model import load_model
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import write_leanings
 
@@ -110,12 +111,16 @@ def test_one_two_and_four_processes_train_on_the_same_batches_with_the_same_test
     expected = events(alone, "eval")[-1]
     assert expected["split"] == "test"
     for other in others:
-        assert documents(other) == documents(alone)
+        # A rank names a text once, however many chunks of it are in its part of the step.
+        assert {step: {*names} for step, names in documents(other).items()} == {
+            step: {*names} for step, names in documents(alone).items()
+        }
         for number, step in steps(alone).items():
             assert steps(other)[number]["loss"] == pytest.approx(step["loss"], rel=1e-4)
         found = events(other, "eval")[-1]
         assert found["accuracy"] == expected["accuracy"]
-        assert found == pytest.approx(expected, rel=1e-3)
+        assert found.keys() == expected.keys()
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
 
 
 @pytest.mark.slow
@@ -142,5 +147,5 @@ def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, 
     assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
     assert (out_dir / "evaluation" / "report.html").exists()
     saved = torch.load(out_dir / "results/leanings_trained_model.sav", weights_only=True)
-    exported = load_file(out_dir / "model/model.safetensors")
+    exported = load_model(out_dir / "model").state_dict()
     assert all(torch.equal(saved["state_dict"][name], exported[name]) for name in exported)
