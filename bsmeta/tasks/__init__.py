@@ -52,7 +52,7 @@ def _classification(config: ClassificationConfig) -> Task:
 
 def _prepare_classification(config: ClassificationConfig) -> bool:
     if config.prep_only:
-        from bsmeta.tasks.classification.preparation import prepare
+        from bsmeta.tasks.classification.store import prepare
 
         prepare(config)
     return config.prep_only

@@ -14,9 +14,8 @@ from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
 from bsmeta.evaluation.page import html_image, html_page, html_table
 from bsmeta.evaluation.statistics import Interval
 from bsmeta.evaluation.tables import Table, markdown
-from bsmeta.tasks.classification.baselines import LINEAR
 from bsmeta.tasks.classification.plots import figures_of
-from bsmeta.tasks.classification.results import FIRST_CHUNK, Results
+from bsmeta.tasks.classification.results import FIRST_CHUNK, LINEAR, Results
 from bsmeta.tasks.classification.scores import SCORES, Compared
 
 WORDS = {

@@ -11,10 +11,10 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.classification.batches import pad
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.loss import mean_loss
+from bsmeta.tasks.classification.model import mean_loss
 from bsmeta.tasks.classification.scores import confusion, scores
+from bsmeta.tasks.classification.stream import pad
 
 
 @dataclass(frozen=True)

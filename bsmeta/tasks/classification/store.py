@@ -3,7 +3,8 @@
     CSV -> rows (bsmeta.data.table.csv_file) -> chunks (folding) -> splits -> database -> Examples
 
 It is written to a temporary file and renamed, by one process of a machine while the others wait. It
-holds everything that determines its content, and is refused for other settings.
+holds everything that determines its content, and is refused for other settings. `prep_only=true`
+builds it, shows what is in it, and stops.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.classification import ClassificationDataConfig
+from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.differences import differing
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.reporting import rank
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
+from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.splits import check_fractions
+from bsmeta.tasks.classification.splits import SPLITS, check_fractions
 from bsmeta.tasks.classification.table import CONTENT, build
+from bsmeta.training.signals import release_signals
 
 log = logging.getLogger(__name__)
 
@@ -144,3 +151,54 @@ def _build_once(
         raise DataError(
             f"{database} cannot be written: {error}; data_config.database=FILE names another place"
         ) from error
+
+
+_LISTED_LABELS = 20
+
+
+def prepare(config: ClassificationConfig) -> None:
+    """Builds the database, or opens it, and prints a table of its splits and labels.
+
+    Raises:
+        UserError: See `open_examples`.
+    """
+    release_signals()  # nothing to save: a signal ends the process, and the next build starts over
+    tokenizer = tokenizer_of(config.tokenizer_name or config.model_name)
+    examples = open_examples(config.data_config, tokenizer)
+    if rank() == 0:
+        console = Console()
+        for line in facts(examples):
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(split_table(examples))
+
+
+def facts(examples: Examples) -> list[str]:
+    """What there is to know about a database, beside its splits."""
+    skipped = examples.facts["skipped"]
+    return [
+        f"{examples.facts['csv']} -> {examples.database}",
+        *examples.facts["notes"],
+        *([f"{skipped:,} bad rows left out"] if skipped else []),
+    ]
+
+
+def split_table(examples: Examples) -> Table:
+    """Source rows and chunks of each split, and the source rows of each label."""
+    table = Table(title=f"{len(examples.labels):,} labels")
+    for heading in ("", *SPLITS):
+        table.add_column(heading, justify="right" if heading else "left")
+    sizes = {
+        "source rows": [len(examples.sources(split)) for split in SPLITS],
+        "chunks": [len(examples.chunks(split)) for split in SPLITS],
+    }
+    if examples.key["data_config.split_by"] is not None:
+        sizes["groups"] = [len({*examples.groups(split)}) for split in SPLITS]
+    for name, values in sizes.items():
+        table.add_row(name, *(f"{value:,}" for value in values))
+    table.add_section()
+    counts = [examples.label_counts(split) for split in SPLITS]
+    for label in examples.labels[:_LISTED_LABELS]:
+        table.add_row(escape(label), *(f"{count[label]:,}" for count in counts))
+    if len(examples.labels) > _LISTED_LABELS:
+        table.add_row(f"and {len(examples.labels) - _LISTED_LABELS:,} more labels")
+    return table

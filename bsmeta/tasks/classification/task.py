@@ -20,14 +20,13 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
 from bsmeta.tasks.classification import model as models
-from bsmeta.tasks.classification.batches import micro_batch
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.finish import finish
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.loss import cross_entropies, label_weights
+from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.scoring import logits_of, score
 from bsmeta.tasks.classification.store import open_examples
-from bsmeta.tasks.classification.stream import order_of, train_stream
+from bsmeta.tasks.classification.stream import micro_batch, order_of, train_stream
 
 TEXTS_AT_ONCE = 1000
 """Texts that `predict` folds and sorts by length at one time."""

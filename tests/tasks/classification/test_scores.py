@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from bsmeta.tasks.classification.baselines import linear, majority
+from bsmeta.tasks.classification.results import linear, majority
 from bsmeta.tasks.classification.scores import compare, confusion, scores
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
