@@ -47,6 +47,13 @@ class Passage(MetadataType):
         return (f"<{record.value}>", f"</{record.value}>") if length else None
 
 
+class Author(MetadataType):
+    """`by NAME`."""
+
+    template = "by {value}"
+    example = "Ada Lovelace"
+
+
 TYPES = ["passage", "language"]
 DOCUMENT = {
     "text": "To say merci.",
@@ -60,6 +67,7 @@ READS = "passage | Language: en ||| To say <fr>merci</fr>.<eos>"
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PROCESSORS, "language", Language)
     monkeypatch.setitem(PROCESSORS, "passage", Passage)
+    monkeypatch.setitem(PROCESSORS, "author", Author)
 
 
 def data_config(tmp_path: Path, **changes: Any) -> DataConfig:
@@ -86,6 +94,13 @@ def test_without_a_class_a_type_reads_by_the_default_form() -> None:
     rendered = render(config(["mood"]), "To say merci.", *records)
     assert rendered.prefix == "mood: calm | mood |||"
     assert rendered.body == "To say [mood: glad]merci[/mood: glad]."
+
+
+def test_the_template_of_a_class_yields_to_that_of_the_configuration() -> None:
+    record = world("author", "Ada")
+    assert render(config(["author"]), "Text.", record).prefix == "by Ada |||"
+    own = config(["author"], metadata_templates={"author": "Author={value}"})
+    assert render(own, "Text.", record).prefix == "Author=Ada |||"
 
 
 def test_both_are_trained_on(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ class MetadataType:
     """Whether the type's global strings stay in the prefix regardless of `metadata_position`."""
     label: ClassVar[str | None] = None
     """The label before a global record's value; None: the key."""
+    template: ClassVar[str | None] = None
+    """A global record's form instead of `label: value`; `metadata_templates` replaces it."""
     template_fields: ClassVar[frozenset[str]] = frozenset({"key", "value"})
     """The fields that a template of the type may use."""
 
@@ -70,7 +72,7 @@ class MetadataType:
     def __init__(self, key: str, config: MetadataConfig) -> None:
         self.key = key
         self._separator = config.metadata_key_value_sep
-        self._template = config.metadata_templates.get(key)
+        self._template = config.metadata_templates.get(key, self.template)
         self._bucketing = Bucketing(key, config)
         self.literals = self._literals()
 
