@@ -55,6 +55,7 @@ class Key:
     default: str
     meaning: str
     deepspeed: str | None
+    deepspeed_default: str | None
     values: str  # the accepted values, if not all of the type
     heading: str | None  # above this key and those after it
     entries: Any  # the dataclass of the entries of a list
@@ -76,6 +77,7 @@ def keys(schema: type, prefix: str = "") -> Iterator[Key]:
                 default=_text(getattr(defaults, field.name)),
                 meaning=field.metadata["meaning"],
                 deepspeed=field.metadata["deepspeed"],
+                deepspeed_default=field.metadata["deepspeed_default"],
                 values=str(values_of(field)),
                 heading=field.metadata["heading"],
                 entries=entries_of(kind),

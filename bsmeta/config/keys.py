@@ -44,6 +44,7 @@ def key(
     meaning: str,
     *,
     deepspeed: str | None = None,
+    deepspeed_default: str | None = None,
     is_path: bool = False,
     heading: str | None = None,
     choices: tuple[str, ...] = (),
@@ -59,6 +60,8 @@ def key(
         default: The default value; lists and dicts are copied for each instance.
         meaning: One line for `--help` and the reference documentation.
         deepspeed: The DeepSpeed JSON key (dotted) that must agree with this one, if there is one.
+        deepspeed_default: What DeepSpeed uses where the JSON lacks that key, if the JSON must have
+            it.
         is_path: Whether the value names files or folders: a `~` at its beginning is expanded.
         heading: The heading that `--help` and the documentation show above this key and the next.
         choices, at_least, at_most, above, below, finite: The accepted values (see `Values`).
@@ -67,6 +70,7 @@ def key(
     metadata = {
         "meaning": meaning,
         "deepspeed": deepspeed,
+        "deepspeed_default": deepspeed_default,
         "is_path": is_path,
         "heading": heading,
         "values": values,

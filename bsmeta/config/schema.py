@@ -49,6 +49,7 @@ class RunConfig:
         1.0,
         "largest norm of the gradient; 0 clips nothing",
         deepspeed="gradient_clipping",
+        deepspeed_default="1.0",
         at_least=0,
         finite=True,
     )
@@ -83,7 +84,11 @@ class RunConfig:
         above=0,
     )
     gradient_accumulation_steps: int = key(
-        1, "micro-batches of an update", deepspeed="gradient_accumulation_steps", at_least=1
+        1,
+        "micro-batches of an update",
+        deepspeed="gradient_accumulation_steps",
+        deepspeed_default="1",
+        at_least=1,
     )
     mixed_precision: str = key(
         "no",

@@ -60,8 +60,8 @@ def test_faults_of_every_kind_are_named_in_one_message(tmp_path: Path) -> None:
         "data_config.train_file",
         "MASTER_ADDR",
         "mixed_precision",
-        "gradient_accumulation_steps",
         "gradient_clipping",
+        "gradient_accumulation_steps",
         "fp16.enabled",
         "data_config.num_streams",
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from bsmeta.config.checks.problems import (
     override_of,
     show,
 )
+from bsmeta.config.describe import keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 
@@ -72,6 +74,9 @@ ZERO = {
     "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
     "log_trace_cache_warnings", "leaf_module",
 }  # fmt: skip
+
+# Blocks for what the trainer builds itself: they must agree with Hydra, and are then removed.
+REMOVED = ("optimizer", "scheduler")
 
 # Names that DeepSpeed has dropped, and their replacements.
 RENAMED = {
@@ -150,7 +155,7 @@ def deepspeed_problems(
     yield from optimizer_problems(document, config, file)
     yield from zero_problems(document, launch, file)
     # The optimizer and scheduler blocks are compared above, and removed before filling in.
-    rest = {key: value for key, value in document.items() if key not in ("optimizer", "scheduler")}
+    rest = {key: value for key, value in document.items() if key not in REMOVED}
     yield from auto_left(rest, {shared.key for shared in values}, file)
 
 
@@ -158,7 +163,7 @@ def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
     """The keys of the JSON that Hydra owns, with their values in this launch."""
     plan = BatchPlan.of(config, launch.num_processes)
     micro_batch = plan.key or "rows of a micro-batch, which vary"
-    return [
+    batch = [
         Shared(
             key="train_micro_batch_size_per_gpu",
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
@@ -167,27 +172,31 @@ def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
             override=override_of(plan.key) if plan.key else None,
         ),
         Shared(
-            key="gradient_accumulation_steps",
-            owner="gradient_accumulation_steps of Hydra",
-            value=plan.accumulation,
-            default="1",
-            override=override_of("gradient_accumulation_steps"),
-        ),
-        Shared(
             key="train_batch_size",
             owner=f"{plan.micro_batch} ({micro_batch}) x {plan.accumulation} "
             f"(gradient_accumulation_steps) x {plan.processes} (processes) = {plan.global_batch}",
             value=plan.global_batch,
         ),
-        Shared(
-            key="gradient_clipping",
-            owner="gradient_clipping of Hydra",
-            value=float(config.gradient_clipping),
-            default="1.0",
-            override=override_of("gradient_clipping"),
-        ),
-        *(_precision(name, config) for name in ("bf16", "fp16")),
     ]
+    precision = [_precision(name, config) for name in ("bf16", "fp16")]
+    calculated = {shared.key for shared in (*batch, *precision)}
+    return [*batch, *_equal(config, calculated), *precision]
+
+
+def _equal(config: RunConfig, calculated: set[str]) -> Iterator[Shared]:
+    """Yields the keys of the JSON that a key of the schema names and that have its value."""
+    for key in keys(type(config)):
+        twin = key.deepspeed
+        if twin is None or twin.partition(".")[0] in REMOVED:
+            continue
+        if calculated.isdisjoint(twin.split(", ")):
+            yield Shared(
+                key=twin,
+                owner=f"{key.name} of Hydra",
+                value=reduce(getattr, key.name.split("."), config),
+                default=key.deepspeed_default,
+                override=override_of(key.name),
+            )
 
 
 def _precision(name: str, config: RunConfig) -> Shared:
@@ -207,8 +216,8 @@ def fill(document: Mapping[str, Any], config: RunConfig, launch: Launch) -> dict
     Only the bucket sizes that depend on the model's hidden size may still be `"auto"`.
     """
     filled = copy.deepcopy(dict(document))
-    filled.pop("optimizer", None)
-    filled.pop("scheduler", None)
+    for block in REMOVED:
+        filled.pop(block, None)
     for shared in shared_values(config, launch):
         block, _, name = shared.key.rpartition(".")
         (filled.setdefault(block, {}) if block else filled)[name] = shared.value
