@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.problems import AUTO
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
-from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.hydra_ext import choose
 from bsmeta.config.launch import REPOSITORY, read_launch
-from bsmeta.config.predict import PredictConfig
+from bsmeta.config.reference import PROGRAMS
+from bsmeta.config.schema import RunConfig
 from bsmeta.tasks import TASKS
 
 LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))
@@ -86,14 +85,11 @@ def test_every_recipe_goes_with_both_configurations_and_their_launch_files(recip
 
 
 def test_every_configuration_is_composed_with_its_schema() -> None:
-    schemas: dict[str, type] = {"demo": CausalLMConfig, "v2": CausalLMConfig}
-    schemas |= dict.fromkeys(("classification", "demo_classification"), ClassificationConfig)
-    schemas |= {"evaluate": EvaluateConfig, "generate": GenerateConfig, "predict": PredictConfig}
-    schemas |= {"annotate": AnnotateConfig, "descriptions": DescriptionsConfig}
-    files = sorted(path.stem for path in (REPOSITORY / "hydra_configs").glob("*.yaml"))
-    assert files == sorted(schemas), "say here what schema the new one belongs to"
-    for name, schema in schemas.items():
-        assert isinstance(compose(schema, name), schema)
+    schemas = [schema for _, schema, _ in PROGRAMS]
+    for file in sorted((REPOSITORY / "hydra_configs").glob("*.yaml")):
+        schema = choose([], schemas, file.stem)
+        assert schema is not RunConfig, f"{file.name} names no schema of PROGRAMS"
+        assert isinstance(compose(schema, file.stem), schema)
 
 
 @pytest.mark.parametrize("file", JSON_FILES, ids=lambda path: path.stem)
