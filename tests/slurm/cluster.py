@@ -43,8 +43,8 @@ SelectType=select/linear
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=5
 ReturnToService=2
-NodeName=m0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]}
-NodeName=m1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]}
+NodeName=m0 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} RealMemory=2000
+NodeName=m1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} RealMemory=2000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
