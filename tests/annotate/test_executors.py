@@ -110,6 +110,20 @@ def test_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
     assert len(rows(tmp_path / "out/1.jsonl.gz")) == 9
 
 
+@pytest.mark.slow
+def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="not required: pip install ray")
+    annotate(str(pages), tmp_path / "alone")
+    command = (
+        sys.executable, str(REPOSITORY / "bsmeta" / "annotate.py"), f"input={pages}",
+        f"output={tmp_path / 'out'}", f"annotators=[{','.join(NAMES)}]", "executor=ray", "tasks=2",
+        "workers=1", "task_memory_gb=1",
+    )  # fmt: skip
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stderr
+    assert contents(tmp_path / "out") == contents(tmp_path / "alone")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
