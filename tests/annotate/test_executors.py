@@ -119,7 +119,9 @@ def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
         f"output={tmp_path / 'out'}", f"annotators=[{','.join(NAMES)}]", "executor=ray", "tasks=2",
         "workers=1", "task_memory_gb=1",
     )  # fmt: skip
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+    )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")
 
