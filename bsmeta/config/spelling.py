@@ -1,0 +1,188 @@
+"""The schemas of the spelling tasks: `sed_words`, `sed_sequence` and `sec`.
+
+They share their data, noise and batches, and differ in what the model predicts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bsmeta.config.keys import key
+from bsmeta.config.schema import RunConfig
+
+LEAST_TOKENS = 512
+"""Tokens of a step that every process must have at least, as in the published system."""
+
+
+@dataclass(kw_only=True)
+class NoiseConfig:
+    """The errors that clean text gets, drawn again for each sample and epoch."""
+
+    kind: str = key(
+        "mixed",
+        "artificial: characters inserted, deleted, swapped or replaced; realistic: known "
+        "misspellings; mixed: both; none: samples need a target of their own",
+        choices=("artificial", "realistic", "mixed", "none"),
+    )
+    word_probability: float = key(
+        0.2, "probability that a word is edited", at_least=0, at_most=1
+    )
+    artificial_share: float = key(
+        0.2, "mixed: share of the edited words with artificial errors", at_least=0, at_most=1
+    )
+    misspellings: str = key(
+        "codespell",
+        "what words are misspelled as: codespell (the dictionary of that package), or a JSON file "
+        "{word: [misspelling, …]}",
+        is_path=True,
+    )
+    learned: bool = key(
+        False,
+        "draw artificial edits from the character edits in the misspellings, not uniformly",
+    )
+
+
+@dataclass(kw_only=True)
+class SmallModelConfig:
+    """A model of random weights, where no model is named."""
+
+    width: int = key(192, "width of every layer", at_least=8)
+    layers: int = key(3, "layers of the encoder (sec: and of the decoder)", at_least=1)
+    heads: int = key(4, "attention heads; they must divide width", at_least=1)
+    dropout: float = key(0.1, "dropout", at_least=0, below=1)
+    character_width: int = key(
+        48, "detection: width of a byte before the convolutions over a word", at_least=4
+    )
+    word_bytes: int = key(
+        24, "detection: bytes of a word that are read; a longer word loses its middle", at_least=4
+    )
+
+
+@dataclass(kw_only=True)
+class SpellingConfig(RunConfig):
+    """What all spelling tasks share."""
+
+    datasets: list[str] = key(
+        [],
+        "texts to train on: files, folders or globs of .txt (one text a line), .jsonl (also .gz)",
+        is_path=True,
+        heading="Data",
+    )
+    dataset_limits: list[int] = key([], "use so many samples of each of the datasets; []: all")
+    val_splits: list[float] = key(
+        [0.05],
+        "samples of each data set to validate on: a number from 1, or a share below 1; one value "
+        "for all, or one for each",
+    )
+    text_column: str = key(
+        "auto", "key of the text in JSON lines; auto: the first of sequence, text and sentence"
+    )
+    target_column: str = key(
+        "target_sequence", "key of the correct text; where it is missing, the text gets noise"
+    )
+    max_characters: int = key(
+        512, "longer texts are cut at sentences, and longer sentences between words", at_least=16
+    )
+    min_prose_share: float = key(
+        0.0,
+        "leave out samples with a smaller share of words of letters only: code and tables",
+        at_least=0,
+        at_most=1,
+    )
+    store_dir: str = key(
+        "runs/spelling_store",
+        "folder for the prepared samples of these settings, which later runs read",
+        is_path=True,
+    )
+    noise: NoiseConfig = key(NoiseConfig, "the errors that clean text gets")
+
+    batch_max_length: int = key(
+        4096,
+        f"padded tokens of a step over all processes; at least {LEAST_TOKENS} a process",
+        at_least=LEAST_TOKENS,
+        heading="Batches",
+    )
+    bucket_span: int = key(
+        4, "a step has samples whose lengths // bucket_span are equal", at_least=1
+    )
+    batch_shares: int | None = key(
+        None,
+        "parts into which every step can be divided: processes x gradient_accumulation_steps must "
+        "divide it; null: the largest power of 2 that leaves each of them "
+        f"{LEAST_TOKENS} tokens, at most 64",
+        at_least=1,
+    )
+    num_workers: int = key(
+        0, "loader processes of each rank (0: in the training process)", at_least=0
+    )
+
+    model_name: str | None = key(
+        None,
+        "a folder or Hub name to start from; null: random weights (of small_model, unless "
+        "model_config_file)",
+        is_path=True,
+        heading="Model",
+    )
+    model_config_file: str | None = key(
+        None,
+        "JSON of a transformers config: random weights of this shape, with tokenizer_name",
+        is_path=True,
+    )
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+    small_model: SmallModelConfig = key(SmallModelConfig, "the model without the keys above")
+
+    benchmarks: str | None = key(
+        None,
+        "folder of test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt, scored after the last step",
+        is_path=True,
+        heading="Results",
+    )
+    bootstrap_resamples: int = key(
+        2000, "resamples of the lines of a test set for each interval", at_least=1
+    )
+
+
+@dataclass(kw_only=True)
+class DetectionConfig(SpellingConfig):
+    """What the two tasks that detect errors share."""
+
+    word_list: str | None = key(
+        None,
+        "words with counts that the small model knows beside those of the training text: a file "
+        "of lines `word count`, or symspellpy (the English list of that package)",
+        is_path=True,
+        heading="Detection",
+    )
+    wanted_precision: float = key(
+        0.9,
+        "a second threshold is chosen on the validation samples for this precision, and saved",
+        above=0,
+        at_most=1,
+    )
+
+
+@dataclass(kw_only=True)
+class SedWordsConfig(DetectionConfig):
+    """A training run that detects the words with errors."""
+
+    task: str = key("sed_words", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+
+
+@dataclass(kw_only=True)
+class SedSequenceConfig(DetectionConfig):
+    """A training run that detects the sequences with errors."""
+
+    task: str = key("sed_sequence", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+
+
+@dataclass(kw_only=True)
+class SecConfig(SpellingConfig):
+    """A training run that corrects errors, sequence to sequence."""
+
+    task: str = key("sec", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+
+    num_beams: int = key(1, "beams of the search in `generate`; 1: greedy", at_least=1,
+                         heading="Correction")
+    val_corrections: int = key(
+        100, "validation samples to correct at each evaluation (the loss is over all)", at_least=1
+    )
