@@ -29,7 +29,10 @@ setup(
     extras_require={
         "fast": ["gigatoken==0.10.0"],
         "cluster": ["datatrove==0.10.1"],  # annotation through Slurm or Ray
-        "spelling": ["codespell==2.4.3", "symspellpy==6.10.1"],  # misspellings, the dictionary baseline
+        "spelling": [
+            "codespell==2.4.3",
+            "symspellpy==6.10.1",
+        ],  # misspellings, a baseline
         "trackers": ["wandb==0.31.0", "trackio==0.43.0"],  # tested; tensorboard is always there
     },
 )

@@ -18,10 +18,9 @@ from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import composed_files, overridden_keys
-from bsmeta.config.notes import launch_notes
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.summary import print_summary, summary
+from bsmeta.config.summary import launch_notes, print_summary, summary
 from bsmeta.tasks import TASKS
 from bsmeta.training.signals import StopRequest, release_signals
 

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config import command_line, from_file, hydra_ext, mistakes
+from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
 from bsmeta.config.checks.problems import HYDRA, Problem, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
@@ -202,7 +202,7 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
 
 def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]:
     """The overrides in the form for Hydra; `${from_file:…}` in them is relative to `folder`."""
-    return open_mappings(from_file.expand_overrides(overrides, folder), schema)
+    return open_mappings(interpolation.expand_overrides(overrides, folder), schema)
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:

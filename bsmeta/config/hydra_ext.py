@@ -26,7 +26,7 @@ from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from bsmeta.config import from_file
+from bsmeta.config import interpolation
 from bsmeta.config.describe import CONFIG_FOLDER, PARTS
 from bsmeta.config.errors import ConfigurationError
 
@@ -125,7 +125,7 @@ class ExpandingSource(FileConfigSource):
             )
         package = _package(result.header.get("package"), config_path)
         kept = _without(values, package)
-        expanded = from_file.expand(kept, Path(self.path), shown_path(file), reading.files)
+        expanded = interpolation.expand(kept, Path(self.path), shown_path(file), reading.files)
         content = {name: expanded[name] for name in expanded if name not in ("defaults", "hydra")}
         reading.contents[file] = (package, content)
         if expanded != values:

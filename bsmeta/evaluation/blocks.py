@@ -1,23 +1,197 @@
-"""Blocks: groups of documents rendered in every arm, encoded, cut into windows and batched."""
+"""From documents to batches: windows of documents, batches of windows, blocks of documents.
+
+A block is a group of documents rendered in every arm, encoded, cut into windows and batched.
+`first_piece` and `all_pieces` use the chunks of training. `sliding` gives every token at least half
+a sequence of preceding text as context, if there is that much: each window repeats the last half of
+the previous window and scores only the new tokens. A prefix takes up room in its window, so under
+`all_pieces` metadata reduces the text context; under `sliding` it hardly does.
+
+Batches depend on lengths alone, never on the number of processes: a document is always scored in
+the same batch, so the metrics do not change with the world size.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.data.text.chunks import Chunk, cut
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.evaluation.arms import FORM, OWN, PROMPT, SEPARATOR, TRAINING, Arm
-from bsmeta.evaluation.batches import Windows, plan_batches
 from bsmeta.evaluation.controls import Donors, FormRenderer, PromptRenderer, prompt_config
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.scoring import Window, max_batch_tokens
+from bsmeta.evaluation.segments import Reading
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
+
+Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
+
+
+def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The first chunk of the document, at most one sequence long."""
+    return [_from_chunk(chunk) for chunk in cut(document, config)[:1]]
+
+
+def all_pieces(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in chunks, as in training."""
+    return [_from_chunk(chunk) for chunk in cut(document, config)]
+
+
+def sliding(document: EncodedDocument, config: DataConfig) -> list[Window]:
+    """The whole document in overlapping windows, with the prefix in the same places as training."""
+    metadata, size = config.metadata_config, len(document.ids)
+    is_text = (document.token_types == 0) & (document.text_ends > document.text_starts)
+    first_text = int(np.argmax(is_text)) if is_text.any() else 0
+    windows: list[Window] = []
+    stop = 0
+    while stop < size:
+        prefixed = not windows or metadata.prefix_on == "every_piece"
+        prefix_ids = document.prefix_ids if prefixed else document.prefix_ids[:0]
+        prefix, new = len(prefix_ids), stop
+        room = metadata.max_seq_len - prefix
+        start = max(new - room // 2, 0)
+        stop = min(start + room, size)
+        scored = is_text[start:stop].copy()
+        scored[: new - start] = False
+        if start == 0 and len(scored):  # without metadata, it has no context
+            scored[first_text : first_text + 1] = False
+        windows.append(
+            Window(
+                ids=np.concatenate((prefix_ids, document.ids[start:stop])),
+                starts=_padded(prefix, document.text_starts[start:stop]),
+                ends=_padded(prefix, document.text_ends[start:stop]),
+                scored=np.concatenate((np.zeros(prefix, bool), scored)),
+                own=prefix + new - start,
+            )
+        )
+    return windows
+
+
+WINDOWS: dict[str, Windows] = {
+    "first_piece": first_piece,
+    "all_pieces": all_pieces,
+    "sliding": sliding,
+}
+
+
+def reading_of(windows: list[Window], scores: list[np.ndarray]) -> Reading:
+    """The text tokens of a document with their nats.
+
+    Args:
+        windows: All windows of the document in one arm.
+        scores: For each window, the log-probabilities of its scored tokens, float64.
+    """
+    starts, ends, nats, shown_from = [], [], [], []
+    for window, log_probabilities in zip(windows, scores, strict=True):
+        values = np.full(len(window.ids), np.nan)
+        values[window.scored] = -log_probabilities
+        holds_text = window.ends > window.starts
+        first = int(window.starts[np.argmax(holds_text)]) if holds_text.any() else 0
+        holds_text[: window.own] = False
+        starts.append(window.starts[holds_text])
+        ends.append(window.ends[holds_text])
+        nats.append(values[holds_text])
+        shown_from.append(np.full(len(starts[-1]), first, np.int32))
+    if not windows:
+        nowhere = np.zeros(0, np.int32)
+        return Reading(nowhere, nowhere, np.zeros(0), nowhere)
+    return Reading(*map(np.concatenate, (starts, ends, nats, shown_from)))
+
+
+def _from_chunk(chunk: Chunk) -> Window:
+    # Without metadata the first text token has no context, so no arm scores it, even if training
+    # has a loss on it.
+    chunk = replace(chunk, first_text_is_target=False)
+    starts, ends = chunk.text_starts, chunk.text_ends
+    scored = chunk.loss_mask & (chunk.token_types == 0) & (ends > starts)
+    return Window(chunk.ids, starts, ends, scored, chunk.prefix_length)
+
+
+def _padded(front: int, values: np.ndarray) -> np.ndarray:
+    return np.concatenate((np.zeros(front, values.dtype), values))
+
+
+FEWEST_BLOCKS = 16
+"""Minimum number of blocks, so that several ranks can share a small set."""
+
+DOCUMENTS_PER_BLOCK = 64
+"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
+
+FORWARD_OVERHEAD = 96
+"""Cost of one model call in tokens: less padding than this costs less than another call."""
+
+
+def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
+    """Group documents into blocks of similar document lengths and about equal total cost.
+
+    Args:
+        costs: The cost of each document (for example its characters).
+
+    Returns:
+        Blocks of document indices, the longest documents first.
+    """
+    count = len(costs)
+    if count == 0:
+        return []
+    wanted = max(min(FEWEST_BLOCKS, count), -(-count // DOCUMENTS_PER_BLOCK))
+    share = sum(costs) / wanted
+    blocks: list[list[int]] = [[]]
+    filled = 0.0
+    for index in sorted(range(count), key=lambda i: (-costs[i], i)):
+        if blocks[-1] and filled + costs[index] / 2 > share:
+            blocks.append([])
+            filled = 0.0
+        blocks[-1].append(index)
+        filled += costs[index]
+    return blocks
+
+
+def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[list[int]]:
+    """The blocks that a rank scores; every rank gets the same number, possibly some empty."""
+    rounds = -(-len(blocks) // world_size)
+    mine = [blocks[i] for i in range(rank, len(blocks), world_size)]
+    return mine + [[] for _ in range(rounds - len(mine))]
+
+
+def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group windows into padded batches at minimum cost.
+
+    Windows are sorted by length and split into consecutive groups by dynamic programming; the cost
+    of a batch is its rows times its longest row (padding included), plus a constant per model call.
+
+    Args:
+        lengths: Tokens of each window.
+        max_tokens: Maximum padded size of a batch (a longer window forms a batch of its own).
+
+    Returns:
+        Batches of window indices, the longest windows first.
+    """
+    order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
+    ordered = np.asarray(lengths, dtype=np.int64)[order]
+    best = np.zeros(len(order) + 1)
+    cut_at = np.zeros(len(order) + 1, dtype=np.int64)
+    for end in range(1, len(order) + 1):
+        longest = max(int(ordered[end - 1]), 1)
+        first = end - max(min(end, max_tokens // longest), 1)
+        starts = np.arange(first, end)
+        costs = best[first:end] + (end - starts) * longest
+        cheapest = int(np.argmin(costs))
+        best[end] = costs[cheapest] + FORWARD_OVERHEAD
+        cut_at[end] = first + cheapest
+    batches = []
+    end = len(order)
+    while end > 0:
+        batches.append([int(i) for i in order[cut_at[end] : end][::-1]])
+        end = int(cut_at[end])
+    return batches
+
 
 Place = tuple[int, int]
 """Index of a rendering, and index of one of its windows."""

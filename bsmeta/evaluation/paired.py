@@ -23,8 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
-from bsmeta.evaluation.batches import WINDOWS, own_blocks, plan_blocks, reading_of
-from bsmeta.evaluation.blocks import Block, BlockMaker
+from bsmeta.evaluation.blocks import WINDOWS, Block, BlockMaker, own_blocks, plan_blocks, reading_of
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
@@ -69,7 +68,7 @@ class PairedEvaluation:
         tokenizer: The model's tokenizer.
         documents: The held-out documents.
         comparisons: What to compare.
-        windows: Window policy: a name in `bsmeta.evaluation.batches.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.evaluation.blocks.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
         ranks: The processes that share the work.
         seed: Seed of the controls.

@@ -27,15 +27,14 @@ from bsmeta.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
+    Likelihoods,
     by_candidate,
     by_document,
     find_candidates,
     posterior,
     summarize,
 )
-from bsmeta.generation.contexts import check_value
-from bsmeta.generation.likelihood import Likelihoods
-from bsmeta.generation.opening import find, load
+from bsmeta.generation.contexts import check_value, find, load
 from bsmeta.generation.text_mode import console
 from bsmeta.metadata.processors import type_of
 

@@ -1,4 +1,4 @@
-"""Turns metadata and a prompt into the tokens that a model continues.
+"""The model of `checkpoint`, and the tokens that it continues: metadata and a prompt.
 
 The metadata becomes records, which the renderer and encoder of the training data process; so
 granularity, templates, buckets and separators apply here as well.
@@ -11,12 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import transformers
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.evaluation.checkpoints import Location, load_model, locate, run_config
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -166,3 +172,36 @@ def _check_announcement(key: str, value: Any, config: MetadataConfig) -> None:
         f"metadata.{key}={value}: {key} is a local type; it stands at places in the text and "
         f"cannot be given as a value before it; {fix}"
     )
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A loaded model, its tokenizer, and the configuration of its training data."""
+
+    model: nn.Module
+    tokenizer: PreTrainedTokenizerBase
+    data: DataConfig
+    device: torch.device
+
+
+def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
+    """Locate the model and read its training configuration, without loading the model.
+
+    Raises:
+        UserError: There is no such checkpoint, or its configuration cannot be read.
+    """
+    location = locate(config.checkpoint)
+    train = run_config(location, config.training_config, config.overrides)
+    return location, train
+
+
+def load(config: GenerateConfig, location: Location, train: CausalLMConfig) -> Opened:
+    """Load the model, on the GPU if there is one.
+
+    Raises:
+        UserError: It cannot be loaded, or does not match its configuration.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, tokenizer = load_model(location, train, config.precision, device)
+    return Opened(model, tokenizer, train.data_config, device)

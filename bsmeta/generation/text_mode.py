@@ -19,9 +19,8 @@ from rich.text import Text
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.generation import GenerateConfig
-from bsmeta.generation.contexts import check_value
+from bsmeta.generation.contexts import check_value, find, load
 from bsmeta.generation.generator import Result, Sample, Writer
-from bsmeta.generation.opening import find, load
 from bsmeta.generation.requests import Dialogue, Request, lines_of_input, read_requests, request_of
 
 

@@ -10,7 +10,7 @@ from bsmeta.config.checks import causal_lm as causal_lm_checks
 from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.notes import notes
+from bsmeta.config.summary import notes
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.data.stream.preview import column_problems, missing_types
 from bsmeta.metadata.checks import metadata_notes, metadata_problems

@@ -33,9 +33,9 @@ from bsmeta.training.checkpoint import (
     list_checkpoints,
     newest_whole,
 )
-from bsmeta.training.disk import check_room
 from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import PlainEngine, engine_name
+from bsmeta.training.retention import check_room
 
 logger = logging.getLogger(__name__)
 

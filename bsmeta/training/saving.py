@@ -23,10 +23,9 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint, random_state
-from bsmeta.training.disk import check_room, explained
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
-from bsmeta.training.retention import Retention
+from bsmeta.training.retention import Retention, check_room, explained
 from bsmeta.training.run_folder import write_status
 
 

@@ -9,7 +9,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.from_file import expand, expand_overrides
+from bsmeta.config.interpolation import expand, expand_overrides
 
 METADATA = "data_config.metadata_config"
 

@@ -17,7 +17,7 @@ from bsmeta.config.checks.loop import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
-from bsmeta.config.notes import launch_notes, notes
+from bsmeta.config.summary import launch_notes, notes
 from bsmeta.data.stream import preview
 from bsmeta.data.stream.preview import missing_types
 from bsmeta.evaluation.statistics import Figures

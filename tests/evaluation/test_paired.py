@@ -20,7 +20,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
-from bsmeta.evaluation.batches import sliding
+from bsmeta.evaluation.blocks import sliding
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation, SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks

@@ -23,12 +23,12 @@ from bsmeta.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
+    Likelihoods,
     by_candidate,
     find_candidates,
     posterior,
     summarize,
 )
-from bsmeta.generation.likelihood import Likelihoods
 from bsmeta.metadata.rendering import Rendered
 from tests.evaluation.conftest import document, write_shard
 from tests.generation.plain import next_scores

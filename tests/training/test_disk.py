@@ -11,8 +11,8 @@ import pytest
 
 from bsmeta.config.errors import CheckpointError
 from bsmeta.training.checkpoint import Writer
-from bsmeta.training.disk import check_room, explained
 from bsmeta.training.distributed import ALONE
+from bsmeta.training.retention import check_room, explained
 
 Usage = namedtuple("Usage", "total used free")
 

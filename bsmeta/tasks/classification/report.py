@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
-from bsmeta.evaluation.page import html_image, html_page, html_table
+from bsmeta.evaluation.output import WIDTH_OF_A_FILE, html_image, html_page, html_table, rich_table
 from bsmeta.evaluation.statistics import Interval
 from bsmeta.evaluation.tables import Table, markdown
 from bsmeta.tasks.classification.plots import figures_of
