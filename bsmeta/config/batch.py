@@ -20,20 +20,26 @@ class BatchPlan:
         accumulation: Micro-batches of one process in a step.
         processes: Number of processes.
         key: The key that sets the rows of a micro-batch; None if they vary.
+        is_total: Whether that key sets the rows of a whole step, which are divided.
     """
 
     micro_batch: int
     accumulation: int
     processes: int
     key: str | None
+    is_total: bool = False
 
     @classmethod
     def of(cls, config: RunConfig, processes: int) -> BatchPlan:
         """The plan of a run with this number of processes."""
-        name = config.micro_batch_key
+        name, scope = config.micro_batch_key, config.batch_scope_key
         rows = 1 if name is None else reduce(getattr, name.split("."), config)
         assert isinstance(rows, int)
-        return cls(rows, config.gradient_accumulation_steps, processes, name)
+        accumulation = config.gradient_accumulation_steps
+        is_total = scope is not None and reduce(getattr, scope.split("."), config) == "total"
+        if is_total:  # the check of the launch refuses a remainder
+            rows //= accumulation * processes
+        return cls(rows, accumulation, processes, name, is_total)
 
     @property
     def global_batch(self) -> int:

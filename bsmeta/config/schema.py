@@ -24,6 +24,10 @@ class RunConfig:
     micro_batch_key: ClassVar[str | None] = None
     """The key that sets the rows of a micro-batch; None if they vary from step to step."""
 
+    batch_scope_key: ClassVar[str | None] = None
+    """The key that says whether those are the rows of a micro-batch (`per_device`), or of a whole
+    step (`total`); None: of a micro-batch."""
+
     task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 
     learning_rate: float = key(

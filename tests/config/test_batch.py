@@ -8,7 +8,10 @@ from pathlib import Path
 import bsmeta
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.start import launch_problems
 from bsmeta.config.data import DataConfig
+from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
+from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 
 PRODUCT = re.compile(
@@ -26,6 +29,28 @@ def test_a_step_holds_micro_batch_x_accumulation_x_processes() -> None:
 def test_where_rows_vary_a_step_is_counted_in_micro_batches() -> None:
     plan = BatchPlan.of(RunConfig(gradient_accumulation_steps=3), 2)
     assert (plan.micro_batch, plan.global_batch, plan.rows_per_step) == (1, 6, None)
+
+
+def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
+    data = DisambiguationDataConfig(batch_size=24, batch_scope="total")
+    config = DisambiguationConfig(data_config=data, gradient_accumulation_steps=3)
+    plan = BatchPlan.of(config, 4)
+    assert plan == BatchPlan(2, 3, 4, key="data_config.batch_size", is_total=True)
+    assert plan.rows_per_step == 24
+    data.batch_scope = "per_device"
+    assert BatchPlan.of(config, 4).rows_per_step == 24 * 3 * 4
+
+
+def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
+    data = DisambiguationDataConfig(batch_size=10)
+    config = DisambiguationConfig(data_config=data)
+    launch = Launch(source="test", num_processes=4, distributed_type="MULTI_GPU")
+    (problem,) = [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]
+    assert (problem.found, problem.fix) == (
+        "10", "data_config.batch_size=12, or data_config.batch_scope=per_device",
+    )  # fmt: skip
+    data.batch_size = 12
+    assert not [p for p in launch_problems(config, launch) if p.key == "data_config.batch_size"]
 
 
 def test_nothing_else_computes_the_global_batch() -> None:

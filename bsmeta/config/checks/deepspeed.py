@@ -169,7 +169,7 @@ def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
             owner=f"{micro_batch} of Hydra" if plan.key else micro_batch,
             value=plan.micro_batch,
             default="train_batch_size / accumulation / processes",
-            override=override_of(plan.key) if plan.key else None,
+            override=override_of(plan.key) if plan.key and not plan.is_total else None,
         ),
         Shared(
             key="train_batch_size",

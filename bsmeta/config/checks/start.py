@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
 
+from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, same, show
 from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
 from bsmeta.config.schema import RunConfig
@@ -24,10 +26,26 @@ def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
             fix=f"accelerate launch --config_file {config.accelerate_config_file} …",
         )
     yield from _machines(launch)
+    yield from _divided_batch(config, launch)
     yield from _devices(config, launch)
     yield from _precision(config, launch)
     yield from _stated(config, launch, "gradient_accumulation_steps")
     yield from _stated(config, launch, "gradient_clipping")
+
+
+def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields a batch of a whole step that the processes cannot divide evenly."""
+    plan = BatchPlan.of(config, launch.num_processes)
+    if not plan.is_total:
+        return
+    assert plan.key is not None
+    rows = reduce(getattr, plan.key.split("."), config)
+    parts = plan.accumulation * plan.processes
+    if rows % parts:
+        split = f"{plan.processes} (processes) x {plan.accumulation} (gradient_accumulation_steps)"
+        expected = f"a multiple of {parts} = {split}, because {config.batch_scope_key}=total"
+        fix = f"{plan.key}={-(-rows // parts) * parts}, or {config.batch_scope_key}=per_device"
+        yield Problem(plan.key, HYDRA, show(rows), expected, fix)
 
 
 def launcher_problems(launch: Launch) -> Iterator[Problem]:

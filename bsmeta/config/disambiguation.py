@@ -1,0 +1,185 @@
+"""The schema of `task=disambiguation`: mentions in sentences, each with its entity."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from bsmeta.config.keys import key
+from bsmeta.config.schema import RunConfig
+
+ENTITY_TEXT = ("title", "types", "relations", "description")
+"""The parts that the text of an entity may have, in their order."""
+
+
+@dataclass(kw_only=True)
+class DisambiguationDataConfig:
+    """The sentences, the table of entities, and how both become batches."""
+
+    train_file: str | None = key(
+        None, "training sentences: .jsonl or .jsonl.gz, a line each", is_path=True
+    )
+    dev_file: str | None = key(None, "sentences of the evaluations during training", is_path=True)
+    test_file: str | None = key(None, "sentences of the evaluation after training", is_path=True)
+    entity_table: str | None = key(
+        None, "folder of the table of entities, built from their profiles", is_path=True
+    )
+    prep_dir: str | None = key(
+        None,
+        "folder of the encoded sentences and of the vectors of frozen encoders; null: prep beside "
+        "the training sentences",
+        is_path=True,
+    )
+    prep_workers: int = key(1, "processes that encode the sentences on a machine", at_least=1)
+    max_mentions: int = key(
+        10, "mentions of a row; a sentence with more becomes several rows", at_least=1
+    )
+    max_words: int = key(100, "words of a row; a longer sentence becomes several rows", at_least=1)
+
+    mention_encoding: str = key(
+        "sentence",
+        "sentence: one encoder pass for all mentions of a row; window: one for each mention, with "
+        "the mention between [ent_start] and [ent_end]",
+        choices=("sentence", "window"),
+    )
+    window_length: int = key(64, "tokens of a window, with the special ones", at_least=8)
+    entity_text: list[str] = key(
+        list(ENTITY_TEXT),
+        f"parts of the text of an entity, of {', '.join(ENTITY_TEXT)}; [title] is the text-only "
+        "baseline",
+    )
+    max_entity_length: int = key(
+        128, "tokens of the text of an entity, with the special ones", at_least=8
+    )
+    mask_rarest: float = key(
+        0.5,
+        "probability that a mention is masked, and the title of a candidate, in training: for the "
+        "least frequent entity",
+        at_least=0,
+        below=1,
+    )
+    mask_most_frequent: float = key(
+        0.95,
+        "the same for the most frequent entity; those between by the percentile of their count",
+        at_least=0,
+        below=1,
+    )
+
+    batch_size: int = key(
+        32,
+        "rows of a step (batch_scope=total) or of a micro-batch of one process (per_device)",
+        deepspeed="train_micro_batch_size_per_gpu",
+        at_least=1,
+    )
+    batch_scope: str = key(
+        "total",
+        "total: batch_size is divided among processes and gradient_accumulation_steps, exactly; "
+        "per_device: it is that of each",
+        choices=("total", "per_device"),
+    )
+    per_device_eval_batch_size: int = key(
+        64, "rows in an evaluation batch of one process", at_least=1
+    )
+    num_workers: int = key(
+        0, "loader processes of each rank (0: in the training process)", at_least=0
+    )
+
+
+@dataclass(kw_only=True)
+class DisambiguationConfig(RunConfig):
+    """A training run of an entity disambiguator."""
+
+    micro_batch_key: ClassVar[str | None] = "data_config.batch_size"
+    batch_scope_key: ClassVar[str | None] = "data_config.batch_scope"
+
+    task: str = key(
+        "disambiguation", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task"
+    )
+    data_config: DisambiguationDataConfig = key(
+        DisambiguationDataConfig, "the sentences and the entities"
+    )
+    prep_only: bool = key(False, "encode the sentences, and stop")
+
+    model_name: str = key(
+        "google-bert/bert-base-uncased",
+        "a folder or Hub name of the encoder to load; its weights unless model_config_file",
+        is_path=True,
+        heading="Model",
+    )
+    model_config_file: str | None = key(
+        None,
+        "JSON of a transformers config: start from random weights of this shape instead",
+        is_path=True,
+    )
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+    encoder_layers: int | None = key(
+        None, "layers of the encoder of mentions: the first so many; null: all", at_least=1
+    )
+    share_encoders: bool = key(
+        False, "one encoder for mentions and entities, instead of one for each"
+    )
+    train_entity_encoder: bool = key(
+        True,
+        "false: the encoder of entities keeps its weights, its vectors are computed once, and only "
+        "the layer on top of it is trained",
+    )
+    embedding_size: int = key(200, "size of the embeddings that are compared", at_least=1)
+    pooling: str = key(
+        "mean",
+        "what of a text's tokens becomes its vector: the mean, or the first token (of a mention in "
+        "a sentence always the mean of its tokens)",
+        choices=("mean", "first"),
+    )
+    temperature: float = key(
+        0.01, "scores are cosines divided by this (Bootleg 1.1: 0.01)", above=0
+    )
+    log_prior: str = key(
+        "none",
+        "a trained weight times the logarithm of a candidate's share of its alias's score is added "
+        "to its score; leave_one_out: less the training mentions of the same document, for tables "
+        "whose scores count these",
+        choices=("none", "scores", "leave_one_out"),
+    )
+
+    train_in_candidates: bool = key(
+        True,
+        "true: the entity of every mention must be one of its candidates, and a mention without it "
+        "counts as wrong; false: there is a further candidate, none of them (NIL)",
+        heading="Loss",
+    )
+    negatives: str = key(
+        "batch",
+        "candidates that a mention is compared with in training: those of all mentions of the "
+        "micro-batch, or its own",
+        choices=("batch", "own"),
+    )
+    max_train_candidates: int | None = key(
+        None,
+        "candidates of a mention in training: its entity and the most popular others; null: all",
+        at_least=2,
+    )
+    hard_negatives: int = key(
+        0,
+        "further entities for each mention in training: those whose texts are most similar to that "
+        "of its entity before training",
+        at_least=0,
+    )
+
+    eval_slices: list[str] | None = key(
+        None, "slices that evaluations report; null: all", heading="Evaluation and prediction"
+    )
+    compare_with: str | None = key(
+        None,
+        "run folder of another model, scored beside this one at the end, such as one trained with "
+        "data_config.entity_text=[title]",
+        is_path=True,
+    )
+    min_score: float = key(
+        0.0,
+        "predictions whose probability among the candidates is lower are dropped",
+        at_least=0,
+        at_most=1,
+    )
+    bootstrap_resamples: int = key(
+        2000, "resamples of the documents for each interval of the report", at_least=1
+    )
