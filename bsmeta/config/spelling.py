@@ -24,9 +24,7 @@ class NoiseConfig:
         "misspellings; mixed: both; none: samples need a target of their own",
         choices=("artificial", "realistic", "mixed", "none"),
     )
-    word_probability: float = key(
-        0.2, "probability that a word is edited", at_least=0, at_most=1
-    )
+    word_probability: float = key(0.2, "probability that a word is edited", at_least=0, at_most=1)
     artificial_share: float = key(
         0.2, "mixed: share of the edited words with artificial errors", at_least=0, at_most=1
     )
@@ -181,8 +179,9 @@ class SecConfig(SpellingConfig):
 
     task: str = key("sec", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 
-    num_beams: int = key(1, "beams of the search in `generate`; 1: greedy", at_least=1,
-                         heading="Correction")
+    num_beams: int = key(
+        1, "beams of the search in `generate`; 1: greedy", at_least=1, heading="Correction"
+    )
     val_corrections: int = key(
         100, "validation samples to correct at each evaluation (the loss is over all)", at_least=1
     )

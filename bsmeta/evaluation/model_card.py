@@ -25,7 +25,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 
-FIGURES = {
+METRICS = {
     "bits_per_byte_without": "bits per byte without metadata",
     "bits_per_byte_with": "bits per byte with all metadata, same text",
     "difference": "difference",
@@ -48,8 +48,8 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         _introduction(config, events.get("step")),
         "## How a document must read",
         *_recipe(config.data_config.metadata_config),
-        "## Figures",
-        _figures(events.get("eval")),
+        "## Metrics",
+        _metrics(events.get("eval")),
         "## Training",
         *_training(config, events.get("step"), command),
     ]
@@ -170,10 +170,10 @@ def _alone(key: str, config: MetadataConfig) -> str:
     return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
 
 
-def _figures(event: dict[str, Any] | None) -> str:
+def _metrics(event: dict[str, Any] | None) -> str:
     if event is None:
         return "Not evaluated."
-    rows = [f"| {FIGURES[name]} | {event[name]:.4f} |" for name in FIGURES if name in event]
+    rows = [f"| {METRICS[name]} | {event[name]:.4f} |" for name in METRICS if name in event]
     interval = ""
     if "difference_low" in event:
         low, high = event["difference_low"], event["difference_high"]

@@ -28,7 +28,7 @@ from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
 from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
-from bsmeta.evaluation.statistics import figures_of
+from bsmeta.evaluation.statistics import paired_metrics
 
 Progress = Callable[[float], None]
 
@@ -260,19 +260,19 @@ class SubsetEvaluation:
         self._seed = seed
 
     def run(self, model: nn.Module, device: torch.device) -> dict[str, float]:
-        """Score the subset; returns the metrics of `Figures` as a flat dict, equal on all ranks.
+        """Score the subset; return `PairedMetrics` as a flat dict, equal on all ranks.
 
         Those of `FIRST` come first. `text_bits_per_byte` is over all documents without metadata; if
         no document has metadata, it is the only metric besides `documents` and `bytes`.
         """
         sums = self._evaluation.run(model, device, blocks=self._blocks)
         stacked = np.stack([sums[name].totals for name in ("text", "all")])
-        text, both = figures_of(stacked, resamples=RESAMPLES, seed=self._seed)
+        text, both = paired_metrics(stacked, resamples=RESAMPLES, seed=self._seed)
         if text is None:
             return {"documents": 0, "bytes": 0}
-        figures = {"text_bits_per_byte": text.bits_per_byte_without}
+        metrics = {"text_bits_per_byte": text.bits_per_byte_without}
         if both is None:
-            return {**figures, "documents": text.documents, "bytes": text.bytes}
+            return {**metrics, "documents": text.documents, "bytes": text.bytes}
         # there are no intervals for a single document
-        figures |= {name: value for name, value in both.as_dict().items() if value is not None}
-        return {**{name: figures[name] for name in FIRST}, **figures}
+        metrics |= {name: value for name, value in both.as_dict().items() if value is not None}
+        return {**{name: metrics[name] for name in FIRST}, **metrics}

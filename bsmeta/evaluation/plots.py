@@ -87,9 +87,9 @@ def difference_plot(model: ModelReport) -> Figure:
 def _relative_axis(axes: Axes, model: ModelReport) -> None:
     """Add an axis with the differences as a percentage of the bits of the text alone."""
     text = model.row(TEXT)
-    if text is None or text.figures is None or not text.figures.bits_per_byte_without:
+    if text is None or text.metrics is None or not text.metrics.bits_per_byte_without:
         return
-    percent = 100 / text.figures.bits_per_byte_without
+    percent = 100 / text.metrics.bits_per_byte_without
     above = axes.secondary_xaxis(
         "top",
         functions=(
@@ -111,19 +111,19 @@ def _line_of(row: Row) -> str:
 
 def _interval(axes: Axes, height: float, row: Row) -> None:
     """Draw a difference and its two intervals; the color shows if the wide one excludes 0."""
-    figures = row.figures
-    assert figures is not None
+    metrics = row.metrics
+    assert metrics is not None
     marker = VARIANTS.get(row.comparison.group, "o")
     own = row.comparison.group not in VARIANTS
     colour = UNSURE
-    low, high = figures.simultaneous_low, figures.simultaneous_high
+    low, high = metrics.simultaneous_low, metrics.simultaneous_high
     if low is not None and high is not None:
         colour = HELPS if high < 0 else HURTS if low > 0 else UNSURE
         axes.hlines(height, low, high, color=colour, linewidth=0.8)
-    low, high = figures.difference_low, figures.difference_high
+    low, high = metrics.difference_low, metrics.difference_high
     if low is not None and high is not None:
         axes.hlines(height, low, high, color=colour, linewidth=3 if own else 1.8)
-    axes.plot(figures.difference, height, marker, color=colour, markersize=7 if own else 5)
+    axes.plot(metrics.difference, height, marker, color=colour, markersize=7 if own else 5)
 
 
 def position_plot(model: ModelReport) -> Figure:
@@ -150,7 +150,7 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
     """Draw one curve per row; the first solid curve is black and has its intervals."""
     for number, (row, bins) in enumerate(rows):
         places = [bin_.first_byte for bin_ in bins]
-        values = [bin_.figures.difference for bin_ in bins]
+        values = [bin_.metrics.difference for bin_ in bins]
         strong = number == 0 and line == "-"
         colour = "black" if strong else f"C{(number - 1) % 10}" if line == "-" else UNSURE
         marker = "o" if strong else "." if line == "-" else VARIANTS[row.comparison.group]
@@ -164,7 +164,7 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
             linewidth=2.2 if strong else 1.2,
             label=label(row),
         )
-        ends = [(bin_.figures.difference_low, bin_.figures.difference_high) for bin_ in bins]
+        ends = [(bin_.metrics.difference_low, bin_.metrics.difference_high) for bin_ in bins]
         if strong and all(low is not None for low, _ in ends):
             lows, highs = zip(*ends, strict=True)
             axes.fill_between(at, lows, highs, color="black", alpha=0.12, linewidth=0)
@@ -173,7 +173,7 @@ def _curves(axes: Axes, rows: Sequence[tuple[Row, Sequence[PositionBin]]], line:
 
 
 def _name_bins(axes: Axes, bins: Sequence[PositionBin], words: str) -> None:
-    names = [f"from {bin_.first_byte:,}\n{bin_.figures.documents:,} docs" for bin_ in bins]
+    names = [f"from {bin_.first_byte:,}\n{bin_.metrics.documents:,} docs" for bin_ in bins]
     axes.set_xticks([str(bin_.first_byte) for bin_ in bins], names, fontsize=8)
     axes.set_xlabel(words, fontsize=9)
 

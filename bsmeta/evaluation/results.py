@@ -13,7 +13,7 @@ from bsmeta.evaluation.model_pairs import PairRow
 from bsmeta.evaluation.paired import ComparisonSums
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
 from bsmeta.evaluation.slices import Slice
-from bsmeta.evaluation.statistics import Figures, figures_of
+from bsmeta.evaluation.statistics import PairedMetrics, paired_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +21,20 @@ class PositionBin:
     """One comparison over the text from `first_byte` up to the next bin."""
 
     first_byte: int
-    figures: Figures
+    metrics: PairedMetrics
 
     def as_dict(self) -> dict[str, Any]:
         """The bin as a dict for JSON."""
-        return {"first_byte": self.first_byte, **self.figures.as_dict()}
+        return {"first_byte": self.first_byte, **self.metrics.as_dict()}
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One comparison; `figures` is None if no document could be compared.
+    """One comparison; `metrics` is None if no document could be compared.
 
     Attributes:
         comparison: The two arms.
-        figures: The metrics over all documents that take part.
+        metrics: The metrics over all documents that take part.
         text_bytes: Bytes of these documents, including those that an arm could not score.
         prefixes_cut: Number of these documents with a prefix that was too long and truncated.
         positions: The metrics by byte offset in the document.
@@ -42,7 +42,7 @@ class Row:
     """
 
     comparison: Comparison
-    figures: Figures | None
+    metrics: PairedMetrics | None
     text_bytes: int = 0
     prefixes_cut: int = 0
     positions: list[PositionBin] = field(default_factory=list)
@@ -51,12 +51,12 @@ class Row:
     @property
     def compares(self) -> bool:
         """Whether two different arms were compared, over at least one document."""
-        return self.figures is not None and self.comparison.group != TEXT
+        return self.metrics is not None and self.comparison.group != TEXT
 
     @property
     def left_out(self) -> float:
         """Share of the text bytes that one of the arms could not score."""
-        scored = self.figures.bytes if self.figures else 0
+        scored = self.metrics.bytes if self.metrics else 0
         return 1 - scored / self.text_bytes if self.text_bytes else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class Row:
             "group": one.group,
             "base": asdict(one.base),
             "test": asdict(one.test),
-            **_plain(self.figures),
+            **_plain(self.metrics),
             "text_bytes": self.text_bytes,
             "prefixes_cut": self.prefixes_cut,
             "by_position": [bin_.as_dict() for bin_ in self.positions],
@@ -89,7 +89,7 @@ class SliceRows:
             "name": self.slice.name,
             "documents": int(self.slice.members.sum()),
             "comparisons": [
-                {"name": row.comparison.name, **_plain(row.figures)} for row in self.rows
+                {"name": row.comparison.name, **_plain(row.metrics)} for row in self.rows
             ],
         }
 
@@ -190,9 +190,9 @@ class Resampling:
     resamples: int
     seed: int
 
-    def figures(self, sums: np.ndarray, family: Sequence[int] = ()) -> list[Figures | None]:
-        """`figures_of` with these settings."""
-        return figures_of(sums, resamples=self.resamples, seed=self.seed, family=family)
+    def metrics(self, sums: np.ndarray, family: Sequence[int] = ()) -> list[PairedMetrics | None]:
+        """`paired_metrics` with these settings."""
+        return paired_metrics(sums, resamples=self.resamples, seed=self.seed, family=family)
 
 
 def rows_of(
@@ -217,7 +217,7 @@ def rows_of(
         by_bin = np.moveaxis(sums[one.name].values, 0, 2)
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
     family = [i for i, one in enumerate(comparisons) if one.group != TEXT]
-    figures = resampling.figures(np.concatenate(stacked), family)
+    metrics = resampling.metrics(np.concatenate(stacked), family)
     rows = []
     for number, one in enumerate(comparisons):
         start = len(comparisons) + 2 * bins * number
@@ -225,20 +225,20 @@ def rows_of(
         rows.append(
             Row(
                 one,
-                figures[number],
+                metrics[number],
                 text_bytes=int(text_bytes[found.takes_part].sum()),
                 prefixes_cut=int(found.prefix_cut.sum()),
-                positions=_bins(position_edges, figures[start : start + bins]),
-                contexts=_bins(position_edges, figures[start + bins : start + 2 * bins]),
+                positions=_bins(position_edges, metrics[start : start + bins]),
+                contexts=_bins(position_edges, metrics[start + bins : start + 2 * bins]),
             )
         )
     return rows
 
 
-def _bins(edges: Sequence[int], figures: Sequence[Figures | None]) -> list[PositionBin]:
+def _bins(edges: Sequence[int], metrics: Sequence[PairedMetrics | None]) -> list[PositionBin]:
     return [
         PositionBin(edge, here)
-        for edge, here in zip(edges, figures, strict=True)
+        for edge, here in zip(edges, metrics, strict=True)
         if here is not None
     ]
 
@@ -253,11 +253,11 @@ def slice_rows_of(
     made = []
     for one in slices:
         stacked = np.stack([sums[each.name].totals for each in comparisons])
-        figures = resampling.figures(stacked * one.members[None, :, None])
-        rows = [Row(each, own) for each, own in zip(comparisons, figures, strict=True)]
+        metrics = resampling.metrics(stacked * one.members[None, :, None])
+        rows = [Row(each, own) for each, own in zip(comparisons, metrics, strict=True)]
         made.append(SliceRows(one, rows))
     return made
 
 
-def _plain(figures: Figures | None) -> dict[str, Any]:
-    return figures.as_dict() if figures else {"documents": 0, "bytes": 0}
+def _plain(metrics: PairedMetrics | None) -> dict[str, Any]:
+    return metrics.as_dict() if metrics else {"documents": 0, "bytes": 0}

@@ -34,7 +34,7 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class PairedMetrics:
     """The metrics of one comparison.
 
     Differences are bits per byte with metadata minus without: below 0, metadata helps.
@@ -88,9 +88,9 @@ class Figures:
         return asdict(self)
 
 
-def figures_of(
+def paired_metrics(
     sums: np.ndarray, *, resamples: int, seed: int, family: Sequence[int] = ()
-) -> list[Figures | None]:
+) -> list[PairedMetrics | None]:
     """Metrics of several comparisons over one set of documents.
 
     Args:
@@ -108,8 +108,8 @@ def figures_of(
     own = np.divide(bits, sums[:, :, BYTES], out=np.zeros_like(bits), where=takes_part)
     ratios = resampled(bits, sums[:, :, BYTES], resamples=resamples, seed=seed)
     plain = resampled(own, takes_part.astype(np.float64), resamples=resamples, seed=seed)
-    found: list[Figures | None] = [
-        _figures(sums[i][takes_part[i]], central(ratios[:, i]), central(plain[:, i]))
+    found: list[PairedMetrics | None] = [
+        _metrics(sums[i][takes_part[i]], central(ratios[:, i]), central(plain[:, i]))
         if takes_part[i].any()
         else None
         for i in range(len(sums))
@@ -118,13 +118,13 @@ def figures_of(
     return found
 
 
-def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
+def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMetrics:
     """Metrics of the documents that take part: sums float64 [documents, COLUMNS]."""
     total = sums.sum(axis=0)
     bits = (sums[:, NATS_WITH] - sums[:, NATS_WITHOUT]) / math.log(2)
     better, worse = int((bits < 0).sum()), int((bits > 0).sum())
     several = len(sums) > 1
-    return Figures(
+    return PairedMetrics(
         documents=len(sums),
         bytes=int(total[BYTES]),
         tokens=int(total[TOKENS]),
@@ -147,7 +147,7 @@ def _figures(sums: np.ndarray, weighted: Interval, plain: Interval) -> Figures:
     )
 
 
-def _correct(found: list[Figures | None], ratios: np.ndarray, family: Sequence[int]) -> None:
+def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequence[int]) -> None:
     """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
     members = [(i, one) for i in family if (one := found[i]) is not None]
     if not members:

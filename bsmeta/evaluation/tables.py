@@ -16,7 +16,7 @@ from bsmeta.evaluation.arms import (
     WRONG,
 )
 from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.evaluation.statistics import Figures
+from bsmeta.evaluation.statistics import PairedMetrics
 
 NONE = "–"
 
@@ -148,7 +148,7 @@ def checkpoint_table(report: Report) -> Table:
     table = Table("The checkpoints", NOTE, ["checkpoint", "text alone", *columns])
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
-        alone = f"{text.figures.bits_per_byte_without:.4f}" if text and text.figures else NONE
+        alone = f"{text.metrics.bits_per_byte_without:.4f}" if text and text.metrics else NONE
         cells = _cells(main) if main else dict.fromkeys(columns, NONE)
         table.rows.append([model.checkpoint, alone, *(cells[head] for head in columns)])
     return table
@@ -205,7 +205,7 @@ def _bin_table(
     note += " The documents are those of the first comparison; intervals are not corrected."
     table = Table(title, note, heads)
     for number, row in enumerate(compared):
-        found = {bin_.first_byte: bin_.figures for bin_ in bins[row.comparison.name]}
+        found = {bin_.first_byte: bin_.metrics for bin_ in bins[row.comparison.name]}
         if number == 0:
             counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
             table.rows.append([DOCUMENTS, *counts])
@@ -236,23 +236,23 @@ def main_row(model: ModelReport) -> Row | None:
 def summary(model: ModelReport) -> str:
     """The result of the main comparison in a sentence."""
     row = main_row(model)
-    if row is None or row.figures is None:
+    if row is None or row.metrics is None:
         return "No document has metadata to compare with."
-    figures = row.figures
-    low, high = figures.difference_low, figures.difference_high
+    metrics = row.metrics
+    low, high = metrics.difference_low, metrics.difference_high
     if low is None or high is None:
         sure = "over one document, so there is no interval"
     else:
         sure = (
             f"95% interval of the difference: {low:+.4f} to {high:+.4f}, "
-            f"over {figures.documents:,} documents"
+            f"over {metrics.documents:,} documents"
             + ("" if high < 0 or low > 0 else ", which includes no difference")
         )
-    verdict = "fewer" if figures.difference < 0 else "more"
+    verdict = "fewer" if metrics.difference < 0 else "more"
     return (
-        f"With metadata ({label(row)}) the model needs {figures.bits_per_byte_with:.4f} bits per "
-        f"byte of text, without it {figures.bits_per_byte_without:.4f}: "
-        f"{abs(figures.difference):.4f} ({abs(figures.relative):.2%}) {verdict} ({sure})."
+        f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
+        f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
+        f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) {verdict} ({sure})."
     )
 
 
@@ -284,32 +284,32 @@ def markdown(tables: Sequence[Table]) -> str:
 
 def _cells(row: Row) -> dict[str, str]:
     """The cells of a row by the names in COLUMNS."""
-    figures = row.figures
+    metrics = row.metrics
     cells = dict.fromkeys(COLUMNS, NONE)
-    if figures is None:
+    if metrics is None:
         return {**cells, DOCUMENTS: "0"}
     cells |= {
-        DOCUMENTS: f"{figures.documents:,}",
-        BYTES: f"{figures.bytes:,}",
-        WITHOUT: f"{figures.bits_per_byte_without:.4f}",
-        "perplexity without": f"{figures.perplexity_without:,.1f}",
+        DOCUMENTS: f"{metrics.documents:,}",
+        BYTES: f"{metrics.bytes:,}",
+        WITHOUT: f"{metrics.bits_per_byte_without:.4f}",
+        "perplexity without": f"{metrics.perplexity_without:,.1f}",
     }
     if row.text_bytes:
         cells[LEFT_OUT] = f"{row.left_out:.1%}"
     if not row.compares:
         return cells
-    p = figures.sign_test_p_holm
+    p = metrics.sign_test_p_holm
     return cells | {
-        CUT: f"{row.prefixes_cut / figures.documents:.0%}",
-        WITH: f"{figures.bits_per_byte_with:.4f}",
-        DIFFERENCE: f"{figures.difference:+.4f}",
-        RELATIVE: f"{figures.relative:+.2%}",
-        INTERVAL: interval(figures.difference_low, figures.difference_high),
-        TOGETHER: interval(figures.simultaneous_low, figures.simultaneous_high),
-        SPLIT: f"{figures.documents_better} : {figures.documents_worse}",
-        SIGN: f"{figures.sign_test_p:.2g}",
+        CUT: f"{row.prefixes_cut / metrics.documents:.0%}",
+        WITH: f"{metrics.bits_per_byte_with:.4f}",
+        DIFFERENCE: f"{metrics.difference:+.4f}",
+        RELATIVE: f"{metrics.relative:+.2%}",
+        INTERVAL: interval(metrics.difference_low, metrics.difference_high),
+        TOGETHER: interval(metrics.simultaneous_low, metrics.simultaneous_high),
+        SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
+        SIGN: f"{metrics.sign_test_p:.2g}",
         HOLM: NONE if p is None else f"{p:.2g}",
-        "perplexity with": f"{figures.perplexity_with:,.1f}",
+        "perplexity with": f"{metrics.perplexity_with:,.1f}",
     }
 
 
@@ -318,9 +318,9 @@ def interval(low: float | None, high: float | None) -> str:
     return NONE if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
-def _difference(figures: Figures) -> str:
-    ends = interval(figures.difference_low, figures.difference_high)
-    return f"{figures.difference:+.4f}" + (f" ({ends})" if ends != NONE else "")
+def _difference(metrics: PairedMetrics) -> str:
+    ends = interval(metrics.difference_low, metrics.difference_high)
+    return f"{metrics.difference:+.4f}" + (f" ({ends})" if ends != NONE else "")
 
 
 def _escaped(cells: Sequence[str]) -> list[str]:

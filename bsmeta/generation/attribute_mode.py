@@ -143,7 +143,7 @@ def _report(
         "type": config.type,
         "prior": config.prior,
         "example_prefix": likelihoods.prefixes[0],
-        "figures": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
+        "metrics": summarize(found, resamples=config.bootstrap_resamples, seed=config.seed),
         "candidates": by_candidate(found),
         "documents": by_document(found),
     }
@@ -170,15 +170,15 @@ NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "alway
 
 def show_attribution(report: dict[str, Any], out: Console) -> None:
     """Print the accuracy, next to that of always guessing the most frequent candidate."""
-    figures = report["figures"]
+    metrics = report["metrics"]
     out.print(
-        f"{report['type']} of {figures['documents']:,} documents, inferred from their text "
-        f"({figures['candidates']:,} candidates, {report['prior']} prior)"
+        f"{report['type']} of {metrics['documents']:,} documents, inferred from their text "
+        f"({metrics['candidates']:,} candidates, {report['prior']} prior)"
     )
     table = _table(["right", "share", "95% interval"])
     for name, title in NAMES.items():
-        one = figures[name]
-        if name == "top_5" and figures["candidates"] <= 5:
+        one = metrics[name]
+        if name == "top_5" and metrics["candidates"] <= 5:
             continue  # always 100%
         interval = f"{one['low']:.1%} to {one['high']:.1%}"
         table.add_row(title, f"{one['share']:.1%}", interval)
@@ -190,8 +190,8 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
         table.add_row(Text(row["label"]), *numbers, Text(row["most_often_taken_for"] or ""))
     out.print(table)
     out.print(
-        f"mean reciprocal rank {figures['mean_reciprocal_rank']:.3f}; the right one costs "
-        f"{figures['mean_bits_of_the_truth']:.2f} bits; majority: {figures['majority_label']}",
+        f"mean reciprocal rank {metrics['mean_reciprocal_rank']:.3f}; the right one costs "
+        f"{metrics['mean_bits_of_the_truth']:.2f} bits; majority: {metrics['majority_label']}",
         markup=False,
     )
 

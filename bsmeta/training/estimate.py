@@ -59,7 +59,7 @@ class Probe:
     max_steps: int
     updates: int
     warm_up: int
-    figures: dict[str, Any]
+    metrics: dict[str, Any]
     held: State
 
 
@@ -98,11 +98,11 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
                 silent, schedule, task, accelerator, RunFolder(Path(folder)), watchdog,
                 StopRequest(),
             )  # fmt: skip
-            figures = trainer.probe(warm_up, updates - warm_up)
+            metrics = trainer.probe(warm_up, updates - warm_up)
         finally:
             watchdog.stop()
         held_here = held(trainer.model, trainer.optimizer)
-        return Probe(schedule.max_steps, updates - warm_up, warm_up, figures, held_here)
+        return Probe(schedule.max_steps, updates - warm_up, warm_up, metrics, held_here)
 
 
 def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
@@ -185,23 +185,23 @@ def _notes(counted: Forecast, precision: str) -> list[str]:
 
 def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
     """Prints the measured part, extrapolated to the whole run."""
-    figures = measured.figures
+    metrics = measured.metrics
     mfu = "– (the peak of this device is not known)"
-    if figures["mfu"] is not None:
-        mfu = f"{figures['mfu']:.1%}"
+    if metrics["mfu"] is not None:
+        mfu = f"{metrics['mfu']:.1%}"
     held_by, counted_state = measured.held, counted.states[counted.stage]
     rows = [
         ("probe", f"{measured.updates} updates, after {measured.warm_up} to warm up"),
-        ("an update", f"{figures['step_s']:.3f} s, {counted.update_tokens:,} positions, of which "
-         f"padding {figures['padding']:.1%}"),
-        ("tokens/s", f"{figures['tokens_per_s']:,.0f} on all devices, without padding"),
-        ("waiting for data", f"{figures['data_wait_s']:.3f} s of these updates"),
+        ("an update", f"{metrics['step_s']:.3f} s, {counted.update_tokens:,} positions, of which "
+         f"padding {metrics['padding']:.1%}"),
+        ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
+        ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these updates"),
         ("MFU", mfu),
-        ("memory", f"{amount(figures['memory_gb'] * 2**30)} at most on this device; weights "
+        ("memory", f"{amount(metrics['memory_gb'] * 2**30)} at most on this device; weights "
          f"{amount(held_by.weights)} (counted {amount(counted_state.weights)}), optimizer "
          f"{amount(held_by.optimizer)} (counted {amount(counted_state.optimizer)})"),
-        ("time to finish", f"{measured.max_steps:,} updates x {figures['step_s']:.3f} s = "
-         f"{duration(measured.max_steps * figures['step_s'])}, without evaluations and saves"),
+        ("time to finish", f"{measured.max_steps:,} updates x {metrics['step_s']:.3f} s = "
+         f"{duration(measured.max_steps * metrics['step_s'])}, without evaluations and saves"),
     ]  # fmt: skip
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

@@ -88,7 +88,7 @@ class Tracker:
             except Exception as error:
                 self._external.remove(tracker)
                 logger.warning(
-                    "%s gets no more figures (%s: %s); all of them are in %s",
+                    "%s gets no more metrics (%s: %s); all of them are in %s",
                     type(tracker).__name__, type(error).__name__, redact(str(error)), METRICS,
                 )  # fmt: skip
 

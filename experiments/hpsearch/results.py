@@ -35,30 +35,30 @@ class Result:
     Attributes:
         state: The state in status.json; `not started` if there is none.
         step: The last step logged.
-        figures: `loss` (nats per token, mean of the last steps) and the last evaluation's bits per
+        metrics: `loss` (nats per token, mean of the last steps) and the last evaluation's bits per
             byte of held-out text, as far as they are available.
     """
 
     state: str
     step: int
-    figures: dict[str, float]
+    metrics: dict[str, float]
 
 
 def read_result(folder: Path) -> Result:
     """Read the result from a run folder, which may be incomplete."""
-    status, metrics = folder / "status.json", folder / "metrics.jsonl"
+    status, log = folder / "status.json", folder / "metrics.jsonl"
     state = json.loads(status.read_text())["state"] if status.exists() else "not started"
-    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    lines = log.read_text().splitlines() if log.exists() else []
     events = [json.loads(line) for line in lines if line.endswith("}")]  # the last may be truncated
     steps = [one for one in events if one["event"] == "step"]
     losses = [one["loss"] for one in steps[-LAST_STEPS:]]
-    figures: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for one in events:
         if one["event"] == "eval":
-            figures |= {name: one[name] for name in MEASURES if name in one}
+            metrics |= {name: one[name] for name in MEASURES if name in one}
     if losses:
-        figures["loss"] = sum(losses) / len(losses)
-    return Result(state, steps[-1]["step"] if steps else 0, figures)
+        metrics["loss"] = sum(losses) / len(losses)
+    return Result(state, steps[-1]["step"] if steps else 0, metrics)
 
 
 def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
@@ -70,7 +70,7 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
     """
     results = {run: read_result(run) for run in runs}
     measure = next(
-        (name for name in MEASURES if any(name in one.figures for one in results.values())), "loss"
+        (name for name in MEASURES if any(name in one.metrics for one in results.values())), "loss"
     )
     ordered = sorted(runs, key=lambda run: _rank(results[run], measure))
     short = _short_names(list(next(iter(runs.values()))))
@@ -79,9 +79,9 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
     _print(header, rows, f"{folder.name}: {MEASURES[measure]}, best first")
     (folder / "sweep.md").write_text(_markdown(header, rows, measure))
     points = [
-        (dict(zip(short.values(), runs[run].values(), strict=True)), results[run].figures[measure])
+        (dict(zip(short.values(), runs[run].values(), strict=True)), results[run].metrics[measure])
         for run in ordered
-        if results[run].state == "done" and measure in results[run].figures
+        if results[run].state == "done" and measure in results[run].metrics
     ]
     if points:
         plot(points, MEASURES[measure]).savefig(folder / "sweep.png", dpi=150)
@@ -90,7 +90,7 @@ def write_report(folder: Path, runs: Mapping[Path, Mapping[str, str]]) -> None:
 
 def _rank(result: Result, measure: str) -> tuple[bool, float]:
     """Sort key: finished runs first, then by the measure."""
-    value = result.figures.get(measure, math.inf)
+    value = result.metrics.get(measure, math.inf)
     return result.state != "done", math.inf if math.isnan(value) else value
 
 
@@ -103,8 +103,8 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _cells(result: Result) -> list[str]:
-    figures = [result.figures.get(name) for name in MEASURES]
-    return [result.state, str(result.step), *("–" if x is None else f"{x:.4f}" for x in figures)]
+    metrics = [result.metrics.get(name) for name in MEASURES]
+    return [result.state, str(result.step), *("–" if x is None else f"{x:.4f}" for x in metrics)]
 
 
 def _print(header: Sequence[str], rows: Sequence[Sequence[str]], title: str) -> None:

@@ -20,7 +20,7 @@ from bsmeta.config.metadata import MetadataConfig, Phase
 from bsmeta.config.summary import launch_notes, notes
 from bsmeta.data.stream import preview
 from bsmeta.data.stream.preview import missing_types
-from bsmeta.evaluation.statistics import Figures
+from bsmeta.evaluation.statistics import PairedMetrics
 from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks import TASKS
 from tests.config.test_refusals import named, start
@@ -188,7 +188,7 @@ def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[st
 
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
-    known = {*Figures.__dataclass_fields__, "text_bits_per_byte"}
+    known = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
     assert known.issuperset(METRICS)
 
 

@@ -128,41 +128,41 @@ def information(letters: int) -> float:
     ],
 )
 def test_the_gain_is_the_information(name: str, letters: int, rows: dict[str, Row]) -> None:
-    figures = rows[name].figures
-    assert figures is not None
-    assert figures.documents == 60
-    assert figures.bytes == 60 * letters
-    assert -figures.difference == pytest.approx(information(letters), rel=0.05)
+    metrics = rows[name].metrics
+    assert metrics is not None
+    assert metrics.documents == 60
+    assert metrics.bytes == 60 * letters
+    assert -metrics.difference == pytest.approx(information(letters), rel=0.05)
     certain = 4 + math.log2(1 - DOUBT)  # the doubt costs a little, and exactly this
-    assert -figures.difference == pytest.approx(information(letters) * certain / 4, rel=1e-4)
-    assert figures.difference_high < 0
-    assert figures.documents_better == 60
-    assert figures.sign_test_p < 1e-15
+    assert -metrics.difference == pytest.approx(information(letters) * certain / 4, rel=1e-4)
+    assert metrics.difference_high < 0
+    assert metrics.documents_better == 60
+    assert metrics.sign_test_p < 1e-15
 
 
 @pytest.mark.parametrize("name", ["each/noise", "left_out/secret", "added/noise", "shuffled/noise"])
 def test_noise_is_worth_nothing(name: str, rows: dict[str, Row]) -> None:
-    figures = rows[name].figures
-    assert figures is not None
-    assert figures.difference_low <= 0 <= figures.difference_high
-    assert figures.difference == pytest.approx(0, abs=1e-6)
+    metrics = rows[name].metrics
+    assert metrics is not None
+    assert metrics.difference_low <= 0 <= metrics.difference_high
+    assert metrics.difference == pytest.approx(0, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", ["shuffled/all", "shuffled/secret", "wrong/secret", "wrong/all"])
 def test_another_secret_is_no_better_than_none(name: str, rows: dict[str, Row]) -> None:
-    figures = rows[name].figures
-    assert figures is not None
+    metrics = rows[name].metrics
+    assert metrics is not None
     # right by chance once in sixteen, otherwise surprised by log2(15 / 0.01) instead of 4 bits
     right, wrong = math.log2(1 / (1 - DOUBT)), math.log2(15 / DOUBT)
     expected = (right / 16 + wrong * 15 / 16 - 4) * information(LENGTH - 1) / 4
-    assert figures.difference == pytest.approx(expected, rel=0.05)
-    assert figures.difference_low > 0
+    assert metrics.difference == pytest.approx(expected, rel=0.05)
+    assert metrics.difference_low > 0
 
 
 def test_without_metadata_every_letter_costs_four_bits(rows: dict[str, Row]) -> None:
     for row in rows.values():
-        assert row.figures is not None
-    text = rows["text"].figures
+        assert row.metrics is not None
+    text = rows["text"].metrics
     assert text is not None
     assert text.bits_per_byte_without == pytest.approx(4, abs=1e-4)
     assert text.perplexity_without == pytest.approx(16, rel=1e-3)

@@ -25,7 +25,7 @@ from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation, SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.evaluation.statistics import figures_of
+from bsmeta.evaluation.statistics import paired_metrics
 from bsmeta.metadata.rendering import Renderer
 from tests.evaluation.plain import bits_of_document
 
@@ -256,9 +256,9 @@ def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
         np.testing.assert_array_equal(same.totals[:, NATS_WITH], same.totals[:, NATS_WITHOUT])
         assert same.prefix_cut.sum() == 9
         assert sums["each/title"].totals[:, NATS_WITH].sum() > 0
-        (figures,) = figures_of(same.totals[None], resamples=10, seed=0)
-        assert figures is not None
-        assert (figures.documents_better, figures.documents_worse) == (0, 0)
+        (metrics,) = paired_metrics(same.totals[None], resamples=10, seed=0)
+        assert metrics is not None
+        assert (metrics.documents_better, metrics.documents_worse) == (0, 0)
 
 
 def test_sliding_windows_carry_the_prefix_where_training_does(

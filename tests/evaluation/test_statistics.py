@@ -1,4 +1,4 @@
-"""Figures of a comparison: exact sums, intervals that mean what they say."""
+"""Metrics of a comparison: exact sums, intervals that mean what they say."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from bsmeta.evaluation.statistics import (
     Interval,
     bootstrap,
-    figures_of,
     holm,
+    paired_metrics,
     sign_test,
     simultaneous_half_widths,
 )
@@ -27,19 +27,19 @@ def test_figures_are_weighted_by_bytes() -> None:
             [0.0, 0.0, 0.0, 0.0, 0.0],  # nothing to compare
         ]
     )
-    figures, nothing = figures_of(np.stack([sums, 0 * sums]), resamples=100, seed=1)
+    metrics, nothing = paired_metrics(np.stack([sums, 0 * sums]), resamples=100, seed=1)
     assert nothing is None
-    assert figures is not None
-    assert figures.documents == 2
-    assert figures.bytes == 40
-    assert figures.tokens == 10
-    assert figures.bits_per_byte_without == pytest.approx(50 / 40)
-    assert figures.bits_per_byte_with == pytest.approx(40 / 40)
-    assert figures.difference == pytest.approx(-10 / 40)
-    assert figures.mean_document_difference == pytest.approx(-0.5)
-    assert figures.perplexity_without == pytest.approx(2 ** (50 / 10))
-    assert figures.perplexity_with == pytest.approx(2 ** (40 / 10))
-    assert (figures.documents_better, figures.documents_worse) == (1, 0)
+    assert metrics is not None
+    assert metrics.documents == 2
+    assert metrics.bytes == 40
+    assert metrics.tokens == 10
+    assert metrics.bits_per_byte_without == pytest.approx(50 / 40)
+    assert metrics.bits_per_byte_with == pytest.approx(40 / 40)
+    assert metrics.difference == pytest.approx(-10 / 40)
+    assert metrics.mean_document_difference == pytest.approx(-0.5)
+    assert metrics.perplexity_without == pytest.approx(2 ** (50 / 10))
+    assert metrics.perplexity_with == pytest.approx(2 ** (40 / 10))
+    assert (metrics.documents_better, metrics.documents_worse) == (1, 0)
 
 
 def test_sign_test_is_the_exact_binomial() -> None:
@@ -52,13 +52,13 @@ def test_sign_test_is_the_exact_binomial() -> None:
 
 def test_one_document_has_no_interval() -> None:
     sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]]])
-    (figures,) = figures_of(sums, resamples=100, seed=1, family=[0])
-    assert figures is not None
-    assert figures.difference == pytest.approx(-1.0)
-    assert figures.relative == pytest.approx(-0.5)
-    assert (figures.difference_low, figures.difference_high) == (None, None)
-    assert (figures.simultaneous_low, figures.simultaneous_high) == (None, None)
-    assert (figures.mean_document_difference_low, figures.sign_test_p_holm) == (None, 1.0)
+    (metrics,) = paired_metrics(sums, resamples=100, seed=1, family=[0])
+    assert metrics is not None
+    assert metrics.difference == pytest.approx(-1.0)
+    assert metrics.relative == pytest.approx(-0.5)
+    assert (metrics.difference_low, metrics.difference_high) == (None, None)
+    assert (metrics.simultaneous_low, metrics.simultaneous_high) == (None, None)
+    assert (metrics.mean_document_difference_low, metrics.sign_test_p_holm) == (None, 1.0)
 
 
 def test_holm_is_the_step_down_procedure() -> None:
@@ -84,7 +84,7 @@ def test_a_family_is_corrected_and_the_rest_is_not() -> None:
     generator = np.random.default_rng(1)
     sums = np.ones((3, 50, 5))
     sums[:, :, 3] += generator.normal(size=(3, 50))
-    first, second, outside = figures_of(sums, resamples=500, seed=0, family=[0, 1])
+    first, second, outside = paired_metrics(sums, resamples=500, seed=0, family=[0, 1])
     assert first is not None
     assert second is not None
     assert outside is not None

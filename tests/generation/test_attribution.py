@@ -1,4 +1,4 @@
-"""Attribution: a model that knows the answer must tell it, and the figures must say so."""
+"""Attribution: a model that knows the answer must tell it, and the metrics must say so."""
 
 from __future__ import annotations
 
@@ -129,11 +129,11 @@ def test_a_model_that_knows_is_always_right(
     priors = np.stack([candidates.log_prior("uniform", index) for index in own])
     names = [documents.name(index) for index in own]
     found = Attribution(candidates, posterior(scores, priors), tokens, names, own)
-    figures = summarize(found, resamples=200, seed=1)
-    assert figures["top_1"] == {"share": 1.0, "low": 1.0, "high": 1.0}
-    assert figures["majority_class"]["share"] == 0.5
-    assert figures["majority_label"] == "one.org"
-    assert figures["mean_bits_of_the_truth"] < 0.2
+    metrics = summarize(found, resamples=200, seed=1)
+    assert metrics["top_1"] == {"share": 1.0, "low": 1.0, "high": 1.0}
+    assert metrics["majority_class"]["share"] == 0.5
+    assert metrics["majority_label"] == "one.org"
+    assert metrics["mean_bits_of_the_truth"] < 0.2
     assert [(row["told"], row["guessed"]) for row in by_candidate(found)] == [
         (6, 6),
         (4, 4),
@@ -171,12 +171,12 @@ def test_figures_by_hand() -> None:
     )
     found = Attribution(candidates, rows, np.array([5, 6, 7]), ["x:0", "x:1", "x:2"], [0, 1, 2])
     assert found.ranks.tolist() == [1, 2, 7]
-    figures = summarize(found, resamples=100, seed=0)
-    assert figures["top_1"]["share"] == pytest.approx(1 / 3)
-    assert figures["top_5"]["share"] == pytest.approx(2 / 3)
-    assert figures["majority_class"]["share"] == pytest.approx(2 / 3)
-    assert figures["mean_reciprocal_rank"] == pytest.approx((1 + 1 / 2 + 1 / 7) / 3)
-    assert figures["mean_bits_of_the_truth"] == pytest.approx(
+    metrics = summarize(found, resamples=100, seed=0)
+    assert metrics["top_1"]["share"] == pytest.approx(1 / 3)
+    assert metrics["top_5"]["share"] == pytest.approx(2 / 3)
+    assert metrics["majority_class"]["share"] == pytest.approx(2 / 3)
+    assert metrics["mean_reciprocal_rank"] == pytest.approx((1 + 1 / 2 + 1 / 7) / 3)
+    assert metrics["mean_bits_of_the_truth"] == pytest.approx(
         -(np.log2(0.4) + np.log2(0.2) + np.log2(0.05)) / 3
     )
     assert by_candidate(found)[1] == {
@@ -226,7 +226,7 @@ def test_the_entry_point_writes_and_prints(
     assert generate("mode=attribute", "bootstrap_resamples=50", "prior=empirical") == 0
     report = json.loads((run_folder / "attribution-url.json").read_text())
     assert [row["label"] for row in report["candidates"]] == ["site0.org", "site1.org", "site2.org"]
-    assert report["figures"]["documents"] == 9
+    assert report["metrics"]["documents"] == 9
     assert report["example_prefix"] == "url: https://site0.org/ |||"
     assert [row["document"] for row in report["documents"]][:2] == [
         "held-out.jsonl.gz:0",
