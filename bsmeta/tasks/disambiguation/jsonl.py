@@ -1,0 +1,122 @@
+"""The lines of JSON files, and the problems found in them, which are reported together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+from bsmeta.config.errors import DataError
+from bsmeta.data.io.lines import LineReader
+
+Form = TypeVar("Form")
+
+LISTED = 20
+"""Problems that an error lists."""
+
+_LINES = 1000
+
+
+class Problems:
+    """The problems of a file; reading ends when enough of them are known.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._found: list[str] = []
+
+    def add(self, line: int, reason: str) -> None:
+        """Adds a problem of a line, numbered from 1.
+
+        Raises:
+            DataError: If it is the last one to be listed.
+        """
+        self._found.append(f"line {line:,}: {reason}")
+        if len(self._found) == LISTED:
+            self._raise("the first ")
+
+    def close(self) -> None:
+        """Ends the file.
+
+        Raises:
+            DataError: If there are problems.
+        """
+        if self._found:
+            self._raise("")
+
+    def _raise(self, extent: str) -> None:
+        count = len(self._found)
+        named = "1 problem" if count == 1 else f"{extent}{count} problems"
+        listed = "\n  ".join(self._found)
+        raise DataError(f"{self._path}: {named}; correct the file\n  {listed}")
+
+
+class JsonLines(Generic[Form]):
+    """The lines of a `.jsonl(.gz|.zst)` file, decoded as a type; empty lines are skipped.
+
+    Args:
+        path: The file.
+        form: The type of a line.
+        problems: Collects lines that are not of this type, which are left out.
+        advance: Called now and then with the bytes of the file that have been read.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: type[Form],
+        problems: Problems,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self._path = path
+        self._decoder = msgspec.json.Decoder(form)
+        self._problems = problems
+        self._advance = advance
+
+    def __iter__(self) -> Iterator[tuple[int, Form]]:
+        """Yields the number of each line, from 1, and its content.
+
+        Raises:
+            DataError: If the file cannot be read to its end.
+        """
+        try:
+            reader = LineReader(str(self._path))
+        except OSError as error:
+            raise DataError(f"{self._path} cannot be read: {error.strerror}") from error
+        number = 0
+        try:
+            while lines := reader.read(number, _LINES):
+                for line in lines:
+                    number += 1
+                    try:
+                        decoded = self._decoder.decode(line)
+                    except (msgspec.MsgspecError, RecursionError) as error:
+                        if bytes(line).strip():
+                            self._problems.add(number, str(error))
+                        continue
+                    yield number, decoded
+                self._advance(reader.bytes_read)
+            if reader.damage:
+                raise DataError(f"{self._path}: damaged after line {number:,}: {reader.damage}")
+        finally:
+            reader.close()
+
+
+@contextmanager
+def progress_bar(path: Path, name: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar over the bytes of a file, on standard error."""
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    console = Console(file=sys.stderr)
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+        size = path.stat().st_size if path.exists() else None
+        task = progress.add_task(name, total=size)
+        yield lambda done: progress.update(task, completed=done)

@@ -1,0 +1,168 @@
+"""Training lines of both generations: a sentence, and the entities that its mentions mean.
+
+The first generation counts the words of a mention (`spans`), the second its characters
+(`char_spans`); both become characters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bsmeta.tasks.disambiguation.jsonl import JsonLines, Problems
+
+ALL_MENTIONS = "final_loss"
+"""The slice of every gold mention; it exists by itself, so lines must not define it."""
+
+MEMBER = 0.5
+"""A mention is in a slice if its value there is greater."""
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Mention:
+    """A place in a sentence that means an entity.
+
+    Attributes:
+        position: Its position among the mentions of the line, from 0.
+        start: Its first character in the sentence.
+        end: The character after its last one.
+        alias: The look-up key of its candidates, which may differ from the text.
+        entity: The id of the entity that it means.
+        is_gold: False for a weak label, which is trained on but not scored.
+        slices: The line's own slices that it is in; a weak label is in none.
+    """
+
+    position: int
+    start: int
+    end: int
+    alias: str
+    entity: str
+    is_gold: bool
+    slices: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A sentence with its mentions.
+
+    Attributes:
+        number: The number of the line in its file, from 1.
+        sentence: The unique number of the sentence.
+        text: The sentence.
+        document: The document that it is from; the sentence's number if the line names none.
+        mentions: The mentions, in the order of the line.
+    """
+
+    number: int
+    sentence: int
+    text: str
+    document: str
+    mentions: tuple[Mention, ...]
+
+
+class _Raw(msgspec.Struct):
+    sentence: str
+    sent_idx_unq: int
+    aliases: list[str]
+    qids: list[str]
+    gold: list[bool]
+    spans: list[tuple[int, int]] | None = None
+    char_spans: list[tuple[int, int]] | None = None
+    slices: dict[str, dict[str, float]] | None = None
+    document: str | int | None = None
+
+
+def read_lines(
+    path: Path, problems: Problems, advance: Callable[[int], None] = lambda _: None
+) -> Iterator[Line]:
+    """Yields the lines of a file.
+
+    Args:
+        path: A `.jsonl(.gz|.zst)` file.
+        problems: Collects the lines that are invalid, which are left out. The caller may add
+            to it, and closes it at the end.
+        advance: Called now and then with the bytes of the file that have been read.
+
+    Raises:
+        DataError: If the file cannot be read, or has too many problems.
+    """
+    for number, raw in JsonLines(path, _Raw, problems, advance):
+        reasons = list(_problems(raw))
+        for reason in reasons:
+            problems.add(number, reason)
+        if not reasons:
+            yield _line(number, raw)
+
+
+def _problems(raw: _Raw) -> Iterator[str]:
+    """What is wrong with a line."""
+    spans = raw.spans if raw.char_spans is None else raw.char_spans
+    if spans is None:
+        yield "neither spans (in words) nor char_spans (in characters)"
+        return
+    name = "spans" if raw.char_spans is None else "char_spans"
+    lists: dict[str, list[Any]] = {
+        "aliases": raw.aliases,
+        "qids": raw.qids,
+        name: spans,
+        "gold": raw.gold,
+    }
+    if len({len(values) for values in lists.values()}) > 1:
+        found = ", ".join(f"{len(values)} {key}" for key, values in lists.items())
+        yield f"lists of unequal lengths: {found}"
+        return
+    unit = "words" if raw.char_spans is None else "characters"
+    length = len(_WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
+    for position, (start, end) in enumerate(spans):
+        if not 0 <= start < end <= length:
+            yield (
+                f"{name}[{position}] is [{start}, {end}]; the sentence has {length} {unit}, and a "
+                "mention has one or more"
+            )
+    yield from _slice_problems(raw.slices or {}, len(raw.aliases))
+
+
+def _slice_problems(slices: Mapping[str, Mapping[str, float]], mentions: int) -> Iterator[str]:
+    positions = {str(position) for position in range(mentions)} if slices else {}
+    for name, members in slices.items():
+        if name == ALL_MENTIONS:
+            yield f"slices: {ALL_MENTIONS} is reserved for all gold mentions; leave it out"
+        for position in members:
+            if position not in positions:
+                yield f"slices: {name} names mention {position!r}; the line has {mentions} mentions"
+
+
+def _line(number: int, raw: _Raw) -> Line:
+    spans = raw.char_spans
+    if spans is None:
+        words = [match.span() for match in _WORD.finditer(raw.sentence)]
+        spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
+    slices = raw.slices or {}
+    mentions = tuple(
+        Mention(
+            position=position,
+            start=start,
+            end=end,
+            alias=alias,
+            entity=entity,
+            is_gold=is_gold,
+            slices=_slices_of(position, slices) if is_gold and slices else (),
+        )
+        for position, ((start, end), alias, entity, is_gold) in enumerate(
+            zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
+        )
+    )
+    document = raw.sent_idx_unq if raw.document is None else raw.document
+    return Line(number, raw.sent_idx_unq, raw.sentence, str(document), mentions)
+
+
+def _slices_of(position: int, slices: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:
+    key = str(position)
+    return tuple(name for name, members in slices.items() if members.get(key, 0.0) > MEMBER)

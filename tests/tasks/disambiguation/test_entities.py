@@ -1,0 +1,202 @@
+"""Tables of entities: built from profiles, validated, and appended to."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
+
+LINCOLN = {
+    "entity_id": "Q91",
+    "mentions": [["lincoln", 8.0], ["abraham lincoln", 5]],
+    "title": "Abraham Lincoln",
+    "description": "16th president",
+    "types": {"wiki": ["human", "politician"], "coarse": ["person"]},
+    "relations": [{"relation": "spouse", "object": "Q94"}],
+}
+TODD = {"entity_id": "Q94", "mentions": [["mary lincoln", 2], ["lincoln", 1]], "title": "Mary Todd"}
+CITY = {
+    "entity_id": "Q28260",
+    "mentions": [["lincoln", 9.5]],
+    "title": "Lincoln (Nebraska)",
+    "types": {"wiki": ["city"]},
+}
+
+
+def write(path: Path, profiles: list[Any]) -> Path:
+    lines = (one if isinstance(one, str) else json.dumps(one) for one in profiles)
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def build(folder: Path, profiles: list[Any], **options: int) -> EntityTable:
+    folder.mkdir(exist_ok=True)
+    return build_entities(write(folder / "profiles.jsonl", profiles), folder / "table", **options)
+
+
+def candidates_of(table: EntityTable, alias: str) -> list[tuple[str, float]]:
+    entities, scores = table.candidates(table.alias_index(alias))
+    assert (entities.dtype, scores.dtype) == (np.int32, np.float32)
+    return list(zip(map(table.entity_id, entities.tolist()), scores.tolist(), strict=True))
+
+
+def test_a_table_has_what_the_profiles_say(tmp_path: Path) -> None:
+    table = build(tmp_path, [LINCOLN, TODD, CITY])
+    assert len(table) == 4  # with NIL
+    assert [table.entity_id(index) for index in range(4)] == ["NIL", "Q91", "Q94", "Q28260"]
+    assert candidates_of(table, "lincoln") == [("Q28260", 9.5), ("Q91", 8.0), ("Q94", 1.0)]
+    assert candidates_of(table, "mary lincoln") == [("Q94", 2.0)]
+    assert table.alias_index("Lincoln") == -1
+    assert list(table.aliases()) == ["lincoln", "abraham lincoln", "mary lincoln"]
+    lincoln = table.index("Q91")
+    assert table.title(lincoln) == "Abraham Lincoln"
+    assert table.description(lincoln) == "16th president"
+    assert table.types(lincoln) == ["human", "politician", "person"]
+    assert table.relations(lincoln) == [("spouse", table.index("Q94"))]
+    assert (table.title(0), table.types(0), table.relations(0)) == ("", [], [])
+    assert table.types(table.index("Q94")) == []
+    with pytest.raises(DataError, match="has no entity 'Q7'"):
+        table.index("Q7")
+    assert candidates_of(pickle.loads(pickle.dumps(table)), "lincoln")[0] == ("Q28260", 9.5)
+
+
+def test_candidates_beyond_the_limit_are_left_out(tmp_path: Path) -> None:
+    profiles = [
+        {"entity_id": f"Q{number}", "mentions": [["one", number % 4]], "title": ""}
+        for number in range(8)
+    ]
+    table = build(tmp_path, profiles, max_candidates=3)
+    assert candidates_of(table, "one") == [("Q3", 3.0), ("Q7", 3.0), ("Q2", 2.0)]
+
+
+def test_problems_are_listed_together_with_their_lines(tmp_path: Path) -> None:
+    bad = [
+        LINCOLN,
+        "",
+        {**TODD, "mentions": [["mary", 1], ["mary", 2], [" ", 3], ["todd", -1]]},
+        '{"entity_id": "Q5", "mentions": [',
+        {**CITY, "mentions": [["lincoln"]]},
+        LINCOLN,
+        {"entity_id": "NIL", "mentions": [], "title": ""},
+        {"entity_id": "", "mentions": [], "title": ""},
+        {**CITY, "relations": [{"relation": "capital of", "object": "Q1553"}]},
+    ]
+    with pytest.raises(DataError) as error:
+        build(tmp_path, bad)
+    assert str(error.value).splitlines() == [
+        f"{tmp_path}/profiles.jsonl: 9 problems; correct the file",
+        "  line 3: mention 'mary' is there twice",
+        "  line 3: a mention is empty",
+        "  line 3: mention 'todd' has the score -1.0; expected a number from 0",
+        "  line 4: Input data was truncated",
+        "  line 5: Expected `array` of length 2 - at `$.mentions[0]`",
+        "  line 6: entity_id 'Q91' is that of line 1, too",
+        "  line 7: entity_id 'NIL' is reserved for mentions without an entity",
+        "  line 8: entity_id is empty",
+        "  line 9: a relation leads to 'Q1553', which is no entity",
+    ]
+    assert not (tmp_path / "table").exists()
+
+
+def test_a_long_list_of_problems_is_cut(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="the first 20 problems") as error:
+        build(tmp_path, ["{"] * 1000)
+    assert len(str(error.value).splitlines()) == 21
+
+
+def test_a_table_is_not_overwritten(tmp_path: Path) -> None:
+    build(tmp_path, [TODD])
+    with pytest.raises(ConfigurationError, match="exists; name another folder"):
+        build(tmp_path, [CITY])
+
+
+def test_added_entities_change_no_number(tmp_path: Path) -> None:
+    before = build(tmp_path, [LINCOLN, TODD])
+    new = write(tmp_path / "new.jsonl", [{**CITY, "mentions": [["lincoln", 3], ["lnk", 1]]}])
+    after = add_entities(new, tmp_path / "table")
+    assert candidates_of(after, "lincoln") == [("Q91", 8.0), ("Q28260", 3.0), ("Q94", 1.0)]
+    assert candidates_of(after, "lnk") == [("Q28260", 1.0)]
+    assert list(after.aliases())[:3] == list(before.aliases())
+    assert after.entities_of(before.fingerprint) == 3
+    assert after.entities_of(after.fingerprint) == 4
+    assert before.entities_of(after.fingerprint) is None
+    # The table that was opened before still has its content.
+    assert len(before) == 3
+    assert candidates_of(before, "lincoln") == [("Q91", 8.0), ("Q94", 1.0)]
+
+
+def test_entities_that_cannot_be_added_leave_the_table_as_it_was(tmp_path: Path) -> None:
+    before = build(tmp_path, [LINCOLN, TODD])
+    new = write(tmp_path / "new.jsonl", [CITY, TODD])
+    with pytest.raises(DataError, match="line 2: entity_id 'Q94' is in the table already"):
+        add_entities(new, tmp_path / "table")
+    assert EntityTable.open(tmp_path / "table").fingerprint == before.fingerprint
+
+
+def test_what_an_interrupted_addition_has_appended_is_ignored(tmp_path: Path) -> None:
+    built = build(tmp_path / "a", [LINCOLN, TODD, CITY])
+    build(tmp_path / "b", [LINCOLN, TODD])
+    with open(tmp_path / "b/table/titles.bin", "ab") as file:
+        file.write(b"Linc")
+    (tmp_path / "b/table/candidates.2.bin").write_bytes(b"half")
+    table = add_entities(write(tmp_path / "new.jsonl", [CITY]), tmp_path / "b/table")
+    assert table.title(3) == "Lincoln (Nebraska)"
+    assert table.fingerprint == built.fingerprint
+
+
+NAMES = st.sampled_from(["a", "b", "ß", "日本", "a b"])
+PROFILES = st.lists(
+    st.builds(
+        dict,
+        mentions=st.dictionaries(NAMES, st.integers(0, 3)).map(lambda one: list(one.items())),
+        title=st.text(max_size=3),
+        types=st.dictionaries(NAMES, st.lists(NAMES, max_size=2), max_size=2),
+    ),
+    max_size=6,
+)
+
+
+@settings(max_examples=15)
+@given(PROFILES, st.integers(0, 6), st.integers(1, 3))
+def test_adding_equals_building(
+    tmp_path_factory: pytest.TempPathFactory,
+    profiles: list[dict[str, Any]],
+    first: int,
+    most: int,
+) -> None:
+    folder = tmp_path_factory.mktemp("equal")
+    for number, profile in enumerate(profiles):
+        profile["entity_id"] = f"Q{number}"
+        profile["relations"] = [{"relation": "to", "object": f"Q{number // 2}"}]
+    whole = build(folder / "a", profiles, max_candidates=most)
+    table = build(folder / "b", profiles[:first], max_candidates=most)
+    table = add_entities(write(folder / "new.jsonl", profiles[first:]), folder / "b/table")
+    assert table.fingerprint == whole.fingerprint
+    for alias in whole.aliases():
+        expected = [
+            (dict(profile["mentions"])[alias], profile["entity_id"])
+            for profile in profiles
+            if alias in dict(profile["mentions"])
+        ]
+        best = sorted(expected, key=lambda one: -one[0])[:most]
+        assert candidates_of(table, alias) == [(name, score) for score, name in best]
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="is no folder of entities"):
+        EntityTable.open(tmp_path)
+    build(tmp_path, [LINCOLN, TODD])
+    file = tmp_path / "table/titles.bin"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(DataError, match="is damaged .titles.bin has 23 bytes instead of 24"):
+        EntityTable.open(tmp_path / "table")
