@@ -1,0 +1,160 @@
+"""Metrics on literal cases."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rapidfuzz.distance import Levenshtein
+
+from bsmeta.config.errors import DataError
+from bsmeta.tasks.spelling.alignment import _costs, count_corrections
+from bsmeta.tasks.spelling.metrics import (
+    calibrate,
+    correction_counts,
+    detection_counts,
+    f1_difference,
+    f1_interval,
+)
+
+
+def test_the_documents_example_of_corrections() -> None:
+    """From M. Hertel's master's thesis, also the unit test of the document's code."""
+    counts = correction_counts(
+        ["Te cute cteats delicious fi sh."],
+        ["The cute act eats delicate fi sh."],
+        ["The cute cat eats delicious fish."],
+    )
+    assert (counts.precision, counts.recall, counts.f1) == (0.5, 0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "predicted", "correct", "counts"),
+    [
+        ("teh cat", "the cat", "the cat", (1, 0, 0, 1)),
+        ("teh cat", "teh cat", "the cat", (0, 0, 1, 0)),
+        ("teh cat", "ten cat", "the cat", (0, 1, 1, 1)),
+        ("the cat", "the hat", "the cat", (0, 1, 0, 1)),
+        ("the cat", "the cat", "the cat", (0, 0, 0, 0)),
+        ("thecat sat", "the cat sat", "the cat sat", (2, 0, 0, 1)),
+        ("the ca t sat", "the cat sat", "the cat sat", (1, 0, 0, 2)),
+        ("the cat sat", "thecat sat", "the cat sat", (0, 2, 0, 2)),
+        ("the cat sat", "the c at sat", "the cat sat", (0, 1, 0, 1)),
+        ("on the mat", "on mat", "on the mat", (0, 0, 0, 2)),
+        ("the cat", "", "the cat", (0, 2, 0, 2)),
+        ("", "a", "", (0, 1, 0, 1)),
+        ("", "", "", (0, 0, 0, 0)),
+    ],
+)
+def test_corrections_are_counted(
+    corrupt: str, predicted: str, correct: str, counts: tuple[int, int, int, int]
+) -> None:
+    assert count_corrections(corrupt, predicted, correct) == counts
+
+
+def test_edit_distance_is_divided_by_the_longer_length() -> None:
+    predicted = ["this is a test", "we do no match", "Just a wrong sequence", "one last examples"]
+    correct = ["this is a test", "we do not match", "just a wrong sequence", "one last example"]
+    counts = correction_counts(predicted, predicted, correct)
+    assert counts.mean_distance == pytest.approx((1 / 15 + 1 / 21 + 1 / 17) / 4)
+
+
+words = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(words, words)
+def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
+    everything = count_corrections(corrupt, correct, correct)
+    assert (everything.false_positives, everything.false_negatives) == (0, 0)
+    nothing = count_corrections(corrupt, corrupt, correct)
+    assert (nothing.false_positives, nothing.changed) == (0, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.text("ab ", max_size=9), st.text("ab ", max_size=9))
+def test_alignment_costs(source: str, target: str) -> None:
+    """A space is replaced only by a deletion and an insertion."""
+    cost = _costs(source, target)[-1, -1]
+    assert cost == _plain_cost(source, target)
+    assert cost >= Levenshtein.distance(source, target)
+
+
+def _plain_cost(source: str, target: str) -> int:
+    if not source or not target:
+        return len(source) + len(target)
+    row = list(range(len(target) + 1))
+    for i, one in enumerate(source, start=1):
+        previous, row = row, [i]
+        for j, other in enumerate(target, start=1):
+            replaced = 0 if one == other else 2 if " " in (one, other) else 1
+            row.append(min(previous[j] + 1, row[-1] + 1, previous[j - 1] + replaced))
+    return row[-1]
+
+
+def test_detection_of_words() -> None:
+    counts = detection_counts([[1, 0, 1], [0, 0]], [[1, 1, 0], [0, 0]])
+    assert (counts.precision, counts.recall, counts.f1) == (0.5, 0.5, 0.5)
+    assert counts.accuracy == 3 / 5
+    assert counts.false_positives.tolist() == [1, 0]
+
+
+def test_detection_of_sequences() -> None:
+    counts = detection_counts([[1], [1], [0], [1]], [[1], [0], [0], [1]])
+    assert (counts.precision, counts.recall, counts.accuracy) == (2 / 3, 1.0, 0.75)
+    assert counts.f1 == pytest.approx(0.8)
+
+
+def test_false_alarms_on_clean_text() -> None:
+    clean = detection_counts([[0, 0, 1], [0, 0]], [[0, 0, 0], [0, 0]])
+    assert clean.flagged_rate == 1 / 5
+    assert clean.f1 == 0.0
+    text = ["the cat sat", "on the mat"]
+    assert correction_counts(text, ["the hat sat", "on mat"], text).flagged_rate == 3 / 6
+
+
+@pytest.mark.parametrize(
+    ("predicted", "correct", "message"),
+    [
+        ([[1]], [[1], [0]], "numbers of lines differ .predicted: 1, correct: 2"),
+        ([[1], [1, 0]], [[1], [1]], "line 2 has 2 predictions, but 1 labels"),
+    ],
+)
+def test_lengths_must_agree(
+    predicted: list[list[int]], correct: list[list[int]], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        detection_counts(predicted, correct)
+
+
+def test_systems_are_compared_in_pairs() -> None:
+    labels = [[1, 0, 0, 1]] * 40
+    better = detection_counts([[1, 0, 0, 1]] * 30 + [[0, 0, 0, 1]] * 10, labels)
+    worse = detection_counts([[1, 0, 1, 0]] * 40, labels)
+    found = f1_difference(better, worse)
+    assert found.difference == pytest.approx(better.f1 - 0.5)
+    assert found.is_significant
+    assert found.interval.low < found.difference < found.interval.high
+    assert not f1_difference(worse, worse).is_significant
+    interval = f1_interval(better)
+    assert interval.low < better.f1 < interval.high
+
+
+def test_the_threshold_with_the_wanted_precision_and_the_highest_recall() -> None:
+    scores = np.array([0.9, 0.8, 0.7, 0.6, 0.6, 0.1])
+    labels = np.array([1, 0, 1, 1, 0, 1])
+    found = calibrate(scores, labels, 0.6)
+    assert (found.threshold, found.precision, found.recall, found.flagged) == (0.1, 4 / 6, 1.0, 6)
+    strict = calibrate(scores, labels, 0.9)
+    assert (strict.threshold, strict.precision, strict.recall) == (0.9, 1.0, 0.25)
+
+
+def test_a_precision_that_no_threshold_has() -> None:
+    found = calibrate(np.array([0.9, 0.5, 0.2]), np.array([0, 1, 0]), 0.95)
+    assert found.threshold is None
+    assert str(found) == (
+        "no threshold has a precision of 0.950: the highest is 0.500, at recall 1.000; "
+        "nothing is flagged"
+    )
+    assert calibrate(np.array([0.9]), np.array([0]), 0.5).threshold is None

@@ -1,0 +1,150 @@
+"""Noise: exact per (seed, epoch, sample), and only in words."""
+
+from __future__ import annotations
+
+import string
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bsmeta.tasks.spelling.characters import CharacterNoise, with_case_of
+from bsmeta.tasks.spelling.draws import Draws
+from bsmeta.tasks.spelling.noise import Method, Noise, artificial_edits, word_labels
+
+MISSPELLINGS = {
+    "their": ("thier", "there"),
+    "receive": ("recieve", "receeve"),
+    "a": ("an",),
+    "alot": ("a lot",),
+    "London": ("Lonodn",),
+    "until": ("untill",),
+}
+CHARACTERS = CharacterNoise.estimate(MISSPELLINGS)
+TEXT = "Their London office, at www.bbc.co.uk since 1999, will receive a letter (until May)."
+
+
+def noise(method: Method, **changes: object) -> Noise:
+    settings = {"word_probability": 1.0, "characters": CHARACTERS, **changes}
+    return Noise(method=method, misspellings=MISSPELLINGS, **settings)
+
+
+def test_known_misspellings_carry_the_case_and_keep_the_punctuation() -> None:
+    known = {"their": ("thier",), "until": ("untill",), "may": ("mai",), "london": ("lndon",)}
+    corrupted = Noise(method="realistic", misspellings=known, word_probability=1.0).corrupt(
+        "Their «London» office, UNTIL (May), may.", seed=1, epoch=0, sample=0
+    )
+    assert corrupted == "Thier «Lndon» office, UNTILL (Mai), mai."
+
+
+def test_words_without_a_known_misspelling_get_character_noise() -> None:
+    assert CHARACTERS is not None
+    plain = noise("realistic", characters=None).corrupt("Heir", seed=1, epoch=0, sample=0)
+    noisy = noise("realistic").corrupt("Heir", seed=1, epoch=0, sample=0)
+    assert plain == "Heir" != noisy
+    assert noisy[0].isupper()
+
+
+@pytest.mark.parametrize("method", ["artificial", "realistic", "mixed"])
+def test_noise_depends_on_seed_epoch_and_sample_only(method: Method) -> None:
+    words = noise(method)
+    first = words.corrupt(TEXT, seed=1, epoch=0, sample="page 7")
+    assert first == noise(method).corrupt(TEXT, seed=1, epoch=0, sample="page 7") != TEXT
+    others = {
+        words.corrupt(TEXT, seed=seed, epoch=epoch, sample=sample)
+        for seed, epoch, sample in ((2, 0, "page 7"), (1, 1, "page 7"), (1, 0, "page 8"))
+    }
+    assert first not in others
+    assert len(others) == 3
+
+
+def test_the_noise_of_a_sample_is_the_same_with_every_version() -> None:
+    literal = [
+        noise(method, word_probability=0.6).corrupt(TEXT, seed=22, epoch=3, sample=11)
+        for method in ("artificial", "realistic", "mixed")
+    ]
+    assert literal == [
+        "Bheir LoGndon ofice, at www.bbc.co.uk ince 1999, wil recejve Sx letter (until MIy).",
+        "Thier Lonodn offece, at www.bbc.co.uk srnce 1999, well receeve an letter (until Many).",
+        "There vLondon offnice, at www.bbc.co.uk eince 1999, willll recieve an letter (until Many).",  # noqa: E501
+    ]
+
+
+@pytest.mark.parametrize("method", ["artificial", "realistic", "mixed"])
+@pytest.mark.parametrize(
+    "word",
+    ["www.bbc.co.uk", "https://a.bc/d", "me@example.org", "1999,", "h2o", "--", "«»", "/usr"],
+)
+def test_urls_numbers_and_punctuation_stay(method: Method, word: str) -> None:
+    for sample in range(20):
+        assert noise(method).corrupt(word, seed=0, epoch=0, sample=sample) == word
+
+
+texts = st.text(
+    st.one_of(st.sampled_from("aeiourstl'-.,()\"  \n\t"), st.characters()), max_size=60
+) | st.lists(st.sampled_from([*MISSPELLINGS, "ALOT", "Alot,", "İß"]), max_size=8).map(" ".join)
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts, st.sampled_from(["artificial", "realistic", "mixed"]), st.integers(0, 99))
+def test_words_keep_their_number_whitespace_digits_and_punctuation(
+    text: str, method: Method, sample: int
+) -> None:
+    corrupted = noise(method).corrupt(text, seed=0, epoch=0, sample=sample)
+    assert list(filter(str.isspace, corrupted)) == list(filter(str.isspace, text))
+    pairs = list(zip(text.split(), corrupted.split(), strict=True))
+    for word, edited in pairs:
+        kept = [character for character in word if not character.isalpha()]
+        assert [c for c in edited if not c.isalpha()] == kept
+        assert not any(map(str.isdigit, word)) or word == edited
+    assert word_labels(corrupted, text) == [int(word != edited) for word, edited in pairs]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(string.ascii_lowercase + "'é", min_size=1, max_size=9), st.integers(0, 5), st.data())
+def test_artificial_edits_touch_no_position_twice(
+    word: str, count: int, data: st.DataObject
+) -> None:
+    """An upper-case letter is new: no edit deletes, replaces or moves it again."""
+    draws = Draws(data.draw(st.integers(0, 10**6)))
+    edited = artificial_edits(word, count, draws, letters=string.ascii_uppercase)
+    new = sum(map(str.isupper, edited))
+    assert new <= count
+    assert len(word) - count <= len(edited) <= len(word) + count
+    assert not any(map(str.isalpha, word)) or any(map(str.isalpha, edited))
+
+
+def test_edits_follow_the_geometric_distribution() -> None:
+    counts = [Draws(number).geometric(0.8) for number in range(4000)]
+    assert counts.count(1) / 4000 == pytest.approx(0.8, abs=0.02)
+    assert counts.count(2) / 4000 == pytest.approx(0.16, abs=0.02)
+
+
+def test_shares_of_edited_words_and_clean_samples() -> None:
+    text = " ".join(["receive"] * 50)
+    words = noise("mixed", word_probability=0.2, clean_share=0.5)
+    labels = [
+        word_labels(words.corrupt(text, seed=0, epoch=0, sample=sample), text)
+        for sample in range(400)
+    ]
+    clean = [sample for sample in labels if not any(sample)]
+    assert len(clean) / 400 == pytest.approx(0.5, abs=0.07)
+    assert sum(map(sum, labels)) / 50 / (400 - len(clean)) == pytest.approx(0.2, abs=0.02)
+
+
+def test_mixed_noise_has_the_wanted_share_of_artificial_edits() -> None:
+    words = noise("mixed", artificial_share=0.2, letters="#")
+    outcomes = [words.corrupt("receive", seed=0, epoch=0, sample=s) for s in range(2000)]
+    realistic = sum(outcome in MISSPELLINGS["receive"] for outcome in outcomes)
+    assert realistic / 2000 == pytest.approx(0.8, abs=0.04)
+
+
+def test_misspellings_of_several_words_are_for_corrections_only() -> None:
+    assert noise("realistic", characters=None).corrupt("alot", seed=0, epoch=0, sample=0) == "alot"
+    many = noise("realistic", keep_word_count=False)
+    assert many.corrupt("Alot, really", seed=0, epoch=0, sample=0).startswith("A lot, ")
+
+
+def test_case() -> None:
+    cases = [("their", "thier"), ("Their", "Thier"), ("THEIR", "THIER"), ("A", "An")]
+    assert [with_case_of(word, wrong.lower()) for word, wrong in cases] == [w for _, w in cases]
