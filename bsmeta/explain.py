@@ -83,5 +83,5 @@ def write(path: str, text: str) -> None:
 
 if __name__ == "__main__":
     schemas: list[Any] = [ExplainConfig]  # and those of the tasks that are refused by name
-    schemas += [one.config for one in TASKS.values() if "explain.py" not in one.programs]
+    schemas += [entry.config for entry in TASKS.values() if "explain.py" not in entry.programs]
     run_entry_point(main, schemas, "v2", takes_mistakes=True)

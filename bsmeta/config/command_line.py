@@ -119,7 +119,7 @@ def _missing(folder: Path, own_folder: Path | None, name: str) -> Iterator[Probl
     known = {path: sorted(file.stem for file in path.glob("*.yaml")) for path in folders}
     there = "; ".join(f"{', '.join(names) or 'none'} in {path}" for path, names in known.items())
     path = Path(name).expanduser()
-    names = [one for stems in known.values() for one in stems]
+    names = [name for stems in known.values() for name in stems]
     fix = f"--config-name {closest(stem, names)}" if names else "--config-dir FOLDER"
     if path.is_file() or path.with_suffix(".yaml").is_file():
         fix = f"--config-dir {path.parent} --config-name {path.stem}"

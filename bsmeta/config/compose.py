@@ -189,7 +189,7 @@ def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
     For example `weights.url=2`, `weights={url: 2}` and `metadata_config={weights: …}`. The schema
     is closed, but the entries of a mapping are free, which Hydra allows only with `++`.
     """
-    known = {one.name: one.type for one in keys(schema)}
+    known = {key.name: key.type for key in keys(schema)}
     mappings = [re.escape(name) for name, kind in known.items() if kind.startswith("dict")]
     sections = [re.escape(name) for name in key_names(schema) if name not in known]
     inside_mapping = re.compile(
@@ -333,4 +333,8 @@ def _quiet_hydra(arguments: list[str]) -> list[str]:
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not {"-m", "--multirun"} & set(arguments):
         quiet.append("hydra.run.dir=.")
-    return [one for one in quiet if not any(a.startswith(one.split("=")[0]) for a in arguments)]
+    return [
+        override
+        for override in quiet
+        if not any(a.startswith(override.split("=")[0]) for a in arguments)
+    ]

@@ -181,19 +181,22 @@ def source_configs(config: DataConfig) -> dict[str, DataConfig]:
     if not config.sources:
         return {"": config}
     return {
-        one.name: replace(
-            config, train_file=one.train_file, columns=one.columns or config.columns, sources=[]
+        source.name: replace(
+            config,
+            train_file=source.train_file,
+            columns=source.columns or config.columns,
+            sources=[],
         )
-        for one in config.sources
+        for source in config.sources
     }
 
 
 def parts_of(weights: Sequence[float]) -> list[int]:
     """The smallest whole numbers in the proportion of the weights, as these are written."""
     exact = [Fraction(repr(float(weight))) for weight in weights]
-    scale = math.lcm(*(one.denominator for one in exact))
-    whole = [int(one * scale) for one in exact]
-    return [one // math.gcd(*whole) for one in whole]
+    scale = math.lcm(*(share.denominator for share in exact))
+    whole = [int(share * scale) for share in exact]
+    return [part // math.gcd(*whole) for part in whole]
 
 
 def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
@@ -213,9 +216,10 @@ def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
 def train_files(config: DataConfig) -> str:
     """The training shards as reports name them."""
     if config.sources:
-        whole = sum(one.weight for one in config.sources)
+        whole = sum(source.weight for source in config.sources)
         return "; ".join(
-            f"{one.name} ({one.weight / whole:.3g}): {one.train_file}" for one in config.sources
+            f"{source.name} ({source.weight / whole:.3g}): {source.train_file}"
+            for source in config.sources
         )
     files = config.train_file
     return ", ".join(map(str, files)) if isinstance(files, list) else str(files or "*.jsonl.gz")

@@ -102,7 +102,7 @@ def group_options() -> dict[str, list[str]]:
 def suggestion(name: str, schema: type) -> str | None:
     """The key or group most similar to a misspelled one; None if none is."""
     leaf = name.rsplit(".", 1)[-1]
-    full = {one.rsplit(".", 1)[-1]: one for one in reversed(key_names(schema))}
+    full = {name.rsplit(".", 1)[-1]: name for name in reversed(key_names(schema))}
     full |= {group: group for group in group_options()}
     near = difflib.get_close_matches(leaf, full, n=1)
     if not near or full[near[0]] == name:

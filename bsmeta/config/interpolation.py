@@ -124,7 +124,7 @@ def _content(
 ) -> Any:
     file = _find(path, folder, where)
     if file in chain:
-        cycle = " -> ".join(str(one) for one in (*chain[chain.index(file) :], file))
+        cycle = " -> ".join(str(link) for link in (*chain[chain.index(file) :], file))
         raise ConfigurationError(f"{where}: from_file goes round in a circle: {cycle}")
     text = file.read_text(encoding="utf-8")
     if file.suffix not in _YAML:
@@ -151,12 +151,12 @@ def _find(path: str, folder: Path, where: str) -> Path:
             "and may hold ${oc.env:NAME,default} only"
         ) from error
     folders = list(dict.fromkeys((folder, CONFIG_FOLDER)))
-    for one in folders:
-        file = (one / Path(name).expanduser()).resolve()
+    for folder in folders:
+        file = (folder / Path(name).expanduser()).resolve()
         if file.is_file():
             return file
     here = (folders[0] / name).parent
-    known = sorted(one.name for one in here.iterdir()) if here.is_dir() else []
+    known = sorted(entry.name for entry in here.iterdir()) if here.is_dir() else []
     raise ConfigurationError(
         f"{where}: {_OPENS}{path}}}: there is no such file"
         f"{nearest(Path(name).name, known)}; expected it in {' or '.join(map(str, folders))}"

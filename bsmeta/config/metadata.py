@@ -198,7 +198,7 @@ def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
 
 def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
     """The configuration with the changes of a phase applied."""
-    names = {one.name for one in fields(phase)} - {"share", "types"}
+    names = {field.name for field in fields(phase)} - {"share", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
     if phase.types is not None:
         changed["metadata_list"] = [name for name in config.metadata_list if name in phase.types]

@@ -209,7 +209,9 @@ def _of_contents(schema: type) -> Iterator[Problem]:
                 continue
             yield of_misfit(misfit, shown_path(file), schema)
     for package, content in reading.contents.values():
-        reading.left_out |= {one.outermost for one in misfits(nested(package, content), schema)}
+        reading.left_out |= {
+            misfit.outermost for misfit in misfits(nested(package, content), schema)
+        }
 
 
 def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:

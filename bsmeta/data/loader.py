@@ -108,7 +108,7 @@ class SequenceBlocks(IterableDataset):
                 return
             stack = stacked(block, self._length, self._pad, joined=self._joined)
             if self._num_streams is not None:
-                sources = [one.stream // self._num_streams for one in block]
+                sources = [place.stream // self._num_streams for place in block]
                 stack.tensors["sources"] = torch.tensor(sources)
             yield stack
 

@@ -251,10 +251,10 @@ def written(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
     streams = []
     with progress() as bar:
         task = bar.add_task("streams", total=len(writer), tokens=0)
-        for one in DataLoader(writer, batch_size=None, num_workers=num_workers):
-            if isinstance(one, UserError):
-                raise one
-            streams.append(one)
+        for written in DataLoader(writer, batch_size=None, num_workers=num_workers):
+            if isinstance(written, UserError):
+                raise written
+            streams.append(written)
             bar.update(task, advance=1, tokens=sum(entry["tokens"] for entry in streams))
     return streams
 

@@ -43,7 +43,7 @@ class Arm:
     def __str__(self) -> str:
         if not self.types:
             return "without metadata"
-        variants = [one for one in (self.values, self.style) if one not in (OWN, TRAINING)]
+        variants = [name for name in (self.values, self.style) if name not in (OWN, TRAINING)]
         return ", ".join(self.types) + (f" ({', '.join(variants)})" if variants else "")
 
 
@@ -129,9 +129,9 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
         ConfigurationError: A name is unknown; the message lists all of them.
     """
     problems = [
-        f"controls={list(config.controls)}: {one} unknown, expected any of {list(CONTROLS)}"
-        for one in config.controls
-        if one not in CONTROLS
+        f"controls={list(config.controls)}: {control} unknown, expected any of {list(CONTROLS)}"
+        for control in config.controls
+        if control not in CONTROLS
     ]
     chosen = []
     for entry in config.chosen:
@@ -148,17 +148,23 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     plain = [*plan_comparisons(config.comparisons, types), *chosen]
     repeated = [arm for arm in plain if arm.group in ("all", "each", "chosen")]
     varied = [
-        _varied(one, control, controlled(one.test, control))
+        _varied(comparison, control, controlled(comparison.test, control))
         for control in config.controls
-        for one in repeated
+        for comparison in repeated
     ]
     varied += [
-        replace(_varied(one, AGAINST + control, one.test), base=controlled(one.test, control))
+        replace(
+            _varied(comparison, AGAINST + control, comparison.test),
+            base=controlled(comparison.test, control),
+        )
         for control in config.controls
-        for one in repeated
+        for comparison in repeated
     ]
     if config.prompt:
-        varied += [_varied(one, PROMPT, replace(one.test, style=PROMPT)) for one in repeated]
+        varied += [
+            _varied(comparison, PROMPT, replace(comparison.test, style=PROMPT))
+            for comparison in repeated
+        ]
     return [text_alone(), *plain, *varied]
 
 

@@ -91,10 +91,10 @@ def locate(checkpoint: str) -> Location:
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
         )
-    near = [one / "config.yaml" for one in (model, *model.resolve().parents[:2])]
+    near = [folder / "config.yaml" for folder in (model, *model.resolve().parents[:2])]
     config = next((path for path in (*near, model / RECIPE) if path.is_file()), None)
     above = [folder.resolve(), *folder.resolve().parents[:2]]
-    run_folder = next((one for one in above if (one / "metrics.jsonl").is_file()), None)
+    run_folder = next((folder for folder in above if (folder / "metrics.jsonl").is_file()), None)
     return Location(checkpoint, str(model), config, run_folder)
 
 

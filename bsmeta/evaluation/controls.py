@@ -107,7 +107,7 @@ def _lend(own: Sequence[Record], lent: Sequence[Record]) -> list[Record]:
     """The donor's global records, and its local values, in turn, at the document's own spans."""
     local = [record for record in lent if record.is_local()]
     records = [record for record in lent if not record.is_local()]
-    for number, record in enumerate(one for one in own if one.is_local() and local):
+    for number, record in enumerate(other for other in own if other.is_local() and local):
         source = local[number % len(local)]
         records.append(
             msgspec.structs.replace(record, value=source.value, html_attrs=source.html_attrs)

@@ -143,7 +143,7 @@ class PairedEvaluation:
                 own += self._compare(block, self._score(scorer, block, failures))
                 progress((number + 1) / len(self._plan))
         self._refuse(self._ranks.gather(failures))
-        sums = {one.name: self._empty() for one in self._comparisons}
+        sums = {comparison.name: self._empty() for comparison in self._comparisons}
         names = list(sums)
         for part in self._ranks.gather(own):
             for comparison, document, prefix_cut, values in part:

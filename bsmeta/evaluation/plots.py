@@ -194,9 +194,9 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     if known:
         right = axes.twinx()
         for (name, words), shade in zip(names.items(), (UNSURE, HELPS), strict=True):
-            at = [one["step"] for one in known]
+            at = [event["step"] for event in known]
             right.plot(
-                at, [one[name] for one in known], "o-", color=shade, label=words, markersize=4
+                at, [event[name] for event in known], "o-", color=shade, label=words, markersize=4
             )
         right.set_ylabel("held-out bits per byte")
         right.legend(loc="upper right", frameon=False)

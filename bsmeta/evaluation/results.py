@@ -156,7 +156,7 @@ class ModelReport:
             "model": self.model,
             "data": self.data,
             "comparisons": [row.as_dict() for row in self.rows],
-            "slices": [one.as_dict() for one in self.slices],
+            "slices": [part.as_dict() for part in self.slices],
         }
 
 
@@ -213,8 +213,10 @@ def rows_of(
     """
     bins = len(position_edges)
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
-    for one in comparisons:  # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
-        by_bin = np.moveaxis(sums[one.name].values, 0, 2)
+    for (
+        comparison
+    ) in comparisons:  # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
+        by_bin = np.moveaxis(sums[comparison.name].values, 0, 2)
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
     family = [i for i, one in enumerate(comparisons) if one.group != TEXT]
     metrics = resampling.metrics(np.concatenate(stacked), family)
@@ -251,11 +253,11 @@ def slice_rows_of(
 ) -> list[SliceRows]:
     """Metrics of each comparison over the documents of each slice."""
     made = []
-    for one in slices:
+    for part in slices:
         stacked = np.stack([sums[each.name].totals for each in comparisons])
-        metrics = resampling.metrics(stacked * one.members[None, :, None])
+        metrics = resampling.metrics(stacked * part.members[None, :, None])
         rows = [Row(each, own) for each, own in zip(comparisons, metrics, strict=True)]
-        made.append(SliceRows(one, rows))
+        made.append(SliceRows(part, rows))
     return made
 
 

@@ -49,10 +49,10 @@ def make_slices(
         return []
     facts = _facts(documents, metadata)
     made: list[Slice] = []
-    for one in configs:
-        values = facts[one.by]
-        made += _by_site(one, values) if one.by == "site" else _by_band(one, values)
-    return [one for one in made if one.members.any()]
+    for config in configs:
+        values = facts[config.by]
+        made += _by_site(config, values) if config.by == "site" else _by_band(config, values)
+    return [part for part in made if part.members.any()]
 
 
 def _problems(one: SliceConfig) -> list[str]:

@@ -186,7 +186,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     steps = np.minimum(np.maximum.accumulate(np.asarray(p_values)[order] * factors), 1.0)
     corrected = np.empty(len(p_values))
     corrected[order] = steps
-    return [float(one) for one in corrected]
+    return [float(p_value) for p_value in corrected]
 
 
 def bootstrap(

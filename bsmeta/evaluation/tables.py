@@ -221,10 +221,10 @@ def slice_table(model: ModelReport) -> Table:
     what = label(main) if main else "text alone"
     note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
     table = Table("By kind of document", note, ["slice", "", *columns])
-    for one in model.slices:
-        rows = {row.comparison.name: row for row in one.rows}
+    for part in model.slices:
+        rows = {row.comparison.name: row for row in part.rows}
         cells = _cells(rows[main.comparison.name if main else TEXT])
-        table.rows.append([one.slice.by, one.slice.name, *(cells[head] for head in columns)])
+        table.rows.append([part.slice.by, part.slice.name, *(cells[head] for head in columns)])
     return table
 
 

@@ -79,7 +79,9 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
         texts: Decodes tokens to text.
     """
     keys = config.data_config.metadata_config.metadata_list
-    colours = [f".k{kind} {{ {colour(kind)} }}" for kind in range(1, len(keys) + 1)]
+    colours = [
+        f".k{token_type} {{ {colour(token_type)} }}" for token_type in range(1, len(keys) + 1)
+    ]
     body = ["<h1>Documents as the model sees them</h1>", introduction(config), legend(keys)]
     for window in windows:
         for document in window.documents:
@@ -95,9 +97,9 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
     )
 
 
-def colour(kind: int) -> str:
+def colour(token_type: int) -> str:
     """A background color that works in light and dark mode; the golden angle spreads the hues."""
-    return f"background: hsl({(kind * 137.5 + 70) % 360:g} 75% 50% / .25);"
+    return f"background: hsl({(token_type * 137.5 + 70) % 360:g} 75% 50% / .25);"
 
 
 def introduction(config: ExplainConfig) -> str:
@@ -141,9 +143,9 @@ def document_parts(
 
 def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
     """The HTML of a token, with the details that are shown on hover."""
-    kind = f"k{token.kind}" if token.kind else ""
-    possible = (PART_CLASSES[token.part], kind, "" if token.target else "no")
-    classes = [one for one in possible if one]
+    token_type = f"k{token.token_type}" if token.token_type else ""
+    possible = (PART_CLASSES[token.part], token_type, "" if token.target else "no")
+    classes = [name for name in possible if name]
     text = escape(harmless(token.text)) or "·"
     text = text.replace("\n", '<span class="newline">↵</span>\n')
     named = f' class="{" ".join(classes)}"' if classes else ""
@@ -152,7 +154,11 @@ def token_part(place: int, token: ShownToken, keys: Sequence[str]) -> str:
 
 def about(place: int, token: ShownToken, keys: Sequence[str]) -> str:
     """The details of a token, as the value of an attribute."""
-    what = f"{keys[token.kind - 1]} ({token.part.value})" if token.kind else token.part.value
+    what = (
+        f"{keys[token.token_type - 1]} ({token.part.value})"
+        if token.token_type
+        else token.part.value
+    )
     loss = "loss" if token.target else "no loss"
     return escape(f"token {place}: id {token.id}, {what}, {loss}  {harmless(token.text)!r}")
 

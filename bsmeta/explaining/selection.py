@@ -276,11 +276,11 @@ class Selection:
             (len(document.chunks) for document in documents), initial=0
         )
         chosen = [
-            (one, chunk)
-            for one, chunk in zip(documents, first_piece, strict=False)
-            if one.number >= start
+            (document, chunk)
+            for document, chunk in zip(documents, first_piece, strict=False)
+            if document.number >= start
         ][:limit]
-        self._check_found(window, start, [one.number for one, _ in chosen], skipped)
+        self._check_found(window, start, [document.number for document, _ in chosen], skipped)
         return ExplainedWindow(
             shard=window.shard.name,
             first=window.first,
@@ -288,9 +288,9 @@ class Selection:
             count=len(window.lines),
             documents=[
                 self._document(
-                    window, one, [sequence_of[chunk + i] for i in range(len(one.chunks))]
+                    window, document, [sequence_of[chunk + i] for i in range(len(document.chunks))]
                 )
-                for one, chunk in chosen
+                for document, chunk in chosen
             ],
             sequences=[[table[chunk] for chunk in row] for row in packing],
             capacity=self._data.metadata_config.max_seq_len,

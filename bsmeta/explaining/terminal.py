@@ -95,17 +95,17 @@ def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
         if boundaries:
             text = text.replace("\n", "↵\n") or INSIDE_CHARACTER
             parts.append((BOUNDARY if place else "", FAINT))
-        parts.append((text, style_of(token.part, token.kind, target=token.target)))
+        parts.append((text, style_of(token.part, token.token_type, target=token.target)))
     shown = Text()
     for style, alike in itertools.groupby(parts, key=operator.itemgetter(1)):
         shown.append("".join(text for text, _ in alike), style)
     return shown
 
 
-def style_of(part: Part, kind: int, *, target: bool) -> Style:
+def style_of(part: Part, token_type: int, *, target: bool) -> Style:
     """The style of a token."""
     return Style(
-        color=COLOURS[(kind - 1) % len(COLOURS)] if kind else None,
+        color=COLOURS[(token_type - 1) % len(COLOURS)] if token_type else None,
         bold=part in (Part.LOCAL, Part.END),
         italic=part in (Part.PREFIX, Part.SUFFIX),
         dim=not target,
@@ -114,7 +114,10 @@ def style_of(part: Part, kind: int, *, target: bool) -> Style:
 
 def legend(keys: Sequence[str], *, boundaries: bool) -> Iterator[Text]:
     """Yield the lines that explain the colors and styles."""
-    types = [Text(key, style_of(Part.TEXT, kind, target=True)) for kind, key in enumerate(keys, 1)]
+    types = [
+        Text(key, style_of(Part.TEXT, token_type, target=True))
+        for token_type, key in enumerate(keys, 1)
+    ]
     yield Text("metadata: ").append(Text(", ").join(types))
     styles = [
         Text("italic: prefix, suffix", style_of(Part.PREFIX, 0, target=True)),

@@ -40,14 +40,14 @@ class ShownToken:
         text: Its text; "" if it ends inside a character, which is then part of the text of the
             character's last token.
         part: The part of the document that it belongs to.
-        kind: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
+        token_type: Its token type: 0 for text, 1 + i for metadata of type metadata_list[i].
         target: Whether it contributes to the loss.
     """
 
     id: int
     text: str
     part: Part
-    kind: int
+    token_type: int
     target: bool
 
 
@@ -110,7 +110,9 @@ def metadata_mask(chunk: Chunk, rendered: Rendered, config: MetadataConfig) -> n
 
 def _parts(chunk: Chunk, rendered: Rendered) -> list[Part]:
     encoded, part = chunk.document, slice(chunk.start, chunk.stop)
-    parts = [Part.LOCAL if kind else Part.TEXT for kind in encoded.token_types[part].tolist()]
+    parts = [
+        Part.LOCAL if token_type else Part.TEXT for token_type in encoded.token_types[part].tolist()
+    ]
     if rendered.suffix:  # the last run, before the end-of-text token
         for place in np.flatnonzero(encoded.run[part] == encoded.run[-2]).tolist():
             parts[place] = Part.SUFFIX

@@ -65,7 +65,7 @@ class Likelihoods:
         renderer = Renderer(config.metadata_config)
         self._heads = [_head(renderer, candidate) for candidate in candidates]
         encoded = self._encoder.encode(self._heads)
-        self._prefixes = [one.prefix_ids for one in encoded]
+        self._prefixes = [candidate.prefix_ids for candidate in encoded]
         length = config.metadata_config.max_seq_len
         self._room = length - max(map(len, self._prefixes))
         self._max_tokens = max_batch_tokens(len(tokenizer), rows, length)
@@ -217,7 +217,7 @@ def find_candidates(
     if documents is not None:
         found = [labels.of(documents[index]) for index in range(len(documents))]
     counts = Counter(label for label in found if label is not None)
-    names = [labels.given(one) for one in given] or list(counts)
+    names = [labels.given(label) for label in given] or list(counts)
     names = sorted(dict.fromkeys(names), key=lambda name: (-counts[name], name))
     if len(names) < 2:
         raise ConfigurationError(

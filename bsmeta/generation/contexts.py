@@ -117,7 +117,7 @@ def _records(key: str, value: Any) -> list[Record]:
     if type_of(key).is_local:  # only announced in the prefix: its insertion is not used
         return [Record(value="", key=key, type="local", char_start_idx=0, char_end_idx=0)]
     values = value if isinstance(value, list) else [value]
-    return [Record(value=one, key=key, type="global") for one in values]
+    return [Record(value=value, key=key, type="global") for value in values]
 
 
 def check_value(key: str, value: Any, config: MetadataConfig) -> None:
@@ -132,7 +132,7 @@ def check_value(key: str, value: Any, config: MetadataConfig) -> None:
             iter(difflib.get_close_matches(key, known, n=1)), None
         )
         hint = f"; did you mean {near}?" if near in known else ""
-        given = [one for one in known if not type_of(one).is_local]
+        given = [key for key in known if not type_of(key).is_local]
         raise ConfigurationError(
             f"metadata.{key}: the model was not trained with this type; expected any of {given}"
             f"{hint}"
@@ -149,7 +149,7 @@ def check_value(key: str, value: Any, config: MetadataConfig) -> None:
         )
     else:
         values = value if isinstance(value, list) else [value]
-        if not values or not all(_is_value(one) for one in values):
+        if not values or not all(_is_value(value) for value in values):
             raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
 
 

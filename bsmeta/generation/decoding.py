@@ -95,9 +95,9 @@ class Decoder:
         while True:
             logits, sequence.cache = self._next(ids, sequence)
             chosen = batch.choose(logits).tolist()
-            for one, token, draw, most in zip(written, chosen, draws, room, strict=True):
-                _record(one, token, self._eos, draw, most)
-            if all(one.finished for one in written):
+            for continuation, token, draw, most in zip(written, chosen, draws, room, strict=True):
+                _record(continuation, token, self._eos, draw, most)
+            if all(continuation.finished for continuation in written):
                 return written
             ids = batch.for_rows(chosen)
             sequence.extend()

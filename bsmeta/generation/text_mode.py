@@ -72,7 +72,9 @@ def _requests(config: GenerateConfig, first: Request) -> list[Request]:
     if config.input is not None:
         return read_requests(config.input, first)
     if config.compare:
-        return [msgspec.structs.replace(first, metadata=dict(one)) for one in config.compare]
+        return [
+            msgspec.structs.replace(first, metadata=dict(metadata)) for metadata in config.compare
+        ]
     return [first]
 
 

@@ -86,7 +86,7 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
         "loss_on_metadata_types": dict.fromkeys(config.loss_on_metadata_types or ()),
     }
     for name, named in by_type.items():
-        for unknown in [one for one in named if one not in types]:
+        for unknown in [key for key in named if key not in types]:
             expected = f"types of metadata_list{nearest(unknown, types)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(name, f"the type {unknown}", expected, fix)
@@ -171,9 +171,11 @@ def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
             expected = f"types of metadata_list{nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
-        for one in _chance_problems(during(phase, config)):
-            key = one.key.replace(CONFIG_KEY, f"{CONFIG_KEY}.schedule.{number}")
-            yield Problem(key, one.file, one.found, one.expected, "write a number from 0 to 1")
+        for problem in _chance_problems(during(phase, config)):
+            key = problem.key.replace(CONFIG_KEY, f"{CONFIG_KEY}.schedule.{number}")
+            yield Problem(
+                key, problem.file, problem.found, problem.expected, "write a number from 0 to 1"
+            )
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:

@@ -39,14 +39,14 @@ class LocalTags:
     """What the local records of one type insert: one row per record, in the order of the data.
 
     Attributes:
-        kind: Token type: 1 + the type's index in `metadata_list`.
+        token_type: Token type: 1 + the type's index in `metadata_list`.
         spans: int64 [n, 2], character offsets in the text.
         relative: int64 [n, 2], relative start and end positions, if every record has them.
         openings: Strings to insert at the starts; may be empty.
         closings: Strings to insert at the ends; may be empty.
     """
 
-    kind: int
+    token_type: int
     spans: Int64
     relative: Int64 | None
     openings: Sequence[str]
@@ -139,7 +139,9 @@ def arrange(tags: Sequence[LocalTags]) -> Insertions:
     every = [string for tag in tags for side in (tag.openings, tag.closings) for string in side]
     strings = np.array(every, np.object_)
     positions = np.concatenate([tag.spans.T.reshape(-1) for tag in tags])
-    token_types = np.concatenate([np.full(2 * len(tag.spans), tag.kind, np.uint8) for tag in tags])
+    token_types = np.concatenate(
+        [np.full(2 * len(tag.spans), tag.token_type, np.uint8) for tag in tags]
+    )
     order = _order_by_place(positions, tags)
     if order is None:
         keys = np.concatenate([_sort_keys(tag) for tag in tags], axis=1)
@@ -190,7 +192,7 @@ def _sort_keys(tag: LocalTags) -> Int64:
         keys[2] = tag.relative.T
     first_is_inner = (zones == _CLOSING) | (zones == _EMPTY_CLOSING)
     keys[3] = zones * (2 * _MAX_TOKEN_TYPES) + np.where(
-        first_is_inner, tag.kind, _MAX_TOKEN_TYPES - tag.kind
+        first_is_inner, tag.token_type, _MAX_TOKEN_TYPES - tag.token_type
     )
     return keys.reshape(4, -1)
 
@@ -226,8 +228,8 @@ def wrap_runs(
     strings = insertions.strings.repeat(copies)
     next_group = copies.cumsum()
     starts, ends = (next_group - copies)[first], next_group[last] - 1
-    strings[starts] = [before[kind] for kind in token_types[first].tolist()]
-    strings[ends] = [after[kind] for kind in token_types[last].tolist()]
+    strings[starts] = [before[token_type] for token_type in token_types[first].tolist()]
+    strings[ends] = [after[token_type] for token_type in token_types[last].tolist()]
     is_wrapper = np.zeros(len(strings), np.bool_)
     is_wrapper[starts] = is_wrapper[ends] = True
     return Insertions(positions.repeat(copies), token_types.repeat(copies), strings, is_wrapper)

@@ -143,7 +143,7 @@ class MappingDecoder:
             if value is None or value == "":
                 continue
             if type(value) is list:
-                group(records, key, [_record(one, key) for one in value if one is not None])
+                group(records, key, [_record(item, key) for item in value if item is not None])
             else:
                 records[key] = [_record(value, key)]
         undecoded: dict[str, msgspec.Raw] = {}

@@ -152,8 +152,8 @@ class Document:
         if self._address_column is not NO_COLUMN:
             with contextlib.suppress(*UNREADABLE):
                 addresses = _ADDRESSES.decode(self._address_column) or ()
-                for one in [addresses] if isinstance(addresses, str) else addresses:
-                    found.add(one if isinstance(one, str) else str(one.value))
+                for address in [addresses] if isinstance(addresses, str) else addresses:
+                    found.add(address if isinstance(address, str) else str(address.value))
         return found
 
 

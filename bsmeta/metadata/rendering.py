@@ -35,13 +35,13 @@ class RecordText(NamedTuple):
     """A string of the prefix or suffix.
 
     Attributes:
-        kind: Token type: 1 + the type's index in `metadata_list`.
+        token_type: Token type: 1 + the type's index in `metadata_list`.
         text: The string.
         start: Number of leading characters that come from the configuration, not from the record.
         end: Number of trailing characters that do.
     """
 
-    kind: int
+    token_type: int
     text: str
     start: int
     end: int
@@ -118,7 +118,9 @@ class Renderer:
         refuse(metadata_problems(config))
         self._config = config
         self._types = make_types(config)
-        self._token_types = {key: kind for kind, key in enumerate(config.metadata_list, start=1)}
+        self._token_types = {
+            key: token_type for token_type, key in enumerate(config.metadata_list, start=1)
+        }
         self._prepends = config.metadata_position != "append"
         self._appends = config.metadata_position != "prepend"
         self._announcements = config.local_metadata_special_tokens or {}
@@ -148,13 +150,13 @@ class Renderer:
         before: list[RecordText] = []
         after: list[RecordText] = []
         tags: list[LocalTags] = []
-        for key, kind in self._token_types.items():
+        for key, token_type in self._token_types.items():
             if key not in types:
                 continue
             records = document.records(key)
             local = local_records(records)
             for text in self._global_texts(key, records if len(local) < len(records) else ()):
-                one = RecordText(kind, text, *self._types[key].own_ends(text))
+                one = RecordText(token_type, text, *self._types[key].own_ends(text))
                 if self._prepends or self._types[key].prefix_only:
                     before.append(one)
                 if self._appends and not self._types[key].prefix_only:
@@ -163,7 +165,7 @@ class Renderer:
                 tags.append(self._local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)
                 if announcement and self._config.add_local_metadata_special_tokens_in_prefix:
-                    before.append(RecordText(kind, announcement, len(announcement), 0))
+                    before.append(RecordText(token_type, announcement, len(announcement), 0))
         return self._assemble(document.text, before, after, tags)
 
     def special_tokens(self) -> list[str]:
@@ -224,7 +226,9 @@ class Renderer:
             span_token_types = insertions.token_types
             if insertions.is_wrapper is not None:
                 own = spans[insertions.is_wrapper]
-        used = set(span_token_types.tobytes()).union(one.kind for one in (*before, *after))
+        used = set(span_token_types.tobytes()).union(
+            record.token_type for record in (*before, *after)
+        )
         return Rendered(
             text=text,
             prefix=prefix,
@@ -237,7 +241,7 @@ class Renderer:
             suffix=suffix,
             suffix_spans=suffix_spans,
             suffix_token_types=suffix_token_types,
-            types=tuple(key for key, kind in self._token_types.items() if kind in used),
+            types=tuple(key for key, token_type in self._token_types.items() if token_type in used),
             prefix_own=prefix_own,
             own=own,
             suffix_own=suffix_own,
@@ -280,7 +284,7 @@ def _joined(
         own += begin + len(sep) + record.start, end - len(after_it) - record.end
         begin = end
     own.append(begin)
-    token_types = np.array([record.kind for record in records], np.uint8)
+    token_types = np.array([record.token_type for record in records], np.uint8)
     return (
         "".join(strings),
         np.array(spans, np.int32).reshape(-1, 2),

@@ -76,7 +76,7 @@ def weight_of(name: str, config: MetadataConfig) -> float:
     """The sampling weight of a type, configured by its key or by the name of its column."""
     weights = config.random_sample_metadata_weights
     names = [name, *type_of(name).columns]
-    return next((weights[one] for one in names if one in weights), 1.0)
+    return next((weights[name] for name in names if name in weights), 1.0)
 
 
 def _dropout(key: str, config: MetadataConfig) -> float:

@@ -137,7 +137,7 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
     ids = torch.randint(vocabulary, (2, rows, length), generator=generator)
     ids[1, :, half:] = ids[0, :, half:]
     positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
-    first, second = (losses(one.to(like.device), positions.to(like.device)) for one in ids)
+    first, second = (losses(row.to(like.device), positions.to(like.device)) for row in ids)
     if not torch.allclose(first[:, half:], second[:, half:], rtol=1e-4, atol=1e-4):
         others = "" if name in (SDPA, "eager") else "attn_implementation=sdpa, or "
         raise ConfigurationError(

@@ -68,10 +68,10 @@ def count(model: nn.Module) -> Counts:
         if isinstance(module, nn.Embedding)
         for parameter in module.parameters(recurse=False)
     }
-    trainable = [one for one in parameters if one.requires_grad]
+    trainable = [parameter for parameter in parameters if parameter.requires_grad]
     return Counts(
-        total=sum(one.numel() for one in parameters),
-        trainable=sum(one.numel() for one in trainable),
+        total=sum(parameter.numel() for parameter in parameters),
+        trainable=sum(parameter.numel() for parameter in trainable),
         embeddings=sum(embedded.values()),
         tensors=len(trainable),
     )

@@ -32,7 +32,7 @@ from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
 logger = logging.getLogger(__name__)
 
 _PLAIN_INTERVAL_S = 10.0
-_FIGURES_SHOWN = 4
+_METRICS_SHOWN = 4
 
 
 class External(Protocol):
@@ -136,7 +136,7 @@ class Screen:
             return
         shown = _leaves(values)
         if kind == "eval":  # the first few are enough; all are in metrics.jsonl
-            shown = [one for one in shown if isinstance(one[1], float)][:_FIGURES_SHOWN]
+            shown = [item for item in shown if isinstance(item[1], float)][:_METRICS_SHOWN]
         numbers = "  ".join(f"{name} {_short(value)}" for name, value in shown)
         self._print(f"step {step}/{self._total}  {kind}  {numbers}")
 
@@ -251,4 +251,6 @@ def run_name(folder: Path) -> str:
 
 def _plain(name: str) -> str:
     """Replaces characters that a wandb id must not contain (`/\\#?%:`), and truncates it (128)."""
-    return "".join(one if one.isalnum() or one in "-_." else "-" for one in name)[:100]
+    return "".join(
+        character if character.isalnum() or character in "-_." else "-" for character in name
+    )[:100]

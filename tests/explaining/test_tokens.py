@@ -66,8 +66,8 @@ def test_the_parts_of_a_document(tmp_path: Path) -> None:
     assert "".join(one.text for one in tokens) == (
         document.rendered.prefix + " " + document.rendered.body + document.rendered.suffix + "<eos>"
     )
-    assert {one.kind for one in tokens if one.part is Part.LOCAL} == {1}  # html
-    assert {one.kind for one in tokens if one.part is Part.SUFFIX} == {2, 3}  # title, url
+    assert {one.token_type for one in tokens if one.part is Part.LOCAL} == {1}  # html
+    assert {one.token_type for one in tokens if one.part is Part.SUFFIX} == {2, 3}  # title, url
     assert [one.target for one in tokens] == chunk.loss_mask.tolist()
 
 

@@ -54,7 +54,7 @@ def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
 
 def _source_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields sources without a name, a file or a weight, of equal names, or beside `train_file`."""
-    names = [one.name for one in config.sources]
+    names = [source.name for source in config.sources]
     for number, one in enumerate(config.sources):
         key = f"data_config.sources.{number}"
         yield from bound_problems(one, f"{key}.")
@@ -68,15 +68,15 @@ def _source_problems(config: DataConfig) -> Iterator[Problem]:
         if not one.train_file:
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
             yield Problem(f"{key}.train_file", HYDRA, show(one.train_file), "its shards", fix)
-    weights = [one.weight for one in config.sources]
+    weights = [source.weight for source in config.sources]
     if (
         weights
-        and all(0 < one < math.inf for one in weights)
+        and all(0 < weight < math.inf for weight in weights)
         and sum(parts_of(weights)) > MOST_PARTS
     ):
         found = f"weights {', '.join(map(str, weights))}"
         expected = "weights whose shares are exact in fewer digits"
-        fix = f"weights {', '.join(f'{one / sum(weights):.3f}' for one in weights)}"
+        fix = f"weights {', '.join(f'{weight / sum(weights):.3f}' for weight in weights)}"
         yield Problem("data_config.sources", HYDRA, found, expected, fix)
     if config.sources and config.train_file is not None:
         expected = "null, because data_config.sources names the shards"

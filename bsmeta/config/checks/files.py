@@ -88,7 +88,7 @@ def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
 def _out_dir(name: str) -> Iterator[Problem]:
     """Yields a problem if the run folder cannot be created or written; creates nothing."""
     path = Path(name).absolute()
-    folder = next(one for one in (path, *path.parents) if os.path.lexists(one))
+    folder = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
     what = "" if folder == path else f"below {folder}, which is "
     try:
         is_folder = stat.S_ISDIR(folder.stat().st_mode)

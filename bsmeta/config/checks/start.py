@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
+from typing import Any
 
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, same, show
@@ -39,7 +40,7 @@ def _divided_batch(config: RunConfig, launch: Launch) -> Iterator[Problem]:
     if not plan.is_total:
         return
     assert plan.key is not None
-    rows = reduce(getattr, plan.key.split("."), config)
+    rows: Any = reduce(getattr, plan.key.split("."), config)
     parts = plan.accumulation * plan.processes
     if rows % parts:
         split = f"{plan.processes} (processes) x {plan.accumulation} (gradient_accumulation_steps)"

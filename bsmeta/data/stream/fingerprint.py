@@ -68,7 +68,8 @@ def fingerprint(
 def sources_fingerprint(config: DataConfig) -> list[dict[str, Any]]:
     """What identifies the sources of a mixture, besides their shards."""
     return [
-        {"name": one.name, "weight": one.weight, "columns": one.columns} for one in config.sources
+        {"name": source.name, "weight": source.weight, "columns": source.columns}
+        for source in config.sources
     ]
 
 

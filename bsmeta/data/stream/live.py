@@ -258,7 +258,9 @@ def window_maker(
         seed,
         source=corpus.name,
         held_out=kept_out,
-        sample=[line for one in sample for line in corpus.source.first_lines(one, SAMPLE_LINES)],
+        sample=[
+            line for shard in sample for line in corpus.source.first_lines(shard, SAMPLE_LINES)
+        ],
     )
 
 

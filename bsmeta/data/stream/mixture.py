@@ -63,7 +63,7 @@ class SequenceOrder:
     def portions(self, source: int) -> list[int]:
         """How many sequences each stream of a source yields in a period of the streams."""
         first = source * self._num_streams
-        return [len(self._places(first + one)) for one in range(self._num_streams)]
+        return [len(self._places(first + place)) for place in range(self._num_streams)]
 
     def _places(self, stream: int) -> np.ndarray:
         if stream not in self._known:
@@ -89,7 +89,7 @@ class SequenceOrder:
 
 def sequence_order(config: DataConfig) -> SequenceOrder:
     """The order of the sequences of a run."""
-    return SequenceOrder([one.weight for one in config.sources] or [1.0], config.num_streams)
+    return SequenceOrder([source.weight for source in config.sources] or [1.0], config.num_streams)
 
 
 @lru_cache(maxsize=4)

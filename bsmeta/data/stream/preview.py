@@ -104,7 +104,7 @@ def _path_problems(
     for kind, path in columns.items():
         if path in values:
             continue
-        inside = [one for one in known if one.startswith(f"{path}.")]
+        inside = [candidate for candidate in known if candidate.startswith(f"{path}.")]
         alike = _of_like_names(path, known) or _of_like_names(kind, known)
         best = next(iter((*inside, *alike)), closest(path, known or ["COLUMN"]))
         hint = f" (did you mean {alike[0]}?)" if alike else nearest(path, known)
@@ -118,9 +118,9 @@ def _path_problems(
 def _of_like_names(path: str, known: Sequence[str]) -> list[str]:
     """The paths whose last name contains that of `path`, those of an equal name first."""
     wanted = path.rpartition(".")[2].lower()
-    names = {one: one.rpartition(".")[2].lower() for one in known}
-    found = [one for one, name in names.items() if wanted in name]
-    return sorted(found, key=lambda one: names[one] != wanted)
+    names = {candidate: candidate.rpartition(".")[2].lower() for candidate in known}
+    found = [candidate for candidate, name in names.items() if wanted in name]
+    return sorted(found, key=lambda candidate: names[candidate] != wanted)
 
 
 def _first_lines(shard: Shard, count: int) -> list[bytes]:

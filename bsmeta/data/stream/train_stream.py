@@ -127,7 +127,7 @@ class TrainStream:
             num_streams=config.num_streams if config.sources else None,
         )
         names = count_names(metadata.metadata_list)
-        names += source_count_names([one.name for one in config.sources])
+        names += source_count_names([source.name for source in config.sources])
         own: dict[int, dict[str, int]] = {}
         first = self._done // self._global_batch_size + 1
         read = steps(blocks, size, self._accumulation, config.num_workers, names)

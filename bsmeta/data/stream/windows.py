@@ -235,8 +235,8 @@ class WindowMaker:
         if self._metadata.without_metadata_same_context:
             plain = self._encoder.encode([document.without_metadata() for document in rendered])
             cuts = [
-                cut_alike(one, chunks, self._config)
-                for one, chunks in zip(plain, cuts, strict=True)
+                cut_alike(document, chunks, self._config)
+                for document, chunks in zip(plain, cuts, strict=True)
             ]
         if self._metadata.long_documents == "truncate":
             return [chunks[:1] for chunks in cuts]

@@ -153,7 +153,7 @@ def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], s
         except _TooLongError:
             problem = f"longer than {LONGEST_RECORD:,} characters; is a quote not closed?"
         except csv.Error as error:
-            without = [padded.sub('"', one) for one in lines.record]
+            without = [padded.sub('"', record) for record in lines.record]
             if repaired < line and without != lines.record:  # `"a text"   ,label`
                 repaired = line
                 lines.give_back(without)

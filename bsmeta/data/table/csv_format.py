@@ -89,8 +89,8 @@ def find_format(
         skipped = 1
     separators = list(SEPARATORS) if separator == AUTO else [_one_character(separator)]
     found = max(
-        (_Trial.of(sample[skipped:], one, escape, wanted)
-        for one in separators
+        (_Trial.of(sample[skipped:], separator, escape, wanted)
+        for separator in separators
         for escape in (None, "\\")),
         key=lambda trial: trial.score,
     )  # fmt: skip

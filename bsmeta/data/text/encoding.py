@@ -148,7 +148,9 @@ class DocumentEncoder:
                 f"tokenizer_name: {tokenizer.name_or_path} has no eos_token; every document ends "
                 "in one, so name it in its tokenizer_config.json"
             )
-        texts = [text for one in sample for text in (one.lead + one.body, one.prefix)]
+        texts = [
+            text for document in sample for text in (document.lead + document.body, document.prefix)
+        ]
         self._tokenizer = TextTokenizer(tokenizer, backend, texts)
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
         metadata = config.metadata_config

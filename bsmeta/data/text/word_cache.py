@@ -55,7 +55,7 @@ class WordMemory:
         self._words = dict(self._special)  # ids as int32
         # Like the tokenizer, first find those that do not require normalized text.
         groups = [
-            [one.content.encode() for one in added.values() if one.normalized == n]
+            [token.content.encode() for token in added.values() if token.normalized == n]
             for n in (False, True)
         ]
         self._splits = [alternatives(group) for group in groups if group]

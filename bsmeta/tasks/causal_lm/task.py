@@ -62,7 +62,7 @@ class CausalLanguageModel:
         self._config = config
         transformers.utils.logging.disable_progress_bar()
         self._types = config.data_config.metadata_config.metadata_list
-        self._sources = [one.name for one in config.data_config.sources]
+        self._sources = [source.name for source in config.data_config.sources]
         self._subset: SubsetEvaluation | None = None
         self._attention = ""
         self._vocabulary = 0
@@ -277,20 +277,21 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
     """What each source of a mixture contributed: its share of the sequences as configured and
     realized, its tokens and their share, and its completed epochs; {} without a mixture.
     """
-    weights = sum(one.weight for one in config.sources)
+    weights = sum(source.weight for source in config.sources)
     total = {
-        what: sum(counts[f"{what}/{one.name}"] for one in config.sources) for what in SOURCE_COUNTS
+        what: sum(counts[f"{what}/{source.name}"] for source in config.sources)
+        for what in SOURCE_COUNTS
     }
     return {
-        one.name: {
-            "configured": one.weight / weights,
-            "realised": counts[f"source_sequences/{one.name}"] / total["source_sequences"],
-            "sequences": int(counts[f"source_sequences/{one.name}"]),
-            "tokens": int(counts[f"source_tokens/{one.name}"]),
-            "share_of_tokens": counts[f"source_tokens/{one.name}"] / total["source_tokens"],
-            "epochs": round(counts[f"source_epochs/{one.name}"], 6),
+        source.name: {
+            "configured": source.weight / weights,
+            "realised": counts[f"source_sequences/{source.name}"] / total["source_sequences"],
+            "sequences": int(counts[f"source_sequences/{source.name}"]),
+            "tokens": int(counts[f"source_tokens/{source.name}"]),
+            "share_of_tokens": counts[f"source_tokens/{source.name}"] / total["source_tokens"],
+            "epochs": round(counts[f"source_epochs/{source.name}"], 6),
         }
-        for one in config.sources
+        for source in config.sources
     }
 
 

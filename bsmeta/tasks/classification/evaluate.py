@@ -62,7 +62,7 @@ def run(
 
 def _refuse_unused(config: EvaluateConfig) -> None:
     default = EvaluateConfig()
-    names = [one.name for one in fields(config) if one.name not in USED]
+    names = [field.name for field in fields(config) if field.name not in USED]
     unused = [name for name in names if getattr(config, name) != getattr(default, name)]
     if unused:
         raise ConfigurationError(

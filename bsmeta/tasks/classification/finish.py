@@ -127,7 +127,7 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
     with dropout and while the weights changed; those of the validation are of the model after them.
     """
     steps, evaluations = read_metrics(metrics)
-    measured = {one["step"]: one for one in evaluations if one["split"] == "validation"}
+    measured = {event["step"]: event for event in evaluations if event["split"] == "validation"}
     last = max((line["step"] for line in steps), default=0)
     found, begin = [], 0
     for step in sorted(measured) or range(steps_per_epoch, last + 1, steps_per_epoch):

@@ -35,9 +35,9 @@ def _canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list
 
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = list(figure.subplots(ncols=columns, squeeze=False)[0])
-    for one in axes:
-        one.spines[["top", "right"]].set_visible(False)
-        one.set_axisbelow(True)
+    for panel in axes:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.set_axisbelow(True)
     return figure, axes
 
 
@@ -57,7 +57,7 @@ def systems_plot(results: Results) -> Figure:
         axes.set_ylim(len(results.systems) - 0.5, -0.7)
         axes.set_xlabel(f"{title}, 95% interval")
         axes.grid(axis="x", color=GRID)
-    panels[0].set_yticks(range(len(results.systems)), [one.name for one in results.systems])
+    panels[0].set_yticks(range(len(results.systems)), [system.name for system in results.systems])
     panels[1].set_yticks([])
     figure.suptitle(results.source, fontsize=10)
     return figure

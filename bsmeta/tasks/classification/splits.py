@@ -112,7 +112,7 @@ def _by_group(
     """Makes folds of whole groups with about the same labels, and deals out the folds."""
     number_of_groups = len(np.unique(groups))
     exact = math.lcm(
-        *(Fraction(one).limit_denominator(_MOST_FOLDS).denominator for one in fractions)
+        *(Fraction(fraction).limit_denominator(_MOST_FOLDS).denominator for fraction in fractions)
     )
     folds = min(exact, _MOST_FOLDS, number_of_groups, int(np.bincount(labels).min()))
     splitter = StratifiedGroupKFold(folds, shuffle=True, random_state=state)

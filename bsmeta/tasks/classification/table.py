@@ -74,7 +74,7 @@ def build(
         ConfigurationError: If a column is missing.
     """
     columns = [config.text_column, config.label_column]
-    columns += [one for one in (config.split_by, config.split_column) if one is not None]
+    columns += [name for name in (config.split_by, config.split_column) if name is not None]
     form = find_format(csv, columns, separator=config.csv_separator, encoding=config.csv_encoding)
     part = database.with_name(f"{database.name}.part")
     part.unlink(missing_ok=True)  # of a build that was killed
