@@ -62,6 +62,16 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
     return rows
 
 
+def saved_key(folder: Path) -> dict[str, Any]:
+    """What a store was built from, as given to `open_store`; empty if there is no store.
+
+    Raises:
+        DataError: If the store is damaged.
+    """
+    found: dict[str, Any] = _read_key(folder)["key"] if folder.exists() else {}
+    return found
+
+
 def _write(folder: Path, key: dict[str, Any], rows: Dataset) -> None:
     """Writes a store to a temporary folder and renames it: an interrupted build leaves no store."""
     part = folder.with_name(f"{folder.name}.part")

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bsmeta.config.errors import DataError
+from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import LineReader
 
 Form = TypeVar("Form")
@@ -88,27 +89,40 @@ class JsonLines(Generic[Form]):
         Raises:
             DataError: If the file cannot be read to its end.
         """
-        try:
-            reader = LineReader(str(self._path))
-        except OSError as error:
-            raise DataError(f"{self._path} cannot be read: {error.strerror}") from error
-        number = 0
-        try:
-            while lines := reader.read(number, _LINES):
-                for line in lines:
-                    number += 1
-                    try:
-                        decoded = self._decoder.decode(line)
-                    except (msgspec.MsgspecError, RecursionError) as error:
-                        if bytes(line).strip():
-                            self._problems.add(number, str(error))
-                        continue
-                    yield number, decoded
+        with open_lines(self._path) as reader:
+            while not reader.ended:
+                yield from self.part(reader, reader.line, _LINES)
                 self._advance(reader.bytes_read)
-            if reader.damage:
-                raise DataError(f"{self._path}: damaged after line {number:,}: {reader.damage}")
-        finally:
-            reader.close()
+
+    def part(self, reader: LineReader, first: int, count: int) -> Iterator[tuple[int, Form]]:
+        """Yields up to `count` lines from line `first` (from 0) of an opened file; see above."""
+        for number, line in enumerate(reader.read(first, count), first + 1):
+            try:
+                decoded = self._decoder.decode(line)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                if bytes(line).strip():
+                    self._problems.add(number, str(error))
+                continue
+            yield number, decoded
+        if reader.damage:
+            raise DataError(f"{self._path}: damaged after line {reader.line:,}: {reader.damage}")
+
+
+@contextmanager
+def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineReader]:
+    """A reader of the lines of a file, closed in the end.
+
+    Raises:
+        DataError: If the file cannot be opened.
+    """
+    try:
+        reader = LineReader(str(path), indexes)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    try:
+        yield reader
+    finally:
+        reader.close()
 
 
 @contextmanager

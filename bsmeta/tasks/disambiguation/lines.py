@@ -7,13 +7,14 @@ The first generation counts the words of a mention (`spans`), the second its cha
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from bsmeta.data.io.lines import LineReader
 from bsmeta.tasks.disambiguation.jsonl import JsonLines, Problems
 
 ALL_MENTIONS = "final_loss"
@@ -22,7 +23,8 @@ ALL_MENTIONS = "final_loss"
 MEMBER = 0.5
 """A mention is in a slice if its value there is greater."""
 
-_WORD = re.compile(r"\S+")
+WORD = re.compile(r"\S+")
+"""What is counted as a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,18 @@ def read_lines(
     Raises:
         DataError: If the file cannot be read, or has too many problems.
     """
-    for number, raw in JsonLines(path, _Raw, problems, advance):
+    return _valid(JsonLines(path, _Raw, problems, advance), problems)
+
+
+def read_part(
+    path: Path, problems: Problems, reader: LineReader, first: int, count: int
+) -> Iterator[Line]:
+    """Yields up to `count` lines from line `first` (from 0) of an opened file; see `read_lines`."""
+    return _valid(JsonLines(path, _Raw, problems).part(reader, first, count), problems)
+
+
+def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Line]:
+    for number, raw in lines:
         reasons = list(_problems(raw))
         for reason in reasons:
             problems.add(number, reason)
@@ -119,7 +132,7 @@ def _problems(raw: _Raw) -> Iterator[str]:
         yield f"lists of unequal lengths: {found}"
         return
     unit = "words" if raw.char_spans is None else "characters"
-    length = len(_WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
+    length = len(WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
     for position, (start, end) in enumerate(spans):
         if not 0 <= start < end <= length:
             yield (
@@ -142,7 +155,7 @@ def _slice_problems(slices: Mapping[str, Mapping[str, float]], mentions: int) ->
 def _line(number: int, raw: _Raw) -> Line:
     spans = raw.char_spans
     if spans is None:
-        words = [match.span() for match in _WORD.finditer(raw.sentence)]
+        words = [match.span() for match in WORD.finditer(raw.sentence)]
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
     slices = raw.slices or {}
     mentions = tuple(

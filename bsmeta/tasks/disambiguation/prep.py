@@ -1,0 +1,327 @@
+"""The encoded sentences of a file: an Arrow store, built once and memory-mapped by all processes.
+
+    lines -> rows (chunks) -> tokens -> Arrow
+
+A row has plain tokens, without special ones: `sentence` (its `sent_idx_unq`), `line` (in the file),
+`document` (a number derived from its name), `input_ids`, and for each of its mentions `start` and
+`end` (tokens of the row), `alias` and `entity` (numbers in the table), `gold` (false: a weak
+label), `position` (among the mentions of the line) and `slices` (names).
+
+Lines are encoded in groups. Those that an interrupted build has completed are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow.compute as pc
+import xxhash
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.errors import DataError
+from bsmeta.data.io.cache import Cache
+from bsmeta.data.io.index import SMALLEST, IndexCache
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
+from bsmeta.data.table.store import open_store, saved_key
+from bsmeta.tasks.disambiguation.chunks import Chunk, Limits, divide, overlapping
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.jsonl import Problems, open_lines
+from bsmeta.tasks.disambiguation.lines import WORD, Line, read_part
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+_ENTITIES = "data_config.entity_table"
+PART = 500
+"""Lines that are encoded at a time."""
+GROUP = 40
+"""Parts of each process that are completed together: an interrupted build loses a group."""
+_OF_ROWS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint16"}
+_OF_MENTIONS = {
+    "start": "uint16",
+    "end": "uint16",
+    "alias": "int32",
+    "entity": "int32",
+    "gold": "bool",
+    "position": "uint16",
+}
+_NAMED = 5  # lines with lost mentions that a warning names
+
+
+@dataclass(frozen=True)
+class Prep:
+    """The encoded sentences of a file.
+
+    Attributes:
+        rows: The rows; see the module.
+        facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold) and
+            `bytes_per_mention`.
+    """
+
+    rows: Dataset
+    facts: dict[str, Any]
+
+
+def open_prep(
+    path: Path,
+    table: EntityTable,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    limits: Limits,
+    workers: int = 1,
+) -> Prep:
+    """The encoded sentences of a file, which are built first if there are none.
+
+    Every process of a run calls it: one process per machine builds while the others wait.
+
+    Args:
+        path: Training lines.
+        table: The entities. A store that was built before entities were added to it is valid.
+        tokenizer: A fast tokenizer.
+        folder: Where the store is, or will be.
+        limits: What a row may hold.
+        workers: Processes that encode.
+
+    Raises:
+        ConfigurationError: If the store was built from another file or with other settings.
+        DataError: If lines are invalid, or the store is damaged.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected lines of sentences")
+    encoder = Encoder(path, table, tokenizer, limits)
+    entities = saved_key(folder).get(_ENTITIES, "")
+    key = {
+        "format": FORMAT,
+        "file": file_hash(path),
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        _ENTITIES: entities if table.entities_of(entities) is not None else table.fingerprint,
+        "data_config.max_mentions": limits.mentions,
+        "data_config.max_words": limits.words,
+        "max_tokens": limits.tokens,
+    }
+    work = folder.with_name(f"{folder.name}.work")
+    rows = open_store(folder, key, lambda: _build(encoder, work, key, workers))
+    shutil.rmtree(work, ignore_errors=True)
+    facts = json.loads(rows.info.description)
+    size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
+    return Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]})
+
+
+def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> Dataset:
+    """The rows, encoded group by group; those of groups that are in `work` are read from there.
+
+    Raises:
+        DataError: If lines are invalid, or there is no mention.
+    """
+    from datasets import Dataset, Features, List, Value, concatenate_datasets
+
+    ids = "uint16" if len(encoder.tokenizer) <= 1 << 16 else "int32"
+    features = Features(
+        {
+            **{name: Value(dtype) for name, dtype in _OF_ROWS.items()},
+            "input_ids": List(Value(ids)),
+            **{name: List(Value(dtype)) for name, dtype in _OF_MENTIONS.items()},
+            "slices": List(List(Value("string"))),
+        }
+    )
+    digest = xxhash.xxh3_64_hexdigest(json.dumps(key).encode())
+    encoder.index_folder = _index(encoder.path, work / "index")
+    firsts = range(0, _count_lines(encoder.path), PART)
+    groups = []
+    work.mkdir(parents=True, exist_ok=True)
+    for start in range(0, len(firsts), GROUP * workers):
+        group = firsts[start : start + GROUP * workers]
+        name = f"{digest}-{group[0]}-{len(group)}"
+        parts = Dataset.from_dict({"first": list(group)})
+        rows = parts.map(
+            encoder,
+            batched=True,
+            batch_size=1,
+            num_proc=workers if workers > 1 else None,
+            features=features,
+            remove_columns=["first"],
+            cache_file_name=str(work / f"{name}.arrow"),
+            load_from_cache_file=True,
+            new_fingerprint=name,
+            desc=f"encoding {encoder.path.name}",
+        )
+        groups.append(rows)
+    if not groups:
+        raise DataError(f"{encoder.path} is empty; expected lines of sentences")
+    return _finished(concatenate_datasets(groups), encoder.path)
+
+
+def _count_lines(path: Path) -> int:
+    with open_lines(path) as reader:
+        while not reader.ended:
+            reader.read(reader.line, PART)
+        return reader.line
+
+
+def _index(path: Path, folder: Path) -> Path | None:
+    """The folder with access points of a large file, so that its parts are entered quickly."""
+    if path.stat().st_size < SMALLEST:
+        return None
+    try:
+        IndexCache(Cache(str(folder))).build(str(path))
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    return folder
+
+
+def _finished(rows: Dataset, path: Path) -> Dataset:
+    """The rows without those that have no mention, and with facts about them."""
+    counts = pc.list_value_length(rows.data.column("entity")).to_numpy()
+    if not counts.sum():
+        raise DataError(f"{path} has no mention of an entity that can be used")
+    lines, lost = (rows.data.column(name).to_numpy() for name in ("line", "lost"))
+    _refuse_repeated(path, rows.data.column("sentence").to_numpy(), lines)
+    if lost.any():
+        named = ", ".join(map(str, lines[lost > 0][:_NAMED]))
+        log.warning(
+            "%s: mentions left out because a row cannot hold them, or they have no token: %d "
+            "(first lines: %s)",
+            path,
+            lost.sum(),
+            named,
+        )
+    facts = {
+        "sentences": len(np.unique(lines[counts > 0])),
+        "rows": int((counts > 0).sum()),
+        "mentions": int(counts.sum()),
+        "lost": int(lost.sum()),
+    }
+    if not counts.all():
+        rows = rows.select(np.flatnonzero(counts))
+    rows = rows.remove_columns("lost")
+    rows.info.description = json.dumps(facts)
+    return rows
+
+
+def _refuse_repeated(path: Path, sentences: np.ndarray, lines: np.ndarray) -> None:
+    """Refuses numbers of sentences that are not unique."""
+    order = np.lexsort((lines, sentences))
+    sentences, lines = sentences[order], lines[order]
+    same = np.flatnonzero((sentences[1:] == sentences[:-1]) & (lines[1:] != lines[:-1]))
+    problems = Problems(path)
+    for place in same:
+        problems.add(
+            int(lines[place + 1]),
+            f"sent_idx_unq {sentences[place]} is that of line {lines[place]:,}, too",
+        )
+    problems.close()
+
+
+class Encoder:
+    """Encodes lines of a file; called by `Dataset.map`, in any process.
+
+    Args:
+        path: The file.
+        table: The entities.
+        tokenizer: The tokenizer.
+        limits: What a row may hold.
+    """
+
+    def __init__(
+        self, path: Path, table: EntityTable, tokenizer: PreTrainedTokenizerBase, limits: Limits
+    ) -> None:
+        self.path = path
+        self.tokenizer = tokenizer
+        self.index_folder: Path | None = None
+        self._table = table
+        self._limits = limits
+        self._reader: LineReader | None = None
+        list(self._encode([""]))  # switches off truncation, which is a part of the fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reader": None}  # each process opens the file
+
+    def __call__(self, parts: dict[str, list[int]]) -> dict[str, list[Any]]:
+        """The rows of some parts, each given by its first line (from 0)."""
+        if self._reader is None:
+            folder = self.index_folder
+            indexes = IndexCache(Cache(str(folder))) if folder else None
+            self._reader = LineReader(str(self.path), indexes)
+        rows = [row for first in parts["first"] for row in self._part(self._reader, first)]
+        names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "slices"]
+        return {name: [row[name] for row in rows] for name in names}
+
+    def _part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
+        problems = Problems(self.path)
+        lines = list(read_part(self.path, problems, reader, first, PART))
+        entities = [self._entities(line, problems) for line in lines]
+        problems.close()
+        encoded = self._encode([line.text for line in lines])
+        for line, found, (ids, tokens) in zip(lines, entities, encoded, strict=True):
+            yield from self._rows(line, found, ids, tokens)
+
+    def _entities(self, line: Line, problems: Problems) -> tuple[list[int], list[int]]:
+        """The numbers of the aliases and of the entities of a line."""
+        aliases = [self._table.alias_index(mention.alias) for mention in line.mentions]
+        entities = [self._table.find(mention.entity) for mention in line.mentions]
+        for mention, alias, entity in zip(line.mentions, aliases, entities, strict=True):
+            if alias < 0:
+                problems.add(line.number, f"no entity has the alias {mention.alias!r}")
+            if entity < 0:
+                problems.add(line.number, f"there is no entity {mention.entity!r}")
+        return aliases, entities
+
+    def _encode(self, texts: list[str]) -> Iterator[tuple[list[int], np.ndarray]]:
+        """The tokens of each text, and their characters, int[tokens, 2]."""
+        encoded = self.tokenizer(
+            texts,
+            add_special_tokens=False,
+            split_special_tokens=True,  # a text that contains "[SEP]" has no such token
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+            yield ids, np.array(offsets, np.int64).reshape(-1, 2)
+
+    def _rows(
+        self,
+        line: Line,
+        found: tuple[list[int], list[int]],
+        ids: list[int],
+        tokens: np.ndarray,
+    ) -> Iterator[dict[str, Any]]:
+        mentions = _spans((mention.start, mention.end) for mention in line.mentions)
+        words = _spans(match.span() for match in WORD.finditer(line.text))
+        chunks, lost = divide(mentions, words, tokens, self._limits)
+        if lost:
+            chunks.append(Chunk(0, 0, []))  # a row without mentions reports it, and is removed
+        in_tokens = overlapping(mentions, tokens)
+        for chunk in chunks:
+            own = [line.mentions[number] for number in chunk.mentions]
+            yield {
+                "sentence": line.sentence,
+                "line": line.number,
+                "document": xxhash.xxh3_64_intdigest(line.document.encode())
+                >> 1,  # a positive int64
+                "lost": 0 if own else lost,
+                "input_ids": ids[chunk.start : chunk.end],
+                "start": (in_tokens[chunk.mentions, 0] - chunk.start).tolist(),
+                "end": (in_tokens[chunk.mentions, 1] - chunk.start).tolist(),
+                "alias": [found[0][number] for number in chunk.mentions],
+                "entity": [found[1][number] for number in chunk.mentions],
+                "gold": [mention.is_gold for mention in own],
+                "position": [mention.position for mention in own],
+                "slices": [list(mention.slices) for mention in own],
+            }
+
+
+def _spans(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
+    return np.array([*pairs], np.int64).reshape(-1, 2)

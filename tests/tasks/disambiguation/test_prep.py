@@ -1,0 +1,188 @@
+"""The store of encoded sentences: what is in it, and when it is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation import prep
+from bsmeta.tasks.disambiguation.chunks import Limits
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.prep import Prep, open_prep
+from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
+from tests.conftest import REPOSITORY
+from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
+
+LIMITS = Limits(2, 100, 100)
+SENTENCE = "Lincoln married Mary Todd Lincoln in [SEP] Lincoln ."
+LINE: dict[str, Any] = {
+    "sentence": SENTENCE,
+    "sent_idx_unq": 7,
+    "aliases": ["lincoln", "mary lincoln", "lincoln"],
+    "qids": ["Q91", "Q94", "Q28260"],
+    "char_spans": [[0, 7], [16, 33], [43, 50]],
+    "gold": [True, False, True],
+    "document": "wedding",
+    "slices": {"tail": {"2": 1.0, "1": 1.0}},
+}
+
+Open = Callable[..., Prep]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(REPOSITORY / "examples/tokenizer")
+
+
+@pytest.fixture
+def open_lines(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Open:
+    build_entities(write(tmp_path / "profiles.jsonl", [LINCOLN, TODD, CITY]), tmp_path / "table")
+
+    def call(lines: list[Any] | None = None, limits: Limits = LIMITS, workers: int = 1) -> Prep:
+        path = tmp_path / "train.jsonl"
+        if lines is not None:
+            write(path, lines)
+        table = EntityTable.open(tmp_path / "table")
+        return open_prep(path, table, tokenizer, tmp_path / "prep/train", limits, workers)
+
+    return call
+
+
+def test_rows_have_the_tokens_and_the_mentions(
+    open_lines: Open, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    found = open_lines([LINE])
+    first, second = found.rows
+    assert tokenizer.decode(first["input_ids"]) == SENTENCE
+    assert second["input_ids"] == first["input_ids"]
+
+    def texts(row: dict[str, Any]) -> list[str]:
+        spans = zip(row["start"], row["end"], strict=True)
+        return [tokenizer.decode(row["input_ids"][start:end]).strip() for start, end in spans]
+
+    assert texts(first) == ["Lincoln", "Mary Todd Lincoln"]
+    assert texts(second) == ["Lincoln"]
+    names = ("sentence", "line", "alias", "entity", "gold", "position", "slices")
+    assert {name: first[name] for name in names} == {
+        "sentence": 7,
+        "line": 1,
+        "alias": [0, 2],
+        "entity": [1, 2],
+        "gold": [True, False],
+        "position": [0, 1],
+        "slices": [[], []],
+    }
+    assert {name: second[name] for name in names} == {
+        "sentence": 7,
+        "line": 1,
+        "alias": [0],
+        "entity": [3],
+        "gold": [True],
+        "position": [2],
+        "slices": [["tail"]],
+    }
+    assert first["document"] == second["document"] > 0
+    facts = {"sentences": 1, "rows": 2, "mentions": 3, "lost": 0}
+    assert {name: found.facts[name] for name in facts} == facts
+    assert [file.name for file in (tmp_path / "prep").iterdir()] == ["train.lock", "train"]
+    assert found.rows.features["input_ids"].feature.dtype == "uint16"
+
+
+def test_any_number_of_processes_builds_the_same(
+    open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prep, "PART", 3)
+    monkeypatch.setattr(prep, "GROUP", 2)
+    lines = [{**LINE, "sent_idx_unq": number} for number in range(16)]
+    expected = open_lines(lines).rows[:]
+    assert expected["sentence"] == [number for number in range(16) for _ in range(2)]
+    (tmp_path / "prep/train").rename(tmp_path / "before")
+    assert open_lines(workers=2).rows[:] == expected
+
+
+def test_lost_mentions_are_counted_and_reported(
+    open_lines: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = [
+        LINE,
+        {**LINE, "sent_idx_unq": 8, "qids": ["Q91"], "aliases": ["lincoln"], "gold": [True],
+         "char_spans": [[0, 30]], "slices": None},
+    ]  # fmt: skip
+    found = open_lines(lines, Limits(10, 3, 100))
+    assert found.facts["lost"] == 1
+    assert found.facts["mentions"] == 3
+    assert found.facts["sentences"] == 1
+    assert found.rows["sentence"][:] == [7, 7, 7]
+    assert "they have no token: 1 (first lines: 2)" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_invalid_lines_are_named(
+    open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(prep, "PART", 2)
+    bad = {**LINE, "sent_idx_unq": 9, "qids": ["Q91", "Q7", "Q8"]}
+    bad["aliases"] = ["lincoln", "lnk", "lincoln"]
+    with pytest.raises(DataError) as error:
+        open_lines([LINE, {**LINE, "sent_idx_unq": 8}, bad], workers=workers)
+    assert str(error.value).splitlines() == [
+        f"{tmp_path}/train.jsonl: 3 problems; correct the file",
+        "  line 3: no entity has the alias 'lnk'",
+        "  line 3: there is no entity 'Q7'",
+        "  line 3: there is no entity 'Q8'",
+    ]
+
+
+def test_a_sentence_number_that_is_not_unique_is_named(open_lines: Open) -> None:
+    with pytest.raises(DataError, match="line 3: sent_idx_unq 7 is that of line 1, too"):
+        open_lines([LINE, {**LINE, "sent_idx_unq": 8}, LINE])
+
+
+def test_a_file_without_mentions_is_refused(open_lines: Open) -> None:
+    with pytest.raises(DataError, match=r"train.jsonl is empty"):
+        open_lines([])
+    empty = {"aliases": [], "qids": [], "char_spans": [], "gold": [], "slices": None}
+    with pytest.raises(DataError, match="has no mention"):
+        open_lines([{**LINE, **empty}])
+
+
+@pytest.mark.parametrize(
+    ("limits", "line"),
+    [
+        (Limits(3, 100, 100), "data_config.max_mentions: 2 in the store, 3 now"),
+        (Limits(2, 99, 100), "data_config.max_words: 100 in the store, 99 now"),
+        (Limits(2, 100, 99), "max_tokens: 100 in the store, 99 now"),
+    ],
+)
+def test_a_stale_store_is_refused_by_the_name_of_the_setting(
+    open_lines: Open, limits: Limits, line: str
+) -> None:
+    open_lines([LINE])
+    with pytest.raises(ConfigurationError, match=line):
+        open_lines(limits=limits)
+
+
+def test_another_file_or_table_is_refused(
+    open_lines: Open, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    open_lines([LINE])
+    with pytest.raises(ConfigurationError, match="  file: "):
+        open_lines([{**LINE, "sent_idx_unq": 8}])
+    other = build_entities(write(tmp_path / "other.jsonl", [LINCOLN, TODD]), tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="  data_config.entity_table: "):
+        open_prep(tmp_path / "train.jsonl", other, tokenizer, tmp_path / "prep/train", LIMITS, 1)
+
+
+def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
+    open_lines: Open, tmp_path: Path
+) -> None:
+    before = open_lines([LINE]).rows[:]
+    new = json.dumps({"entity_id": "Q1", "mentions": [["lincoln", 99]], "title": "Lincoln Park"})
+    add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
+    assert open_lines().rows[:] == before
