@@ -21,9 +21,9 @@ import msgspec
 import xxhash
 
 from bsmeta.annotate.links import LinkedPage, LinkIndex, index_path, link_key
-from bsmeta.annotate.sentences import sentences
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.io.lines import LineReader
+from bsmeta.data.text.sentences import sentences
 
 PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
 TITLE_SCORE = 0.5

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 from xml.etree import ElementTree
 
-from bsmeta.annotate.sentences import sentences
 from bsmeta.config.errors import DataError
+from bsmeta.data.text.sentences import sentences
 
 _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]+\.)+[a-z]{2,})"
 _DOMAIN_TITLE = re.compile(_DOMAIN, re.IGNORECASE)

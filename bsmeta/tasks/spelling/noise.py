@@ -17,6 +17,7 @@ import numpy as np
 from bsmeta.tasks.spelling.characters import CharacterNoise, with_case_of
 from bsmeta.tasks.spelling.draws import Draws
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
+from bsmeta.tasks.spelling.text import core
 
 Method = Literal["artificial", "realistic", "mixed"]
 
@@ -76,11 +77,11 @@ class Noise:
 
     def _edit(self, word: str, draws: Draws) -> str:
         """Misspells one word, without the punctuation around it."""
-        letters = [at for at, character in enumerate(word) if character.isalpha()]
-        if not letters or any(map(str.isdigit, word)) or _NAME.search(word):
+        span = core(word)
+        if span is None or not is_editable(word):
             return word
-        start, end = letters[0], letters[-1] + 1
-        return word[:start] + self._edit_core(word[start:end], draws) + word[end:]
+        edited = self._edit_core(word[span.start : span.end], draws)
+        return word[: span.start] + edited + word[span.end :]
 
     def _edit_core(self, word: str, draws: Draws) -> str:
         if self.method == "artificial" or (
@@ -97,6 +98,11 @@ class Noise:
     @cached_property
     def _usable(self) -> Misspellings:
         return single_words(self.misspellings) if self.keep_word_count else self.misspellings
+
+
+def is_editable(word: str) -> bool:
+    """Whether a word is spelled: no number, URL, address, file name or identifier."""
+    return not any(map(str.isdigit, word)) and not _NAME.search(word)
 
 
 def word_labels(corrupt: str, correct: str) -> list[int]:

@@ -1,0 +1,138 @@
+"""Long texts are cut and joined without loss, and corrections are placed by character."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    Flag,
+    apply_corrections,
+    as_record,
+    colour,
+    find_corrections,
+    find_flags,
+    unified_diff,
+)
+from bsmeta.tasks.spelling.text import core, cut, words
+
+prose = st.text(
+    st.one_of(st.sampled_from("aZ.!? \n\t\r\u00a0\u2028e\u0301👩\u200d🚀"), st.characters()),
+    max_size=200,
+)
+
+
+def test_text_is_cut_at_sentences_and_long_sentences_between_words() -> None:
+    text = "It is so. And so on!\n\nThe e.g. case, a much longer sentence, goes on. End"
+    assert cut(text, 24) == [
+        "It is so. And so on!\n\n",
+        "The e.g. case, a much ",
+        "longer sentence, goes ",
+        "on. End",
+    ]
+    assert cut("short", 24) == ["short"]
+    assert cut("", 24) == []
+    assert cut("a " + "x" * 30 + " b", 10) == ["a ", "x" * 30 + " ", "b"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(prose, st.integers(1, 40))
+def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
+    chunks = cut(text, limit)
+    assert "".join(chunks) == text
+    assert [word for chunk in chunks for word in chunk.split()] == text.split()
+    assert all(len(chunk.strip()) <= limit or len(chunk.split()) == 1 for chunk in chunks)
+    assert not text.strip() or all(map(str.strip, chunks))
+
+
+@settings(max_examples=100, deadline=None)
+@given(prose)
+def test_words_are_those_of_split(text: str) -> None:
+    assert [text[start:end] for start, end in words(text)] == text.split()
+
+
+@pytest.mark.parametrize(
+    ("word", "inside"), [("(«word»),", "word"), ("it's.", "it's"), ("--", None), ("3rd", "rd")]
+)
+def test_the_core_of_a_word(word: str, inside: str | None) -> None:
+    span = core(word)
+    assert inside == (None if span is None else word[span.start : span.end])
+
+
+@pytest.mark.parametrize(
+    ("text", "corrected", "changes"),
+    [
+        ("teh  cat", "the cat", [Correction(0, 3, "teh", "the")]),
+        (
+            "a teh\ncta b",
+            "a the cat b",
+            [Correction(2, 5, "teh", "the"), Correction(6, 9, "cta", "cat")],
+        ),
+        ("the ca t sat", "the cat sat", [Correction(4, 8, "ca t", "cat")]),
+        ("thecat sat", "the cat sat", [Correction(0, 6, "thecat", "the cat")]),
+        ("the sat", "the cat sat", [Correction(3, 3, "", " cat")]),
+        ("cat", "the cat", [Correction(0, 0, "", "the ")]),
+        ("the the cat", "the cat", [Correction(4, 7, "the", "")]),
+        ("  ", "a", [Correction(2, 2, "", "a")]),
+        ("same \n text", "same text", []),
+    ],
+)
+def test_corrections_have_places(text: str, corrected: str, changes: list[Correction]) -> None:
+    assert find_corrections(text, corrected) == changes
+
+
+@settings(max_examples=300, deadline=None)
+@given(prose, st.lists(st.sampled_from(["a", "Z.", "👩", "aZ"]), max_size=8))
+def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]) -> None:
+    for corrected in (other, text.split()[1:], [*text.split(), "Z"]):
+        changes = find_corrections(text, " ".join(corrected))
+        assert apply_corrections(text, changes).split() == corrected
+    assert apply_corrections(text, find_corrections(text, text)) == text
+
+
+def test_flags_are_words_whose_probability_reaches_the_threshold() -> None:
+    assert find_flags("teh cat", [0.5, 0.1], 0.5) == [Flag(0, 3, "teh", 0.5)]
+
+
+def test_a_record_has_offsets() -> None:
+    text = "teh\ncat"
+    record = as_record(text, find_corrections(text, "the cat"))
+    assert json.loads(json.dumps(record)) == {
+        "text": "teh\ncat",
+        "corrected": "the\ncat",
+        "changes": [{"start": 0, "end": 3, "text": "teh", "correction": "the"}],
+    }
+    flagged = as_record(text, find_flags(text, [0.75, 0.0], 0.5))
+    assert flagged["changes"] == [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
+    assert "corrected" not in flagged
+
+
+def test_colours_mark_what_is_wrong_and_what_is_right() -> None:
+    text = "a [b]teh cat"
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, color_system="standard", width=80).print(
+        colour(text, find_corrections(text, "a [b]the cat"))
+    )
+    assert out.getvalue() == "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m cat\n"
+    flagged = colour("teh cat", find_flags("teh cat", [0.9, 0.1], 0.5))
+    assert (flagged.plain, flagged.spans[0].style) == ("teh cat", "red underline")
+
+
+@pytest.mark.parametrize("ending", ["", "\n"])
+def test_the_diff_can_be_applied_by_patch(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / "text.txt"
+    text, corrected = f"one\nteh \u2028cat{ending}", f"one\nthe \u2028cat{ending}"
+    file.write_text(text)
+    diff = unified_diff(text, corrected, "text.txt")
+    assert diff.startswith("--- a/text.txt\n+++ b/text.txt\n@@ -1,2 +1,2 @@\n one\n-teh ")
+    subprocess.run(["patch", "-p1"], input=diff, text=True, cwd=tmp_path, check=True)
+    assert file.read_text() == corrected
+    assert unified_diff(text, text, "text.txt") == ""
