@@ -31,7 +31,7 @@ from typing import Any
 
 import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
@@ -198,7 +198,8 @@ def resolve(composed: DictConfig) -> list[Problem]:
             if dataclasses.is_dataclass(schema):
                 section[name] = getattr(schema(), name)
             else:  # an entry of a list or mapping; those before it keep their index
-                del section[name]
+                with open_dict(section):
+                    del section[name]
     return problems[::-1]
 
 
@@ -224,6 +225,8 @@ def _settle(section: DictConfig | ListConfig, name: Any) -> None:
         value = yaml.safe_load(value)
         if not isinstance(value, (list, dict)):
             raise TypeError(f"not {type_name(kind)}")
+    elif OmegaConf.is_config(value):
+        value = OmegaConf.to_container(value, resolve=True)  # it may itself contain some
     if dataclasses.is_dataclass(kind):
         value = OmegaConf.merge(OmegaConf.structured(kind), value)
     section[name] = value

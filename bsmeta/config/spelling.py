@@ -6,6 +6,7 @@ They share their data, noise and batches, and differ in what the model predicts.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from bsmeta.config.keys import key
 from bsmeta.config.schema import RunConfig
@@ -60,11 +61,15 @@ class SmallModelConfig:
 class SpellingConfig(RunConfig):
     """What all spelling tasks share."""
 
+    document: dict[str, Any] = key(
+        {},
+        "a configuration file of the published system, for ${document.KEY} in the keys below",
+        heading="Data",
+    )
     datasets: list[str] = key(
         [],
         "texts to train on: files, folders or globs of .txt (one text a line), .jsonl (also .gz)",
         is_path=True,
-        heading="Data",
     )
     dataset_limits: list[int] = key([], "use so many samples of each of the datasets; []: all")
     val_splits: list[float] = key(
