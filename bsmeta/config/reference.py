@@ -15,6 +15,13 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.predict import PredictConfig
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.spelling import (
+    DetectionConfig,
+    SecConfig,
+    SedSequenceConfig,
+    SedWordsConfig,
+    SpellingConfig,
+)
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
@@ -23,6 +30,11 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/train.py", RunConfig, "v2"),
     ("bsmeta/train.py task=causal_lm", CausalLMConfig, "v2"),
     ("bsmeta/train.py task=classification", ClassificationConfig, "classification"),
+    ("bsmeta/train.py task=sed_words | sed_sequence | sec", SpellingConfig, "sed_words"),
+    ("bsmeta/train.py task=sed_words | sed_sequence", DetectionConfig, "sed_words"),
+    ("bsmeta/train.py task=sed_words", SedWordsConfig, "sed_words"),
+    ("bsmeta/train.py task=sed_sequence", SedSequenceConfig, "sed_sequence"),
+    ("bsmeta/train.py task=sec", SecConfig, "sec"),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),

@@ -19,25 +19,32 @@ LEAST_TOKENS = 512
 class NoiseConfig:
     """The errors that clean text gets, drawn again for each sample and epoch."""
 
-    kind: str = key(
+    method: str = key(
         "mixed",
-        "artificial: characters inserted, deleted, swapped or replaced; realistic: known "
-        "misspellings; mixed: both; none: samples need a target of their own",
-        choices=("artificial", "realistic", "mixed", "none"),
+        "artificial: letters inserted, deleted, swapped or replaced; realistic: known "
+        "misspellings; mixed: either",
+        choices=("artificial", "realistic", "mixed"),
     )
     word_probability: float = key(0.2, "probability that a word is edited", at_least=0, at_most=1)
     artificial_share: float = key(
         0.2, "mixed: share of the edited words with artificial errors", at_least=0, at_most=1
     )
+    edit_probability: float = key(
+        0.8,
+        "artificial: p of the geometric distribution of the edits of a word",
+        above=0,
+        at_most=1,
+    )
+    clean_share: float = key(0.0, "share of the samples without errors", at_least=0, below=1)
     misspellings: str = key(
         "codespell",
         "what words are misspelled as: codespell (the dictionary of that package), or a JSON file "
         "{word: [misspelling, …]}",
         is_path=True,
     )
-    learned: bool = key(
-        False,
-        "draw artificial edits from the character edits in the misspellings, not uniformly",
+    learned_characters: bool = key(
+        True,
+        "edit the letters of a word that has no known misspelling as those of words that have",
     )
 
 
@@ -140,6 +147,9 @@ class SpellingConfig(RunConfig):
         is_path=True,
         heading="Results",
     )
+    benchmark_lines: int | None = key(
+        None, "score only the first so many lines of each test set; null: all", at_least=1
+    )
     bootstrap_resamples: int = key(
         2000, "resamples of the lines of a test set for each interval", at_least=1
     )
@@ -156,8 +166,15 @@ class DetectionConfig(SpellingConfig):
         is_path=True,
         heading="Detection",
     )
+    hidden_counts: float = key(
+        0.5,
+        "share of the training samples in which the small model does not see how frequent a word "
+        "is in the training text: other texts have more words that it does not know",
+        at_least=0,
+        at_most=1,
+    )
     wanted_precision: float = key(
-        0.9,
+        0.95,
         "a second threshold is chosen on the validation samples for this precision, and saved",
         above=0,
         at_most=1,

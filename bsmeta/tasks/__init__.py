@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -10,6 +10,8 @@ from bsmeta.config.checks import causal_lm as causal_lm_checks
 from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig
 from bsmeta.config.summary import notes
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.data.stream.preview import column_problems, missing_types
@@ -17,6 +19,7 @@ from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
 from bsmeta.tasks.classification import checks as classification_checks
+from bsmeta.tasks.spelling import checks as spelling_checks
 
 
 def _causal_lm(config: CausalLMConfig) -> Task:
@@ -64,6 +67,46 @@ def _evaluate_classifier(config: Any, locations: Sequence[Any], ranks: Any, devi
     run(config, locations, ranks, device)
 
 
+def _sed_words(config: SedWordsConfig) -> Task:
+    from bsmeta.tasks.spelling.detection import WordDetection
+
+    return WordDetection(config)
+
+
+def _sed_sequence(config: SedSequenceConfig) -> Task:
+    from bsmeta.tasks.spelling.detection import SequenceDetection
+
+    return SequenceDetection(config)
+
+
+def _sec(config: SecConfig) -> Task:
+    from bsmeta.tasks.spelling.correction import Correction
+
+    return Correction(config)
+
+
+def _evaluate_spelling(config: Any, locations: Sequence[Any], ranks: Any, device: Any) -> None:
+    from bsmeta.tasks.spelling.evaluate import run
+
+    run(config, locations, ranks, device)
+
+
+def _spelling(
+    config: type[RunConfig], make: Callable[[Any], Task], metrics: tuple[str, ...]
+) -> TaskEntry:
+    """The entry of a spelling task."""
+    return TaskEntry(
+        config=config,
+        make=make,
+        value_problems=spelling_checks.value_problems,
+        summary=spelling_checks.summary_rows,
+        evaluate=_evaluate_spelling,
+        programs=("evaluate.py", "predict.py"),
+        metrics=metrics,
+        has_epochs=True,
+    )
+
+
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         config=CausalLMConfig,
@@ -87,4 +130,7 @@ TASKS: dict[str, TaskEntry] = {
         metrics=classification_checks.METRICS,
         has_epochs=True,
     ),
+    "sed_words": _spelling(SedWordsConfig, _sed_words, spelling_checks.DETECTION_METRICS),
+    "sed_sequence": _spelling(SedSequenceConfig, _sed_sequence, spelling_checks.DETECTION_METRICS),
+    "sec": _spelling(SecConfig, _sec, spelling_checks.CORRECTION_METRICS),
 }

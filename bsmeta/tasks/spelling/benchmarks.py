@@ -1,0 +1,189 @@
+"""Test sets in folders TASK/GROUP/SPLIT/{corrupt,correct}.txt: the model beside its baselines.
+
+`correct.txt` has labels for detection (0 or 1 for each word, or for the line) and text for
+correction. Where the folder also has the correct text of a group (that of `sec`), false alarms are
+counted on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.errors import DataError
+from bsmeta.evaluation.statistics import Interval
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.spelling.baseline import Judge, baselines
+from bsmeta.tasks.spelling.metrics import (
+    Counts,
+    Difference,
+    correction_counts,
+    detection_counts,
+    f1_difference,
+    f1_interval,
+)
+
+MODEL = "model"
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """A test set of one task.
+
+    Attributes:
+        name: `GROUP/SPLIT`.
+        corrupt: The lines with errors.
+        correct: Per line the labels, or the correct line.
+        clean: The correct text; empty if it is unknown.
+    """
+
+    __test__ = False  # no test of pytest's
+
+    name: str
+    corrupt: list[str]
+    correct: list[Any]
+    clean: list[str]
+
+
+@dataclass(frozen=True)
+class SystemResult:
+    """What a system reaches on a test set.
+
+    Attributes:
+        system: Its name.
+        counts: Its counts on the corrupt lines.
+        f1: The interval of its F1.
+        difference: F1 of the model minus that of this system; None for the model.
+        false_alarms: Share of the words (lines) of correct text that it flags or changes; None if
+            the correct text is unknown.
+    """
+
+    system: str
+    counts: Counts
+    f1: Interval
+    difference: Difference | None
+    false_alarms: float | None
+
+
+@dataclass(frozen=True)
+class TestResult:
+    """The results on a test set, the model first."""
+
+    __test__ = False
+
+    name: str
+    lines: int
+    systems: list[SystemResult]
+
+
+def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[TestSet]:
+    """The test sets of a task in a folder.
+
+    Args:
+        folder: Has TASK/GROUP/SPLIT/{corrupt,correct}.txt.
+        task: The task.
+        limit: Use only the first so many lines of each.
+
+    Raises:
+        DataError: If there is none, or its files do not have the same number of lines.
+    """
+    found = []
+    for corrupt in sorted((folder / task).glob("*/*/corrupt.txt")):
+        group, split = corrupt.parts[-3:-1]
+        lines = _lines(corrupt, limit)
+        correct = _lines(corrupt.with_name("correct.txt"), limit)
+        if len(lines) != len(correct):
+            raise DataError(
+                f"{corrupt.parent}: {len(lines):,} lines in corrupt.txt, but {len(correct):,} in "
+                "correct.txt; expected as many"
+            )
+        text = folder / "sec" / group / split / "correct.txt"
+        clean = _lines(text, limit) if text.is_file() else []
+        labels = correct if task == "sec" else _labels(corrupt, correct)
+        found.append(TestSet(f"{group}/{split}", lines, labels, clean))
+    if not found:
+        raise DataError(f"{folder} has no {task}/GROUP/SPLIT/corrupt.txt")
+    return found
+
+
+def _labels(corrupt: Path, lines: Sequence[str]) -> list[list[int]]:
+    found = []
+    for number, line in enumerate(lines, start=1):
+        if {*line.split()} - {"0", "1"}:
+            file = corrupt.with_name("correct.txt")
+            raise DataError(f"{file}, line {number:,}: {line[:60]!r}; expected labels 0 and 1")
+        found.append([int(label) for label in line.split()])
+    return found
+
+
+def _lines(file: Path, limit: int | None) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8").removesuffix("\n").split("\n")[:limit]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+
+
+def judge_test_sets(
+    task: str,
+    test_sets: Sequence[TestSet],
+    model: Judge,
+    context: EvaluationContext,
+    *,
+    resamples: int,
+    seed: int,
+) -> list[TestResult]:
+    """Scores the model and its baselines on test sets; every rank gets the same results.
+
+    Args:
+        task: The task.
+        test_sets: The test sets.
+        model: Runs the model on all ranks.
+        context: The processes; rank 0 runs the baselines.
+        resamples: Resamples of the lines for each interval, the same for all systems.
+        seed: Their seed.
+    """
+    found = []
+    for test_set in test_sets:
+        judged, clean = model(test_set.corrupt), model(test_set.clean)
+        if context.rank != 0:
+            continue
+        systems = {MODEL: (judged, clean)}
+        for name, judge in baselines(task).items():
+            systems[name] = (judge(test_set.corrupt), judge(test_set.clean))
+        found.append(_result(task, test_set, systems, resamples=resamples, seed=seed))
+    results: list[TestResult] = context.gather(found)[0]
+    return results
+
+
+def _result(
+    task: str,
+    test_set: TestSet,
+    systems: dict[str, tuple[list[Any], list[Any]]],
+    *,
+    resamples: int,
+    seed: int,
+) -> TestResult:
+    """The result from what each system (the model first) makes of the corrupt and clean lines."""
+    found: list[SystemResult] = []
+    for name, (judged, clean) in systems.items():
+        counts = _counts(task, test_set.corrupt, judged, test_set.correct)
+        difference = None
+        if found:
+            difference = f1_difference(found[0].counts, counts, resamples=resamples, seed=seed)
+        interval = f1_interval(counts, resamples=resamples, seed=seed)
+        alarms = None
+        if test_set.clean:
+            labels = test_set.clean if task == "sec" else [[0] * len(flags) for flags in clean]
+            alarms = _counts(task, test_set.clean, clean, labels).flagged_rate
+        found.append(SystemResult(name, counts, interval, difference, alarms))
+    return TestResult(test_set.name, len(test_set.corrupt), found)
+
+
+def _counts(
+    task: str, corrupt: Sequence[str], judged: Sequence[Any], correct: Sequence[Any]
+) -> Counts:
+    if task == "sec":
+        return correction_counts(corrupt, judged, correct)
+    return detection_counts(judged, correct)

@@ -1,0 +1,113 @@
+"""What is known about a spelling run before anything is loaded: problems and summary."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Collection, Iterator
+
+from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.problems import HYDRA, Problem, show
+from bsmeta.config.launch import Launch
+from bsmeta.config.spelling import LEAST_TOKENS, DetectionConfig, SpellingConfig
+from bsmeta.config.task_entry import Row
+
+DETECTION_METRICS = ("loss", "f1", "precision", "recall", "accuracy", "false_alarms")
+CORRECTION_METRICS = ("loss", "correction_f1", "edit_distance", "false_alarms")
+"""The metrics of an evaluation during training."""
+
+
+def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[Problem]:
+    """Yields problems that do not depend on the launch."""
+    yield from _data(config)
+    yield from _model(config)
+    yield from _batches(config)
+    noise = config.noise
+    if noise.misspellings != "codespell" and not os.path.isfile(noise.misspellings):
+        fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
+        yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+    if config.benchmarks is not None and not os.path.isdir(config.benchmarks):
+        expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
+        yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
+
+
+def _data(config: SpellingConfig) -> Iterator[Problem]:
+    if not config.datasets:
+        expected = "at least one file, folder or glob of .txt or .jsonl"
+        yield Problem("datasets", HYDRA, "[]", expected, "datasets=[FILE]")
+    if config.accelerate_config_file is None:
+        for name in config.datasets:
+            if not os.path.exists(name) and not glob.glob(name, recursive=True):
+                yield missing("datasets", name, "a file, a folder or a glob", "correct datasets")
+    count = len(config.datasets)
+    for key in ("dataset_limits", "val_splits"):
+        values = getattr(config, key)
+        if len(values) not in (0, 1, count):
+            expected = f"one value for all {count} datasets, or one for each"
+            yield Problem(key, HYDRA, show(list(values)), expected, f"correct {key}")
+    for value in config.dataset_limits:
+        if value < 1:
+            fix = "dataset_limits=[] uses all samples"
+            yield Problem("dataset_limits", HYDRA, show(value), "numbers of samples from 1", fix)
+    for value in config.val_splits:
+        if value < 0 or (value >= 1 and value != int(value)):
+            expected = "a number of samples from 1, or a share below 1"
+            yield Problem("val_splits", HYDRA, show(value), expected, "val_splits=[0.05]")
+    if not any(config.val_splits) and config.keep_best_by is not None:
+        expected = "null, because val_splits leaves nothing to validate on"
+        fix = "keep_best_by=null early_stopping_patience=null export_best=false, or val_splits"
+        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+
+
+def _model(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
+    for key in ("model_config_file", "model_name", "tokenizer_name"):
+        name = getattr(config, key)
+        if name is not None and is_path(name) and not os.path.exists(name):
+            yield missing(key, name, "a folder or file, or a name on the Hub", f"correct {key}")
+    if config.model_config_file and not (config.tokenizer_name or config.model_name):
+        expected = "the tokenizer of the model of model_config_file"
+        yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
+    small = config.small_model
+    if small.width % small.heads:
+        expected = f"a divisor of small_model.width={small.width}"
+        yield Problem(
+            "small_model.heads", HYDRA, show(small.heads), expected, "small_model.heads=4"
+        )
+    if isinstance(config, DetectionConfig):
+        name = config.word_list
+        if name not in (None, "symspellpy") and not os.path.isfile(str(name)):
+            expected = "symspellpy, or a file of lines `word count`"
+            yield missing("word_list", str(name), expected, "correct word_list")
+
+
+def _batches(config: SpellingConfig) -> Iterator[Problem]:
+    shares = config.batch_shares
+    if shares is not None and config.batch_max_length < LEAST_TOKENS * shares:
+        expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
+        fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
+        yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
+
+
+def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
+    """Rows for model and data."""
+    small, noise = config.small_model, config.noise
+    model = f"{small.layers} layers of width {small.width} (random weights)"
+    if config.model_config_file is not None:
+        model = f"{config.model_config_file} (random weights)"
+    elif config.model_name is not None:
+        model = config.model_name
+    errors = {
+        "artificial": "artificial",
+        "realistic": f"misspellings of {noise.misspellings}",
+        "mixed": f"misspellings of {noise.misspellings}, {noise.artificial_share:.0%} artificial",
+    }[noise.method]
+    return [
+        ("model", model),
+        ("data sets", ", ".join(config.datasets)),
+        ("errors", f"{errors}; in {noise.word_probability:.0%} of the words"),
+        (
+            "global batch",
+            f"{config.batch_max_length:,} padded tokens; buckets of {config.bucket_span}",
+        ),
+    ]

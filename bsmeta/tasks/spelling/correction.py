@@ -1,0 +1,215 @@
+"""The task `sec`: texts corrected, sequence to sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.spelling import SecConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.table.order import TokenBudget
+from bsmeta.data.table.stream import TableStream
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.spelling.detector import ROOM
+from bsmeta.tasks.spelling.metrics import correction_counts
+from bsmeta.tasks.spelling.pairs import (
+    VALIDATION,
+    Pair,
+    Pairs,
+    budget_of,
+    fitting,
+    make_noise,
+    train_stream,
+)
+from bsmeta.tasks.spelling.report import finish
+from bsmeta.tasks.spelling.scoring import spread
+from bsmeta.tasks.spelling.seq2seq import (
+    IGNORED,
+    build_seq2seq,
+    encode,
+    generate,
+    load_seq2seq,
+    load_tokenizer,
+    token_counts,
+)
+from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.tasks.spelling.text import cut
+
+
+class Correction:
+    """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
+
+    def __init__(self, config: SecConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+
+    @cached_property
+    def table(self) -> Table:
+        """The samples, whose store is built first if there is none."""
+        return open_table(self._config)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.table, make_noise(self._config), self._config.seed)
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self._config)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """The most tokens that each training sample may have, on either side."""
+        numbers = self.table.numbers("train")
+        found = []
+        for start in range(0, len(numbers), 10_000):
+            samples = self.table.read(numbers[start : start + 10_000])
+            correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
+            source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
+            has_noise = np.array([s.target is None for s in samples])
+            roomy = np.ceil(correct * ROOM).astype(np.int64)
+            found.append(np.where(has_noise, roomy, np.maximum(source, correct)))
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    @cached_property
+    def _order(self) -> TokenBudget:
+        return budget_of(self._config, self._lengths)
+
+    def build_model(self) -> nn.Module:
+        return build_seq2seq(self._config, self._tokenizer)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        return self._order.steps_per_epoch
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
+        return train_stream(
+            self._config, self._pairs, self._order, self._collate,
+            rank=rank, world_size=world_size, state=state,
+        )  # fmt: skip
+
+    def _collate(self, pairs: list[Pair], rows: np.ndarray) -> MicroBatch:
+        def fits(words: Sequence[str], room: int) -> bool:
+            return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
+
+        fitted = [
+            fitting(pair, fits, room)
+            for pair, room in zip(pairs, self._lengths[rows].tolist(), strict=True)
+        ]
+        tensors = self._tensors(fitted)
+        tokens = int(tensors["attention_mask"].sum())
+        targets = float((tensors["labels"] != IGNORED).sum())
+        size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
+        return MicroBatch(
+            tensors=tensors,
+            weight=targets,
+            tokens=tokens,
+            padding=size - tokens,
+            documents=[pair.name for pair in fitted],
+            counts={"texts": float(len(fitted)), "targets": targets},
+        )
+
+    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
+        """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
+        tensors = encode(self._tokenizer, [" ".join(pair.source) for pair in pairs])
+        target = encode(self._tokenizer, [" ".join(pair.correct) for pair in pairs])
+        labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
+        return {**tensors, "labels": labels}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of the target tokens, and the share predicted right."""
+        labels = batch["labels"]
+        logits = model(**batch).logits.float()
+        losses = functional.cross_entropy(
+            logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum"
+        )
+        is_target = labels != IGNORED
+        right = (logits.detach().argmax(2) == labels) & is_target
+        return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
+
+    @cached_property
+    def _validation(self) -> list[Pair]:
+        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Computes the loss of the validation samples, and corrects the first of them."""
+        pairs = self._validation
+        if not pairs:
+            return []
+        first = pairs[: self._config.val_corrections]
+        sources, correct = (
+            [" ".join(getattr(pair, side)) for pair in first] for side in ("source", "correct")
+        )
+        counts = correction_counts(sources, self.judge(model, sources, context), correct)
+        clean = correction_counts(correct, self.judge(model, correct, context), correct)
+        return [
+            Metric("loss", self._mean_loss(model, pairs, context)),
+            Metric("correction_f1", counts.f1, better="max"),
+            Metric("edit_distance", counts.mean_distance),
+            Metric("false_alarms", clean.flagged_rate),
+        ]
+
+    def _mean_loss(
+        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
+    ) -> float:
+        """The cross-entropy of a target token, in nats."""
+
+        def losses(batch: np.ndarray) -> list[tuple[float, int]]:
+            tensors = self._tensors([pairs[number] for number in batch])
+            tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
+            with torch.no_grad():
+                logits = model(**tensors).logits.float()
+            own = functional.cross_entropy(
+                logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
+            ).double().sum(1).tolist()  # fmt: skip
+            targets = (tensors["labels"] != IGNORED).sum(1).tolist()
+            return list(zip(own, targets, strict=True))
+
+        lengths = np.maximum(
+            token_counts(self._tokenizer, [" ".join(pair.source) for pair in pairs]),
+            token_counts(self._tokenizer, [" ".join(pair.correct) for pair in pairs]),
+        )
+        found = spread(lengths, self._config.batch_max_length, losses, context)
+        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
+
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[str]:
+        """The correction of each line; long lines are corrected in chunks."""
+        limit = self._config.max_characters
+        chunks = [
+            (number, chunk) for number, line in enumerate(lines) for chunk in cut(line, limit)
+        ]
+        texts = [chunk for _, chunk in chunks]
+
+        def correct(batch: np.ndarray) -> list[str]:
+            chosen = [texts[number] for number in batch]
+            beams = self._config.num_beams
+            return generate(model, self._tokenizer, chosen, beams, context.device)
+
+        lengths = np.array(token_counts(self._tokenizer, texts), np.int64)
+        found = spread(lengths, self._config.batch_max_length, correct, context)
+        parts: list[list[str]] = [[] for _ in lines]
+        for (number, _), corrected in zip(chunks, found, strict=True):
+            parts[number].append(corrected)
+        return [" ".join(part) for part in parts]
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test sets, once, with the best checkpoint; writes the report."""
+        best = self.load(context.best / "model").to(context.device)
+        return finish(self._config, lambda lines: self.judge(best, lines, context), context)
+
+    def load(self, folder: Path) -> nn.Module:
+        model, self._tokenizer = load_seq2seq(folder)
+        return model
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self._tokenizer.save_pretrained(str(folder))

@@ -1,0 +1,249 @@
+"""The tasks `sed_words` and `sed_sequence`: which words, or which texts, have an error."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from scipy.special import expit
+from torch import nn
+
+from bsmeta.config.spelling import DetectionConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.table.order import TokenBudget
+from bsmeta.data.table.stream import TableStream
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.spelling.detector import (
+    Inputs,
+    build_detector,
+    build_inputs,
+    load_detector,
+    sequence_logit,
+    sequence_losses,
+    word_logits,
+    word_losses,
+)
+from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
+from bsmeta.tasks.spelling.pairs import (
+    VALIDATION,
+    Pair,
+    Pairs,
+    budget_of,
+    fitting,
+    make_noise,
+    train_stream,
+)
+from bsmeta.tasks.spelling.report import finish
+from bsmeta.tasks.spelling.scoring import logits_of_words
+from bsmeta.tasks.spelling.table import Table, open_table
+
+CALIBRATION = "calibration.json"
+"""The file beside the model with the threshold for `wanted_precision`."""
+
+
+class Detection(ABC):
+    """What both tasks share: the data, the model, and how it is trained."""
+
+    def __init__(self, config: DetectionConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        self._calibration: Calibration | None = None
+
+    @cached_property
+    def table(self) -> Table:
+        """The samples, whose store is built first if there is none."""
+        return open_table(self._config)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.table, make_noise(self._config), self._config.seed)
+
+    @cached_property
+    def _inputs(self) -> Inputs:
+        return build_inputs(self._config, self.table)
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """The most tokens that each training sample may have."""
+        return self._inputs.lengths([text.split() for text in self.table.texts("train")])
+
+    @cached_property
+    def _order(self) -> TokenBudget:
+        return budget_of(self._config, self._lengths)
+
+    def build_model(self) -> nn.Module:
+        return build_detector(self._config, self._inputs)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        return self._order.steps_per_epoch
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
+        return train_stream(
+            self._config, self._pairs, self._order, self._collate,
+            rank=rank, world_size=world_size, state=state,
+        )  # fmt: skip
+
+    def _collate(self, pairs: list[Pair], rows: np.ndarray) -> MicroBatch:
+        """Builds a micro-batch; `labels` are those of the words, -1 for padding."""
+        rooms = self._lengths[rows].tolist()
+        fitted = [
+            fitting(pair, self._inputs.fits, room) for pair, room in zip(pairs, rooms, strict=True)
+        ]
+        sources, corrects = [pair.source for pair in fitted], [pair.correct for pair in fitted]
+        tensors = self._inputs.tensors(sources, corrects)
+        tensors["labels"] = label_tensor(fitted)
+        ids = tensors.get("input_ids", tensors.get("words"))
+        is_token = tensors.get("attention_mask", tensors.get("words"))
+        assert ids is not None
+        assert is_token is not None
+        tokens = int((is_token > 0).sum())
+        errors = float((tensors["labels"] > 0).sum())
+        return MicroBatch(
+            tensors=tensors,
+            weight=self._weight(tensors["labels"]),
+            tokens=tokens,
+            padding=ids.numel() - tokens,
+            documents=[pair.name for pair in fitted],
+            counts={"texts": float(len(fitted)), "errors": errors},
+        )
+
+    @abstractmethod
+    def _weight(self, labels: torch.Tensor) -> float:
+        """The number of targets among the labels of words."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """The loss of a micro-batch."""
+
+    @cached_property
+    def _validation(self) -> list[Pair]:
+        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Scores the validation samples; chooses the threshold that is exported with the model."""
+        pairs = self._validation
+        if not pairs:
+            return []
+        logits = self._logits(model, [pair.source for pair in pairs], context)
+        clean = self._logits(model, [pair.correct for pair in pairs], context)
+        labels = [self._labels(pair) for pair in pairs]
+        flat, truth = np.concatenate(logits), np.concatenate(labels)
+        self._calibration = calibrate(expit(flat), truth, self._config.wanted_precision)
+        counts = detection_counts(flags(logits), [row.tolist() for row in labels])
+        losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
+        return [
+            Metric("loss", float(losses.mean())),
+            Metric("f1", counts.f1, better="max"),
+            Metric("precision", counts.precision, better="max"),
+            Metric("recall", counts.recall, better="max"),
+            Metric("accuracy", counts.accuracy, better="max"),
+            Metric("false_alarms", float((np.concatenate(clean) > 0).mean())),
+        ]
+
+    def _logits(
+        self, model: nn.Module, texts: Sequence[Sequence[str]], context: EvaluationContext
+    ) -> list[np.ndarray]:
+        """The logits of the units of each text: of its words, or one of the whole text."""
+        budget = self._config.batch_max_length
+        words = logits_of_words(model, self._inputs, texts, budget, context)
+        return [self._units(row) for row in words]
+
+    @abstractmethod
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        """The logits of the units of a text from those of its words."""
+
+    @abstractmethod
+    def _labels(self, pair: Pair) -> np.ndarray:
+        """The labels of the units of a text, int [units]."""
+
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[int]]:
+        """The flags of the units of each line."""
+        return flags(self._logits(model, [line.split() for line in lines], context))
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test sets, once, with the best checkpoint; writes the report."""
+        best = self.load(context.best / "model").to(context.device)
+        return finish(self._config, lambda lines: self.judge(best, lines, context), context)
+
+    def load(self, folder: Path) -> nn.Module:
+        model, self._inputs = load_detector(folder)
+        return model
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self._inputs.write(folder)
+        if self._calibration is not None:
+            text = json.dumps(asdict(self._calibration), indent=1) + "\n"
+            (folder / CALIBRATION).write_text(text, encoding="utf-8")
+
+
+class WordDetection(Detection):
+    """Predicts which words of a text have an error."""
+
+    def _weight(self, labels: torch.Tensor) -> float:
+        return float((labels >= 0).sum())
+
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        return logits
+
+    def _labels(self, pair: Pair) -> np.ndarray:
+        return wrong_words(pair)
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of every word, and the share of words predicted right."""
+        labels = batch["labels"]
+        logits = word_logits(model, batch)
+        is_word = labels >= 0
+        right = ((logits.detach() > 0) == (labels > 0)) & is_word
+        return Loss(
+            word_losses(logits, labels).sum(), {"word_accuracy": (right.sum(), is_word.sum())}
+        )
+
+
+class SequenceDetection(Detection):
+    """Predicts which texts have an error."""
+
+    def _weight(self, labels: torch.Tensor) -> float:
+        return float(len(labels))
+
+    def _units(self, logits: np.ndarray) -> np.ndarray:
+        return sequence_logit(logits)[None]
+
+    def _labels(self, pair: Pair) -> np.ndarray:
+        return wrong_words(pair).max(initial=0)[None]
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of every text, and the share of texts predicted right."""
+        is_word = batch["labels"] >= 0
+        labels = (batch["labels"] > 0).any(1).float()
+        losses = sequence_losses(word_logits(model, batch), is_word, labels)
+        right = (losses.detach() < np.log(2)).float()
+        return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
+
+
+def flags(logits: Sequence[np.ndarray]) -> list[list[int]]:
+    """Per text: 1 for each unit that rather has an error than not."""
+    return [(row > 0).astype(int).tolist() for row in logits]
+
+
+def wrong_words(pair: Pair) -> np.ndarray:
+    """Whether each word has an error: int64 [words]."""
+    return np.array([a != b for a, b in zip(pair.source, pair.correct, strict=True)], np.int64)
+
+
+def label_tensor(pairs: Sequence[Pair]) -> torch.Tensor:
+    """Whether each word has an error, float [texts, words]; -1 for padding."""
+    labels = torch.full((len(pairs), max(len(pair.source) for pair in pairs)), -1.0)
+    for row, pair in enumerate(pairs):
+        labels[row, : len(pair.source)] = torch.from_numpy(wrong_words(pair)).float()
+    return labels

@@ -1,0 +1,332 @@
+"""The detectors: which model scores the words of a text, from which inputs, and their loss.
+
+Two forms: the small detector, which reads the bytes of words (`word_model`), and any encoder of
+transformers with one output per token, where a word's logit is the mean over its tokens. A
+sequence has an error if any of its words has one: its probability follows from those of its words,
+so both tasks train and export the same kind of model, and one can start from the other's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedTokenizerBase
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.spelling import DetectionConfig
+from bsmeta.data.seeds import derive
+from bsmeta.data.text.tokenizer import tokenizer_of
+from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.tasks.spelling.table import Table
+from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
+from bsmeta.tasks.spelling.words import FILE, WordCounts, form_tensors, word_list
+
+WINDOW_WORDS = 256
+"""Most words of a text that the small detector sees at once."""
+ROOM = 1.5
+"""Tokens of a text with errors, compared with the correct text, for which a batch has room."""
+
+TINY = 1e-6
+"""The least probability of an error in a text, for finite logarithms."""
+
+Words = Sequence[str]
+
+
+class Inputs(Protocol):
+    """Words → the inputs of a detector."""
+
+    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        """The most tokens that each text may have, int64 [texts]."""
+
+    def fits(self, words: Words, length: int) -> bool:
+        """Whether a text with errors has at most so many tokens."""
+
+    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
+        """The inputs of texts.
+
+        Args:
+            texts: The words of each text, as read.
+            own: The correct words of each, if the texts are of the training split.
+        """
+
+    def windows(self, words: Words) -> list[Words]:
+        """A text in parts that the model can read at once."""
+
+    def write(self, folder: Path) -> None:
+        """Writes what is needed to build the inputs beside a model."""
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+class FormInputs:
+    """The inputs of the small detector: a token is a word.
+
+    Args:
+        counts: How frequent words are.
+        word_bytes: Bytes of a word that are read.
+        hidden_counts: Share of the training samples whose words are not looked up in the training
+            text. Which ones follows from the sample's text, whose errors differ in every epoch.
+    """
+
+    def __init__(self, counts: WordCounts, word_bytes: int, hidden_counts: float = 0.0) -> None:
+        self._counts = counts
+        self._word_bytes = word_bytes
+        self._hidden_counts = hidden_counts
+
+    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        return np.array([len(words) for words in texts], np.int64)
+
+    def fits(self, words: Words, length: int) -> bool:
+        return len(words) <= length
+
+    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
+        if own is None:
+            features = [self._counts.features(words) for words in texts]
+        else:
+            features = [
+                self._counts.features(words, correct, hides_text=self._hides_text(words))
+                for words, correct in zip(texts, own, strict=True)
+            ]
+        return form_tensors(texts, features, self._word_bytes)
+
+    def _hides_text(self, words: Words) -> bool:
+        return derive("counts", *words) < self._hidden_counts * 2**64
+
+    def windows(self, words: Words) -> list[Words]:
+        return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
+
+    def write(self, folder: Path) -> None:
+        self._counts.write(folder)
+
+
+class TokenInputs:
+    """The inputs of an encoder of transformers: the tokens of each word by itself."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
+        self._tokenizer = tokenizer
+        self._longest = longest
+
+    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
+        counts = np.array([len(self._encode(words)[0]) for words in texts], np.int64)
+        roomy = np.ceil(counts * ROOM).astype(np.int64)
+        return roomy if self._longest is None else np.minimum(roomy, max(self._longest, *counts))
+
+    def fits(self, words: Words, length: int) -> bool:
+        return len(self._encode(words)[0]) <= length
+
+    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
+        encoded = [self._encode(words) for words in texts]
+        width = max(len(ids) for ids, _ in encoded)
+        ids = np.full((len(texts), width), self._tokenizer.pad_token_id, np.int64)
+        mask = np.zeros((len(texts), width), np.int64)
+        # The word of a token; special tokens and padding belong to a column that is cut off.
+        places = np.full((len(texts), width), max(map(len, texts)), np.int64)
+        for row, (own_ids, own_places) in enumerate(encoded):
+            ids[row, : len(own_ids)] = own_ids
+            mask[row, : len(own_ids)] = 1
+            known = own_places >= 0
+            places[row, : len(own_ids)][known] = own_places[known]
+        arrays = {"input_ids": ids, "attention_mask": mask, "places": places}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def windows(self, words: Words) -> list[Words]:
+        if self._longest is None:
+            return [words]
+        found, start = [], 0
+        while start < len(words):
+            end = len(words)
+            while end > start + 1 and not self.fits(words[start:end], self._longest):
+                end = start + (end - start) // 2
+            found.append(words[start:end])
+            start = end
+        return found
+
+    def write(self, folder: Path) -> None:
+        self._tokenizer.save_pretrained(str(folder))
+
+    def _encode(self, words: Words) -> tuple[list[int], np.ndarray]:
+        """The tokens of a text, and the word of each; -1 for special tokens."""
+        encoded = self._tokenizer(
+            list(words), is_split_into_words=True, truncation=self._longest is not None,
+            max_length=self._longest, verbose=False,
+        )  # fmt: skip
+        places = [-1 if word is None else word for word in encoded.word_ids()]
+        return encoded["input_ids"], np.array(places, np.int64)
+
+
+def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    """The logit of an error for each word, float32 [texts, words]; any value for padding.
+
+    Words without tokens (a tokenizer may drop control characters) have the logit 0.
+    """
+    if "forms" in tensors:
+        return model(**{name: tensors[name] for name in ("forms", "words", "counts")})
+    logits = model(
+        input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]
+    ).logits.squeeze(2).float()  # fmt: skip
+    places = tensors["places"]
+    width = int(places.max()) + 1
+    sums = logits.new_zeros(len(places), width).scatter_add(1, places, logits)
+    tokens = logits.new_zeros(len(places), width).scatter_add(1, places, torch.ones_like(logits))
+    return (sums / tokens.clamp(min=1))[:, : width - 1]
+
+
+def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The cross-entropy of each word, in nats; 0 for padding.
+
+    Args:
+        logits: [texts, words].
+        labels: float [texts, words]: 1 for an error, 0 for none, -1 for padding.
+    """
+    losses = functional.binary_cross_entropy_with_logits(
+        logits, labels.clamp(min=0), reduction="none"
+    )
+    return losses * (labels >= 0)
+
+
+def correct_log_probability(logits: torch.Tensor, is_word: torch.Tensor) -> torch.Tensor:
+    """The logarithm of the probability that no word of a text has an error, [texts]."""
+    return -(functional.softplus(logits) * is_word).sum(1)
+
+
+def sequence_logit(logits: np.ndarray) -> np.ndarray:
+    """The logit of an error anywhere in a text from those of its words; a float64 scalar."""
+    surprise = np.logaddexp(0, logits.astype(np.float64)).sum()  # -log p(no error)
+    return np.asarray(surprise + np.log(-np.expm1(-np.maximum(surprise, TINY))))
+
+
+def sequence_losses(
+    logits: torch.Tensor, is_word: torch.Tensor, labels: torch.Tensor
+) -> torch.Tensor:
+    """The cross-entropy of each text, in nats.
+
+    Args:
+        logits: [texts, words].
+        is_word: bool [texts, words]: False for padding.
+        labels: float [texts]: 1 for a text with an error.
+    """
+    correct = correct_log_probability(logits, is_word).clamp(max=-TINY)
+    return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
+
+
+def build_inputs(config: DetectionConfig, table: Table) -> Inputs:
+    """The inputs of the detector to train.
+
+    Raises:
+        ConfigurationError: If the tokenizer, the word list or the model to start from is missing.
+    """
+    if _is_small(config.model_name):
+        return _small_inputs(Path(str(config.model_name)), config.hidden_counts)
+    if config.model_name is None and config.model_config_file is None:
+        counts = WordCounts.of(table.texts("train"), word_list(config.word_list))
+        return FormInputs(counts, config.small_model.word_bytes, config.hidden_counts)
+    tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
+    return TokenInputs(tokenizer, _longest(_shape(config), tokenizer))
+
+
+def build_detector(config: DetectionConfig, inputs: Inputs) -> nn.Module:
+    """The detector to train: float32, on the CPU.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded.
+        DataError: If it is damaged.
+    """
+    if _is_small(config.model_name):
+        return load_detector(Path(str(config.model_name)))[0].train()
+    if isinstance(inputs, FormInputs):
+        return WordDetector(WordDetectorConfig(**vars(config.small_model)))
+    shape = _shape(config)
+    if config.model_config_file is not None:
+        return AutoModelForTokenClassification.from_config(shape, dtype=torch.float32)
+    check_files(str(config.model_name), f"model_name={config.model_name}")
+    with _explained(str(config.model_name)):
+        return AutoModelForTokenClassification.from_pretrained(
+            config.model_name, config=shape, dtype=torch.float32, ignore_mismatched_sizes=True
+        )
+
+
+def _shape(config: DetectionConfig) -> Any:
+    source = str(config.model_config_file or config.model_name)
+    with _explained(source):
+        return AutoConfig.from_pretrained(source, num_labels=1)
+
+
+@contextmanager
+def _explained(source: str) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigurationError(
+            f"{source} cannot be loaded: {error}. Expected a folder or a name on the Hub that "
+            "AutoModelForTokenClassification knows, or a detector of an earlier run",
+            ["model_name"],
+        ) from error
+
+
+def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
+    """A trained detector in evaluation mode, with its inputs.
+
+    Raises:
+        DataError: If it is damaged or incomplete.
+    """
+    check_files(str(folder), f"{folder}")
+    is_small = _is_small(str(folder))
+    kind = WordDetector if is_small else AutoModelForTokenClassification
+    try:
+        with whole_weights():
+            model, info = kind.from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32
+            )
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise DataError(f"{folder}: the detector cannot be loaded: {error}") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        raise DataError(
+            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
+            "model/ of a run or checkpoint of task=sed_words or task=sed_sequence"
+        )
+    if is_small:
+        return model.eval(), _small_inputs(folder)
+    tokenizer = _tokenizer(str(folder))
+    return model.eval(), TokenInputs(tokenizer, _longest(model.config, tokenizer))
+
+
+def _is_small(name: str | None) -> bool:
+    """Whether a folder holds a small detector."""
+    return name is not None and (Path(name) / FILE).is_file()
+
+
+def _small_inputs(folder: Path, hidden_counts: float = 0.0) -> FormInputs:
+    shape = WordDetectorConfig.from_pretrained(folder)
+    return FormInputs(WordCounts.read(folder), shape.word_bytes, hidden_counts)
+
+
+def _tokenizer(name: str) -> PreTrainedTokenizerBase:
+    tokenizer = tokenizer_of(name)
+    if not tokenizer.is_fast:
+        raise ConfigurationError(
+            f"tokenizer_name: {name} does not say which word a token belongs to; expected a folder "
+            "with a tokenizer.json",
+            ["tokenizer_name"],
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if getattr(tokenizer, "add_prefix_space", True) is False:
+        tokenizer.add_prefix_space = True  # words come one by one, without their spaces
+    return tokenizer
+
+
+def _longest(shape: object, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens of a text that model and tokenizer accept; None: without a limit."""
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None and getattr(shape, "model_type", "") in ("roberta", "xlm-roberta"):
+        positions -= tokenizer.pad_token_id + 1  # their positions begin after that of the padding
+    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None]
+    return min(limits) if limits and min(limits) < 1_000_000 else None
