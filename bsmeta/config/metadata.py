@@ -88,6 +88,13 @@ class MetadataConfig:
         {}, "chance that a type (key) is left out of a document before that draw"
     )
     html_overall_sample_rate: float = key(1.0, "chance that html may be drawn at all")
+    metadata_values: str = key(
+        "own",
+        "own; for controls, in training and evaluation: shuffled (those of another document of the "
+        "window), or a prefix of as many tokens without content: constant (the same text for all "
+        "documents) or random (tokens drawn for each document)",
+        choices=("own", "shuffled", "constant", "random"),
+    )
     schedule: list[Phase] = key(
         [], "phases of the run, in order, such as [{share: 0.9}, {share: 0.1, types: []}]"
     )

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.metadata.substitutes import MATCHED, OWN, SHUFFLED, WRONG
 
 TEXT = "text"
 """The group whose only comparison has identical arms: every document as text alone."""
 
-OWN, SHUFFLED, WRONG, MATCHED = "own", "shuffled", "wrong", "matched"
 TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
 
 CONTROLS = (SHUFFLED, WRONG, MATCHED, FORM, SEPARATOR)

@@ -23,13 +23,14 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.arms import FORM, OWN, PROMPT, SEPARATOR, TRAINING, Arm
-from bsmeta.evaluation.controls import Donors, FormRenderer, PromptRenderer, prompt_config
+from bsmeta.evaluation.arms import FORM, PROMPT, SEPARATOR, TRAINING, Arm
+from bsmeta.evaluation.controls import FormRenderer, PromptRenderer, prompt_config
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.scoring import Window, max_batch_tokens
 from bsmeta.evaluation.segments import Reading
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.metadata.substitutes import OWN, SHUFFLED, Donors
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 
@@ -264,6 +265,10 @@ class BlockMaker:
         self._windows = windows
         metadata = config.metadata_config
         self._styles = {TRAINING: _Style(Renderer(metadata), tokenizer, config)}
+        # a document is shown as in training; the controls below replace that by something else
+        self._own = SHUFFLED if metadata.metadata_values == SHUFFLED else OWN
+        config = replace(config, metadata_config=replace(metadata, metadata_values=OWN))
+        metadata = config.metadata_config
         if any(arm.style == PROMPT for arm in self._arms):
             self._styles[PROMPT] = _prompt_style(metadata, tokenizer, config)
         for style, with_words in ((FORM, True), (SEPARATOR, False)):
@@ -271,11 +276,15 @@ class BlockMaker:
                 renderer = FormRenderer(metadata, with_words=with_words)
                 self._styles[style] = _Style(renderer, tokenizer, config)
         self._donors = None
-        if any(arm.values != OWN for arm in self._arms):
+        if any(self._values(arm) != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
         self._max_tokens = max_batch_tokens(
             len(tokenizer), config.per_device_eval_batch_size, metadata.max_seq_len
         )
+
+    def _values(self, arm: Arm) -> str:
+        """Whose values an arm shows: for its own, those that the model was trained on."""
+        return self._own if arm.values == OWN and arm.types else arm.values
 
     def make(self, indices: Sequence[int]) -> Block:
         """Build the block of these documents."""
@@ -307,10 +316,11 @@ class BlockMaker:
         known: dict[tuple[str, ...], int] = {}
         shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
         for arm in self._arms:
-            if arm.values not in dressed:
+            values = self._values(arm)
+            if values not in dressed:
                 assert self._donors is not None
-                dressed[arm.values] = self._donors.dress(index, document, arm.values)
-            one = self._styles[arm.style].renderer.render(dressed[arm.values], arm.types)
+                dressed[values] = self._donors.dress(index, document, values)
+            one = self._styles[arm.style].renderer.render(dressed[values], arm.types)
             key = (one.prefix, one.lead, one.body)
             if key not in known:
                 known[key] = len(renderings)

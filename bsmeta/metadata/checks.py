@@ -16,6 +16,7 @@ from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
 from bsmeta.metadata.metadata_type import CONFIG_KEY, config_problem, setting
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.sampling import weight_of
+from bsmeta.metadata.substitutes import CONSTANT, RANDOM
 
 _LIST = "metadata_list"
 
@@ -30,6 +31,7 @@ def metadata_problems(config: MetadataConfig) -> list[Problem]:
         found += metadata_type.problems(config)
     found += _schedule_problems(config)
     found += _undrawn_problems(config)
+    found += _substitute_problems(config)
     return found
 
 
@@ -58,6 +60,22 @@ def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
             fix = "give one of them a weight (for text alone: metadata_probability=0)"
             expected = "a type of metadata_list that can be drawn"
             yield config_problem(key, f"0 for {', '.join(types)}", expected, fix)
+
+
+def _substitute_problems(config: MetadataConfig) -> Iterator[Problem]:
+    """Metadata outside the prefix, which constant and random tokens would leave as it is."""
+    values = config.metadata_values
+    if values not in (CONSTANT, RANDOM):
+        return
+    local = [name for name in config.metadata_list if type_of(name).is_local]
+    if local:
+        expected = f"no types about places in the text, because metadata_values={values} replaces "
+        fix = f"leave {', '.join(local)} out"
+        yield config_problem(_LIST, ", ".join(local), f"{expected}the prefix only", fix)
+    if config.metadata_position != "prepend":
+        expected = f"prepend, because metadata_values={values} replaces the prefix only"
+        fix = setting("metadata_position", "prepend")
+        yield config_problem("metadata_position", config.metadata_position, expected, fix)
 
 
 def _list_problems(config: MetadataConfig) -> Iterator[Problem]:

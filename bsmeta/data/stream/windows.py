@@ -30,6 +30,7 @@ from bsmeta.metadata.mapping import make_decoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import TypeSampler
+from bsmeta.metadata.substitutes import SHUFFLED, Donors
 
 MOST_TYPES = 31  # bits of a signed 32-bit integer
 ENCODED_AT_ONCE = 8_000_000  # characters
@@ -190,7 +191,8 @@ class WindowMaker:
         self, window: Window, rejecter: Rejecter, sampler: TypeSampler
     ) -> Iterator[tuple[int, Rendered]]:
         """The good documents, each with its number in the shard."""
-        for number, line in zip(window.numbers, window.lines, strict=False):
+        donors = self._donors(window)
+        for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
             generator = document_generator(self._seed, window.epoch, window.shard.name, number)
             try:
                 document = self.decoder.decode(line)
@@ -201,12 +203,31 @@ class WindowMaker:
                     rejecter.counts[TEST_OVERLAP] += 1
                     continue
                 types = sampler.draw(document, generator)
+                if donors is not None:
+                    document = donors.dress(index, document, SHUFFLED)
                 rendered = self._renderer.render(document, types)
                 check_length(rendered, self._config)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
             else:
                 yield number, rendered
+
+    def _donors(self, window: Window) -> Donors | None:
+        """Who lends a document of the window its values, where they are shuffled."""
+        if self._metadata.metadata_values != SHUFFLED:
+            return None
+        documents = [self._lender(line) for line in window.lines]
+        seed = derive(self._seed, "shuffled", window.epoch, window.shard.name, window.first)
+        return Donors(documents, self._metadata.metadata_list, seed)
+
+    def _lender(self, line: Line) -> Document:
+        """A document that lends its values; without any if it is bad, which is reported later."""
+        try:
+            document = self.decoder.decode(line)
+            records = {key: document.records(key) for key in self._metadata.metadata_list}
+        except BadDocument:
+            return Document("", None, {})
+        return Document("", None, {key: list(found) for key, found in records.items() if found})
 
     def _is_held_out(self, document: Document, window: Window, number: int) -> bool:
         if self._held_out is None:

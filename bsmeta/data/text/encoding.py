@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.text.filler import make_filler
 from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens
 from bsmeta.metadata.rendering import Rendered
 
@@ -161,6 +162,7 @@ class DocumentEncoder:
         self._takes_written_tokens = metadata.special_tokens_in_text
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
+        self._filler = make_filler(tokenizer, metadata.metadata_values)
         self._most = metadata.prefix_max_tokens or metadata.max_seq_len // 2
         if not len(self._separator) < self._most <= metadata.max_seq_len - 2 - len(self._bos):
             raise ConfigurationError(
@@ -214,10 +216,13 @@ class DocumentEncoder:
         token_types = covered_token_types(
             places, rendered.prefix_spans, rendered.prefix_token_types
         )
-        if len(token_types) <= self._most:
-            return tokens.ids, token_types, False
-        kept = self._most - len(self._separator)
-        ids = np.concatenate((tokens.ids[:kept], self._separator))
+        ids, is_cut = tokens.ids, len(token_types) > self._most
+        kept = min(len(ids), self._most) - len(self._separator)
+        if self._filler is not None and kept > 0:
+            ids = np.concatenate((self._filler(kept, rendered.text), self._separator))
+        if not is_cut:
+            return ids, token_types, False
+        ids = np.concatenate((ids[:kept], self._separator))
         token_types = np.append(
             token_types[:kept], np.repeat(token_types[kept - 1], len(self._separator))
         )

@@ -1,0 +1,1 @@
+"""Studies: arms × seeds are trained, their checkpoints measured, and the claims tested."""

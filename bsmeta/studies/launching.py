@@ -1,0 +1,134 @@
+"""Starts the runs of a study through the launch scripts, one after the other.
+
+A study can be killed at any moment: the same command finds the finished runs done, resumes the one
+that was interrupted from its newest checkpoint, and starts the others. A run that was left without
+its study is waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from filelock import FileLock, Timeout
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED
+from bsmeta.config.describe import CONFIG_FOLDER
+from bsmeta.config.study import StudyConfig
+from bsmeta.studies.runs import DONE, WAITS, Progress, Run, overrides_of, progress_of
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
+class Launcher:
+    """Makes runs in sequence; a signal is forwarded to the run, and ends the study."""
+
+    def __init__(self, study: StudyConfig) -> None:
+        self._study = study
+        self._script = CONFIG_FOLDER.parent / "experiments" / study.launch
+        self._environment = {**os.environ, "BSMETA_CONFIG": study.config}
+        self._environment.pop("BSMETA_RESUME", None)
+        self._running: subprocess.Popen[bytes] | None = None
+        self._stopped = False
+
+    def catch_signals(self) -> None:
+        """From now on a signal stops the run in progress, which saves, and then the study."""
+        for number in SIGNALS:
+            signal.signal(number, self._stop)
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        self._stopped = True
+        if self._running is not None:
+            self._running.send_signal(signal.SIGTERM)
+
+    def command(self, run: Run) -> list[str] | None:
+        """The command that starts or resumes a run; None if it waits for others."""
+        overrides = overrides_of(self._study, run)
+        if overrides is None:
+            return None
+        placed = [f"out_dir='{run.folder.resolve()}'", "resume_from_checkpoint_dir=latest"]
+        return [str(self._script), *overrides, *placed]
+
+    def make_all(self, runs: Sequence[Run]) -> int:
+        """Makes the runs that are not done yet; returns the exit code of the study."""
+        failed = False
+        for number, run in enumerate(runs, start=1):
+            place = f"[{number}/{len(runs)}] {run.name}:"
+            self._wait_for_another(run, place)
+            if progress_of(run).state == DONE:
+                print(place, "done before", flush=True)
+                continue
+            command = self.command(run)
+            if command is None:
+                print(place, "waits for runs that have failed", flush=True)
+                failed = True
+                continue
+            print(place, "running …", flush=True)
+            started = time.monotonic()
+            code = self._execute(command, run)
+            now = progress_of(run)
+            took = f"{time.monotonic() - started:,.0f} s"
+            print(place, f"{now.state} (step {now.step}, {took}, exit code {code})", flush=True)
+            if self._stopped or code == EXIT_PREEMPTED:
+                return EXIT_PREEMPTED
+            failed |= code != 0
+        return EXIT_FAILURE if failed else 0
+
+    def _execute(self, command: list[str], run: Run) -> int:
+        """Executes a run, with its output logged next to its folder; returns its exit code."""
+        run.folder.parent.mkdir(parents=True, exist_ok=True)
+        with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
+            self._running = subprocess.Popen(
+                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+            )
+            if self._stopped:  # by a signal that arrived just before
+                self._running.send_signal(signal.SIGTERM)
+            return self._running.wait()
+
+    def _wait_for_another(self, run: Run, place: str) -> None:
+        """Returns when no process trains in the folder of the run."""
+        is_first = True
+        while is_in_use(run.folder) and not self._stopped:
+            if is_first:
+                print(place, "still running, started by an earlier call; waiting …", flush=True)
+            is_first = False
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process has locked a run folder."""
+    if not (folder / ".lock").exists():
+        return False
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return False
+    except Timeout:
+        return True
+
+
+def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
+    """Prints a table of the runs."""
+    table = Table(title=study.title, box=box.SIMPLE, title_justify="left")
+    for name in ("arm", "seed", "state", "step", "text tokens", "all tokens", "loss"):
+        table.add_column(name, justify="left" if name in ("arm", "state") else "right")
+    for run in runs:
+        now = progress_of(run)
+        state = now.state
+        if state != DONE and overrides_of(study, run) is None:
+            state = WAITS
+        table.add_row(run.arm, str(run.seed), state, *_cells(now))
+    Console(markup=False).print(table)
+
+
+def _cells(now: Progress) -> list[str]:
+    loss = "–" if now.loss is None else f"{now.loss:.4f}"
+    return [f"{now.step:,}", f"{now.targets:,}", f"{now.tokens:,}", loss]

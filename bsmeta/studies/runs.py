@@ -1,0 +1,169 @@
+"""The runs of a study: their folders, their overrides, and how far each of them is.
+
+Seeds come first in the order of the runs, so that an interrupted study has whole comparisons. The
+arms of a seed differ only in their overrides: what the seed decides (weights, dropout, the order of
+the documents) is the same, as far as the arms allow (`pairing`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose, load_resolved
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.study import StudyConfig
+
+SETTINGS = "study.json"
+DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One arm with one seed.
+
+    Attributes:
+        arm: Name of the arm.
+        seed: The seed.
+        folder: The run folder.
+    """
+
+    arm: str
+    seed: int
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The run in tables and logs."""
+        return f"{self.arm} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        state: The state in its status.json; `not started` if there is none.
+        step: The last step logged.
+        tokens: Tokens that the model was given up to there, without padding.
+        targets: Tokens that it was trained on (the text tokens, unless metadata has a loss).
+        loss: The loss of that step.
+    """
+
+    state: str
+    step: int = 0
+    tokens: int = 0
+    targets: int = 0
+    loss: float | None = None
+
+
+def runs_of(study: StudyConfig) -> list[Run]:
+    """All runs, in the order in which they are made: arms that need others come after them."""
+    folder = Path(study.out_dir)
+    ordered = sorted(study.arms, key=lambda name: study.arms[name].text_tokens_of is not None)
+    ordered.sort(key=lambda name: name != study.baseline)
+    return [
+        Run(arm, seed, folder / "runs" / f"{arm}-seed{seed}")
+        for seed in study.seeds
+        for arm in ordered
+    ]
+
+
+def progress_of(run: Run) -> Progress:
+    """Reads a run folder, which may be incomplete."""
+    status, metrics = run.folder / "status.json", run.folder / "metrics.jsonl"
+    if not status.exists():
+        return Progress(NOT_STARTED)
+    state = json.loads(status.read_text())["state"]
+    last: dict[str, Any] = {}
+    if metrics.exists():
+        with metrics.open(encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith('{"event": "step"') and line.endswith("}\n"):
+                    last = json.loads(line)
+    return Progress(
+        state, last.get("step", 0), last.get("tokens", 0), last.get("targets", 0), last.get("loss")
+    )
+
+
+def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
+    """The overrides of a run; None if it must wait for the runs that its length follows from."""
+    arm = study.arms[run.arm]
+    own = [*study.overrides, *arm.overrides, f"seed={run.seed}"]
+    if arm.text_tokens_of is not None:
+        steps = _matching_steps(study, run, arm.text_tokens_of)
+        if steps is None:
+            return None
+        own.append(f"max_train_steps={steps}")
+    steps = _composed(study, own).max_train_steps
+    return [
+        *own,
+        f"extra_steps_to_eval_save_at=[{','.join(map(str, curve_steps(study, steps)))}]",
+        "keep_last_checkpoints=0",
+        "log_documents=true",
+    ]
+
+
+def curve_steps(study: StudyConfig, steps: int) -> list[int]:
+    """The steps of a run after which its model is measured; the last is always among them."""
+    return sorted({max(round(share * steps), 1) for share in study.curve} | {steps})
+
+
+def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
+    """Steps in which a run without metadata sees the text tokens of another arm's run."""
+    by_arm = {one.arm: progress_of(one) for one in runs_of(study) if one.seed == run.seed}
+    target, baseline = by_arm[other], by_arm[study.baseline]
+    if target.state != DONE or baseline.state != DONE:
+        return None
+    return max(round(target.targets / (baseline.targets / baseline.step)), 1)
+
+
+def check(study: StudyConfig) -> None:
+    """Finds a misspelled key or value of an arm before the first run starts.
+
+    Raises:
+        ConfigurationError: Naming the arm.
+    """
+    for name, arm in study.arms.items():
+        try:
+            _composed(study, [*study.overrides, *arm.overrides])
+        except ConfigurationError as error:
+            raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
+
+
+def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
+    if study.config.endswith(".yaml"):
+        return load_resolved(Path(study.config), CausalLMConfig)
+    return compose(CausalLMConfig, study.config, overrides)
+
+
+def keep_settings(study: StudyConfig) -> None:
+    """Writes what the runs depend on to the folder of the study; arms and seeds may be added.
+
+    Raises:
+        ConfigurationError: If the folder holds runs that were made with other settings.
+    """
+    file = Path(study.out_dir) / SETTINGS
+    now = {"config": study.config, "overrides": study.overrides, "curve": study.curve}
+    arms = {name: asdict(arm) for name, arm in study.arms.items()}
+    if file.exists():
+        earlier = json.loads(file.read_text(encoding="utf-8"))
+        pairs = [(name, earlier.get(name), value) for name, value in now.items()]
+        pairs += [
+            (f"arms.{name}.{what}", earlier["arms"][name].get(what), arm[what])
+            for name, arm in arms.items()
+            if name in earlier["arms"]
+            for what in ("overrides", "text_tokens_of")
+        ]
+        differing = [f"{name} {was}, found {value}" for name, was, value in pairs if was != value]
+        if differing:
+            raise ConfigurationError(
+                f"{study.out_dir} holds a study with {'; '.join(differing)}; expected the same, or "
+                "another out_dir (arms and seeds may be added)"
+            )
+        arms = {**earlier["arms"], **arms}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({**now, "arms": arms}, indent=1) + "\n", encoding="utf-8")
