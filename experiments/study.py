@@ -21,13 +21,14 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from bsmeta.config.compose import exit_code
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import load_study
+from bsmeta.config.study import StudyConfig, load_study
 from bsmeta.studies.launching import Launcher, show_progress
-from bsmeta.studies.runs import check, keep_settings, runs_of
+from bsmeta.studies.runs import Run, check, keep_settings, runs_of
 
 
 def arguments() -> argparse.Namespace:
@@ -70,6 +71,28 @@ def main() -> int:
         show_progress(study, runs)
         if code or given.train or given.run is not None:
             return code
+    return finish(study, given.study, runs, launcher)
+
+
+def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
+    """Measure what has been trained, write the report, and print its main tables."""
+    import torch  # here, with what needs it: it takes seconds to load
+    from rich.console import Console
+
+    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+    from bsmeta.studies.measuring import measure_all
+    from bsmeta.studies.report import write_report
+    from bsmeta.studies.results import results_of
+    from bsmeta.studies.tables import tables_of
+
+    measure_all(study, runs, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    results = results_of(study)
+    commands = {run.name: launcher.command(run) or [] for run in runs}
+    files = write_report(results, file, commands, [])
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
+    for table in tables_of(results)[:3]:
+        console.print(rich_table(table))
+    print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
     return 0
 
 

@@ -19,6 +19,7 @@ ALLOWED = {
     "data": {"data", "metadata", "config"},
     "training": {"training", "tasks.base", "data.batch", "models.manifest", "config"},
     "evaluation": {"evaluation", "models", "data", "metadata", "config"},
+    "studies": {"studies", "evaluation", "training.metrics", "data", "metadata", "config"},
     "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
     "annotate": {"annotate", "data", "metadata", "config"},
@@ -40,7 +41,7 @@ ROOMS = {
     "wandb": ["training/tracking*"],
     "trackio": ["training/tracking*"],
     "tensorflow": ["data/*"],
-    "matplotlib": ["evaluation/*", "tasks/*/plots*"],
+    "matplotlib": ["evaluation/*", "studies/plots*", "tasks/*/plots*"],
 }
 
 # Imported where it is used, never at the top of a module: slow to load, or not needed by every run.

@@ -49,6 +49,11 @@ class MeasureConfig:
     validation_file: str | None = key(None, "held-out shard; null: that of the runs", is_path=True)
     windows: str = key("sliding", "as windows of evaluate.py", choices=WINDOWS)
     max_documents: int | None = key(None, "only the first so many documents", at_least=1)
+    max_characters: int | None = key(
+        None,
+        "score only the first so many characters of each document; its metadata stays whole",
+        at_least=1,
+    )
     each_type: bool = key(True, "at the last checkpoint, also each type of metadata by itself")
     position_edges: list[int] = key(
         [0, 256, 1024, 4096], "bytes at which the bins of the gain by position begin"

@@ -1,0 +1,221 @@
+"""The tables of a study's report, as text cells: for Markdown, HTML, LaTeX and the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bsmeta.evaluation.tables import NONE, Table
+from bsmeta.studies.results import (
+    FLOPS,
+    TEXT,
+    TOKENS,
+    WITH,
+    WITHOUT,
+    ArmResult,
+    Claim,
+    Results,
+)
+from bsmeta.studies.statistics import Estimate, Saving
+
+INTERVALS = (
+    "In brackets: 95% intervals over seeds (Student's t) and documents (bootstrap), paired by both."
+)
+
+
+def tables_of(results: Results) -> list[Table]:
+    """All tables, in order."""
+    found = [arm_table(results), effect_table(results), claim_table(results)]
+    return [*found, *gain_tables(results)]
+
+
+def arm_table(results: Results) -> Table:
+    """One row per arm: what it was trained on, and its bits per byte."""
+    heads = ["arm", "text tokens", "all tokens", "FLOPs", WITHOUT, WITH, "with - without"]
+    note = (
+        f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
+        f"documents after training, without and with metadata at inference, as mean of "
+        f"{len(results.seeds)} seeds. {INTERVALS}"
+    )
+    table = Table("Bits per byte", note, heads)
+    for arm in results.arms.values():
+        is_base = arm.inference is None
+        table.rows.append([
+            arm.label,
+            f"{arm.amounts[TEXT]:,.0f}",
+            f"{arm.amounts[TOKENS]:,.0f}",
+            f"{arm.amounts[FLOPS]:.2e}",
+            number(arm.last(WITHOUT)),
+            NONE if is_base else number(arm.last(WITH)),
+            NONE if arm.inference is None else difference(arm.inference),
+        ])  # fmt: skip
+    return table
+
+
+def effect_table(results: Results) -> Table:
+    """One row per arm and mode: the difference to the baseline, and what it saves."""
+    base = results.arms[results.study.baseline]
+    heads = ["arm", "metadata", "at the same text tokens", "at the same tokens in all"]
+    heads += ["less text", "less compute"]
+    note = (
+        f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
+        "Less text, less compute: 1 - what the arm has used / what the baseline needs for the same "
+        "bits per byte; a bound (above, below) where the baseline's curve does not reach them. "
+        f"{INTERVALS}"
+    )
+    table = Table(f"Against {base.label}", note, heads)
+    for arm in results.arms.values():
+        for mode, by_axis in arm.savings.items():
+            cells = [arm.label, mode]
+            for axis in (TEXT, TOKENS):
+                there = base.curves[WITHOUT][axis].at(arm.amounts[axis])
+                cells.append(NONE if there is None else difference(arm.last(mode) - there))
+            cells += [share(by_axis[axis]) for axis in (TEXT, TOKENS)]
+            table.rows.append(cells)
+    return table
+
+
+def claim_table(results: Results) -> Table:
+    """One row per claim, with its verdict."""
+    known = sum(claim.effect is not None for claim in results.claims)
+    note = (
+        f"The intervals hold for all {known} claims at once, at 95%. Supported: all of the "
+        "interval is below 0; not supported: all of it is above 0, so that the opposite holds; "
+        "undecided: it contains 0, or the baseline's curve does not reach the arm."
+    )
+    table = Table("Claims", note, ["claim", "difference", "all at once", "verdict"])
+    for claim in results.claims:
+        table.rows.append([claim.words, *_claim_cells(claim), claim.verdict])
+    return table
+
+
+def _claim_cells(claim: Claim) -> list[str]:
+    if claim.effect is None:
+        return [NONE, NONE]
+    return [f"{claim.effect.value:+.4f}", f"{claim.low:+.4f} to {claim.high:+.4f}"]
+
+
+def gain_tables(results: Results) -> list[Table]:
+    """For each arm, the gain by length, site and position; and by type."""
+    base = results.arms[results.study.baseline].label
+    found = []
+    for arm in results.arms.values():
+        parts = [gain for gain in arm.gains if gain.without is not None]
+        if parts:
+            note = (
+                f"Differences in bits per byte between the last checkpoint and that of {base}. "
+                "Position: bytes of a document from this one up to the next. Each interval is for "
+                f"itself. {INTERVALS}"
+            )
+            heads = ["by", "part", "documents", "used without", "used with"]
+            rows = [
+                [one.by, one.name, f"{one.documents:,}", difference(one.without),
+                 difference(one.shown)]
+                for one in parts if one.without is not None
+            ]  # fmt: skip
+            found.append(Table(f"Where {arm.label} gains", note, heads, rows))
+        types = [gain for gain in arm.gains if gain.by == "type"]
+        if types:
+            note = (
+                "Bits per byte of the last checkpoint with this type alone, minus those without "
+                f"metadata, over the documents that have it. {INTERVALS}"
+            )
+            rows = [[one.name, f"{one.documents:,}", difference(one.shown)] for one in types]
+            heads = ["type", "documents", "with - without"]
+            found.append(Table(f"{arm.label}: each type at inference", note, heads, rows))
+    return found
+
+
+def number(estimate: Estimate) -> str:
+    """Bits per byte with their interval."""
+    return f"{estimate.value:.4f} [{estimate.low:.4f} to {estimate.high:.4f}]"
+
+
+def difference(estimate: Estimate) -> str:
+    """A difference with its interval."""
+    return f"{estimate.value:+.4f} [{estimate.low:+.4f} to {estimate.high:+.4f}]"
+
+
+def share(saving: Saving) -> str:
+    """A share that is saved, with its interval; bounds are named as such."""
+    value = "above " * saving.is_above + "below " * saving.is_below + f"{saving.value:.0%}"
+    low = "below " * saving.low_is_open + f"{saving.low:.0%}"
+    high = "above " * saving.high_is_open + f"{saving.high:.0%}"
+    return f"{value} [{low} to {high}]"
+
+
+def sentences(results: Results) -> list[str]:
+    """What the data support, do not support, and leave open."""
+    found = [
+        f"{claim.words[0].upper()}{claim.words[1:]}: **{claim.verdict}**{_why(claim)}."
+        for claim in results.claims
+    ]
+    base = results.arms[results.study.baseline]
+    for arm in results.arms.values():
+        for mode, by_axis in arm.savings.items():
+            found.append(f"{arm.label}, used {mode} metadata: {saved(base, arm, by_axis[TEXT])}")
+    return found
+
+
+def _why(claim: Claim) -> str:
+    if claim.effect is None:
+        return " (the baseline's curve does not reach it)"
+    return f" ({claim.effect.value:+.4f} bits per byte, {claim.low:+.4f} to {claim.high:+.4f})"
+
+
+def saved(base: ArmResult, arm: ArmResult, saving: Saving) -> str:
+    """The data efficiency in a sentence."""
+    used = f"{arm.amounts[TEXT]:,.0f} text tokens"
+    if saving.is_above:
+        return (
+            f"{base.label} does not reach its bits per byte within its "
+            f"{base.amounts[TEXT]:,.0f} text tokens; the arm has used {used}, which is at least "
+            f"{saving.value:.0%} less data."
+        )
+    if saving.is_below:
+        return f"worse after {used} than {base.label} was at the first point of its curve."
+    assert saving.needed is not None
+    less = "less" if saving.value >= 0 else "more"
+    return (
+        f"{base.label} needs {saving.needed:,.0f} text tokens for what it does with {used}: "
+        f"{abs(saving.value):.0%} {less} data ({share(saving)})."
+    )
+
+
+def latex(results: Results, command: str) -> str:
+    """The effects on the baseline as a LaTeX table (packages booktabs)."""
+    table = effect_table(results)
+    rows = [" & ".join(map(_escaped, row)) + r" \\" for row in table.rows]
+    return "\n".join([
+        f"% {command}",
+        r"\begin{table}",
+        r"\centering\small",
+        rf"\begin{{tabular}}{{ll{'r' * (len(table.heads) - 2)}}}",
+        r"\toprule",
+        " & ".join(map(_escaped, table.heads)) + r" \\",
+        r"\midrule",
+        *rows,
+        r"\bottomrule",
+        r"\end{tabular}",
+        rf"\caption{{{_escaped(results.study.title)}. {_escaped(table.note)}}}",
+        r"\end{table}",
+        "",
+    ])  # fmt: skip
+
+
+def _escaped(text: str) -> str:
+    for character in "&%#_$":
+        text = text.replace(character, f"\\{character}")
+    return text.replace("–", "--")
+
+
+def markdown_lines(tables: Sequence[Table]) -> list[str]:
+    """The tables as Markdown, under headings of the second level."""
+    lines: list[str] = []
+    for table in tables:
+        lines += [f"## {table.title}", "", f"| {' | '.join(table.heads)} |"]
+        lines += [
+            f"|{'---|' * len(table.heads)}",
+            *(f"| {' | '.join(row)} |" for row in table.rows),
+        ]
+        lines += ["", table.note, ""]
+    return lines
