@@ -41,7 +41,7 @@ ROOMS = {
     "wandb": ["training/tracking*"],
     "trackio": ["training/tracking*"],
     "tensorflow": ["data/*"],
-    "matplotlib": ["evaluation/*", "studies/plots*", "tasks/*/plots*"],
+    "matplotlib": ["evaluation/*", "studies/*", "tasks/*/plots*"],
 }
 
 # Imported where it is used, never at the top of a module: slow to load, or not needed by every run.

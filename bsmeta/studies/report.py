@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.study import StudyConfig
-from bsmeta.evaluation.page import html_image, html_page, html_table
+from bsmeta.evaluation.output import html_image, html_page, html_table
 from bsmeta.evaluation.tables import Table
 from bsmeta.studies.pairing import pairing
 from bsmeta.studies.plots import plots_of

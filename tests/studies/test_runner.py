@@ -1,0 +1,166 @@
+"""The runner of a study: what it starts, what it keeps, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.studies.runs import check, curve_steps, keep_settings, overrides_of, runs_of
+from tests.conftest import TIMEOUT_S
+from tests.launching.helpers import EXPERIMENTS, environment
+
+STUDY = [sys.executable, str(EXPERIMENTS / "study.py")]
+NONE = "data_config.metadata_config.metadata_list=[]"
+URL = "data_config.metadata_config.metadata_list=[url]"
+SMALL_STUDY = {
+    "out_dir": "study",
+    "config": "demo",
+    "seeds": [3, 1],
+    "baseline": "none",
+    "overrides": ["max_train_steps=20"],
+    "arms": {
+        "short": {"overrides": [NONE], "text_tokens_of": "url"},
+        "url": {"overrides": [URL]},
+        "none": {"overrides": [NONE]},
+    },
+    "curve": [0.1, 0.52, 1.0],
+}
+
+
+def study_file(folder: Path, **changes: object) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump({**SMALL_STUDY, **changes}, sort_keys=False))
+    return path
+
+
+def loaded(folder: Path, **changes: object) -> StudyConfig:
+    study = load_study(study_file(folder, **changes))
+    study.out_dir = str(folder / "study")
+    return study
+
+
+def finished(folder: Path, name: str, step: int, targets: int) -> None:
+    """A run folder as a finished run leaves it."""
+    run = folder / "study" / "runs" / name
+    run.mkdir(parents=True)
+    (run / "status.json").write_text('{"state": "done"}')
+    event = {"event": "step", "step": step, "loss": 2.5, "tokens": 4096, "targets": targets}
+    (run / "metrics.jsonl").write_text(json.dumps(event) + "\n")
+
+
+def study_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*STUDY, "study.yaml", *arguments],
+        cwd=folder,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+
+
+def test_seeds_come_first_then_the_baseline_and_last_what_follows_from_others(
+    tmp_path: Path,
+) -> None:
+    assert [run.folder.name for run in runs_of(loaded(tmp_path))] == [
+        "none-seed3", "url-seed3", "short-seed3", "none-seed1", "url-seed1", "short-seed1",
+    ]  # fmt: skip
+
+
+def test_what_a_study_starts(tmp_path: Path) -> None:
+    study_file(tmp_path)
+    done = study_command(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    own = "'extra_steps_to_eval_save_at=[2,10,20]' keep_last_checkpoints=0 log_documents=true"
+    own = own.replace("'", "")
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        f"{EXPERIMENTS}/train.sh max_train_steps=20 {NONE} seed=3 {own} "
+        f"out_dir='{tmp_path}/study/runs/none-seed3' resume_from_checkpoint_dir=latest",
+        f"{EXPERIMENTS}/train.sh max_train_steps=20 {URL} seed=3 {own} "
+        f"out_dir='{tmp_path}/study/runs/url-seed3' resume_from_checkpoint_dir=latest",
+        "# short seed 3: its length follows from other runs",
+    ]
+    assert len(lines) == 6
+    assert not (tmp_path / "study").exists()
+
+
+def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
+    study = loaded(tmp_path)
+    short = runs_of(study)[2]
+    finished(tmp_path, "none-seed3", step=20, targets=4000)  # 200 text tokens a step
+    assert overrides_of(study, short) is None
+    finished(tmp_path, "url-seed3", step=20, targets=3000)
+    overrides = overrides_of(study, short)
+    assert overrides is not None
+    assert "max_train_steps=15" in overrides
+    assert "extra_steps_to_eval_save_at=[2,8,15]" in overrides
+
+
+def test_the_table_shows_how_far_the_runs_are(tmp_path: Path) -> None:
+    study_file(tmp_path)
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    done = study_command(tmp_path, "--status")
+    assert done.returncode == 0, done.stderr
+    rows = [" ".join(line.split()) for line in done.stdout.splitlines() if "seed" not in line]
+    assert "none 3 done 20 4,000 4,096 2.5000" in rows
+    assert "url 3 not started 0 0 0 –" in rows
+    assert "short 3 waits 0 0 0 –" in rows
+
+
+def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None:
+    keep_settings(loaded(tmp_path))
+    arms = SMALL_STUDY["arms"] | {"title": {"overrides": []}}
+    keep_settings(loaded(tmp_path, seeds=[1, 2, 3], arms=arms))
+    earlier = r"overrides \['max_train_steps=20'\], found \['learning_rate=1'\]"
+    with pytest.raises(ConfigurationError, match=f"holds a study with {earlier}"):
+        keep_settings(loaded(tmp_path, overrides=["learning_rate=1"]))
+    changed = SMALL_STUDY["arms"] | {"url": {"overrides": ["learning_rate=1"]}}
+    with pytest.raises(
+        ConfigurationError, match=r"arms\.url\.overrides .* found \['learning_rate=1'\]"
+    ):
+        keep_settings(loaded(tmp_path, arms=changed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"baseline": "nun"}, "baseline=nun: expected one of the arms short, url, none"),
+        ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
+        ({"curve": [0.5, 2.0]}, r"curve=\[0.5, 2.0\]: expected shares above 0 and up to 1"),
+        ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
+        ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),
+        ({"arms": {"a/b": {}}, "baseline": "a/b"}, "a/b: expected a name that a folder can have"),
+        ({"launch": "sbatch.sh"}, "launch.*train.sh"),
+        ({"seed": 3}, "seed.*expected the keys title, out_dir, config"),
+        ({"out_dir": ""}, "out_dir is missing"),
+    ],
+)
+def test_what_is_wrong_with_a_file(tmp_path: Path, changes: dict, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load_study(study_file(tmp_path, **changes))
+
+
+def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
+    arms = {"none": {"overrides": ["learning_rat=1"]}}
+    with pytest.raises(ConfigurationError, match=r"(?s)arm none: .*learning_rat "):
+        check(loaded(tmp_path, arms=arms))
+
+
+def test_interpolations_are_left_to_the_run(tmp_path: Path) -> None:
+    overrides = ["model_config_file='${repo:examples/model/config.json}'"]
+    assert loaded(tmp_path, overrides=overrides).overrides == overrides
+
+
+def test_the_steps_of_a_curve(tmp_path: Path) -> None:
+    study = loaded(tmp_path, curve=[0.001, 0.5])
+    assert curve_steps(study, 100) == [1, 50, 100]
+    assert curve_steps(study, 1) == [1]
