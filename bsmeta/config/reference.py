@@ -11,6 +11,7 @@ from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
+from bsmeta.config.entities import EntitiesConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.predict import PredictConfig
@@ -39,6 +40,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
     ("bsmeta/predict.py", PredictConfig, "predict"),
+    ("bsmeta/entities.py", EntitiesConfig, "entities"),
     ("bsmeta/annotate.py", AnnotateConfig, "annotate"),
     ("python -m bsmeta.annotate.descriptions", DescriptionsConfig, "descriptions"),
     ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),

@@ -125,6 +125,15 @@ class EntityTable:
         """Number of aliases."""
         return len(self._aliases)
 
+    def summary(self) -> str:
+        """How much there is of everything, in a line."""
+        counts = np.diff(self._arrays["candidates_ends"], prepend=0)
+        return (
+            f"{len(self) - 1:,} entities, {len(counts):,} aliases ({int((counts > 1).sum()):,} of "
+            f"several entities, {int(counts.max(initial=0))} at most), {len(self.type_names):,} "
+            f"types, {len(self._arrays['relations']):,} relations"
+        )
+
     def entities_of(self, fingerprint: str) -> int | None:
         """How many entities this table had when it had a fingerprint.
 

@@ -29,8 +29,6 @@ log = logging.getLogger(__name__)
 
 MAX_CANDIDATES = 30
 
-_LARGEST = float(np.finfo(np.float32).max)
-
 Find = Callable[[str], int]
 
 
@@ -114,6 +112,11 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
         columns.add_all(JsonLines(profiles, Profile, problems), problems)
         _write(columns, folder, before, table.max_candidates)
     return EntityTable.open(folder)
+
+
+def is_score(score: float) -> bool:
+    """Whether a number can be the score of a candidate."""
+    return 0 <= score <= float(np.finfo(np.float32).max)
 
 
 class _Texts:
@@ -239,7 +242,7 @@ class _Columns:
                 yield "a mention is empty"
             if alias in seen:
                 yield f"mention {alias!r} is there twice"
-            if not 0 <= score <= _LARGEST:
+            if not is_score(score):
                 yield f"mention {alias!r} has the score {score}; expected a number from 0"
             seen.add(alias)
 

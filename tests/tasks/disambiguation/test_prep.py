@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,3 +190,41 @@ def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
     new = json.dumps({"entity_id": "Q1", "mentions": [["lincoln", 99]], "title": "Lincoln Park"})
     add_entities(write(tmp_path / "new.jsonl", [new]), tmp_path / "table")
     assert open_lines().rows[:] == before
+
+
+def test_a_build_that_is_killed_is_resumed(
+    open_lines: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prep, "PART", 2)
+    monkeypatch.setattr(prep, "GROUP", 2)
+    lines = [{**LINE, "sent_idx_unq": number} for number in range(14)]
+    expected = open_lines(lines).rows[:]
+    (tmp_path / "prep/train").rename(tmp_path / "undisturbed")
+    encode = prep.Encoder._part
+    waits = tmp_path / "waits"
+
+    def encode_until_8(encoder: Any, reader: Any, first: int) -> Any:
+        if first == 10:
+            waits.touch()
+            time.sleep(600)
+        return encode(encoder, reader, first)
+
+    monkeypatch.setattr(prep.Encoder, "_part", encode_until_8)
+    process = multiprocessing.get_context("fork").Process(target=open_lines)
+    process.start()
+    while not waits.exists():
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid or 0, signal.SIGKILL)
+    process.join()
+    assert not (tmp_path / "prep/train").exists()
+    encoded = []
+
+    def encode_and_note(encoder: Any, reader: Any, first: int) -> Any:
+        encoded.append(first)
+        return encode(encoder, reader, first)
+
+    monkeypatch.setattr(prep.Encoder, "_part", encode_and_note)
+    assert open_lines().rows[:] == expected
+    assert encoded == [8, 10, 12]  # 0 to 6 are two groups, completed before the kill
+    assert sorted(file.name for file in (tmp_path / "prep").iterdir()) == ["train", "train.lock"]

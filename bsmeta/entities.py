@@ -1,0 +1,62 @@
+"""Builds the table of entities of a disambiguator, adds entities to it, and describes it.
+
+python bsmeta/entities.py table=entities profiles=profiles.jsonl.gz
+python bsmeta/entities.py table=entities entity_dir=data/entity_db emb_dir=data/emb_data
+python bsmeta/entities.py table=entities add=new.jsonl
+python bsmeta/entities.py table=entities
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.compose import run_entry_point
+from bsmeta.config.entities import EntitiesConfig
+from bsmeta.config.errors import ConfigurationError
+
+_SOURCES = ("profiles", "entity_dir", "add")
+
+
+def main(config: EntitiesConfig) -> None:
+    """Does what the one of `profiles`, `entity_dir` and `add` that is set says, and describes."""
+    refuse_out_of_bounds(config)
+    if config.table is None:
+        raise ConfigurationError("table is not set; expected a folder", ["table"])
+    chosen = [name for name in _SOURCES if getattr(config, name) is not None]
+    if len(chosen) > 1:
+        raise ConfigurationError(
+            f"{' and '.join(chosen)} are set; expected one of {', '.join(_SOURCES)}", chosen
+        )
+    if config.emb_dir is not None and config.entity_dir is None:
+        raise ConfigurationError("emb_dir is set without entity_dir; set both", ["emb_dir"])
+    print(f"{config.table}: {_summary(config, Path(config.table))}")
+
+
+def _summary(config: EntitiesConfig, folder: Path) -> str:
+    """Builds or changes the table, if a key says so, and describes it."""
+    # Imported here because datasets and Arrow take a while, and the keys are checked first.
+    from bsmeta.tasks.disambiguation.entities import EntityTable
+    from bsmeta.tasks.disambiguation.first_generation import build_first_generation
+    from bsmeta.tasks.disambiguation.profiles import (
+        MAX_CANDIDATES,
+        add_entities,
+        build_entities,
+    )
+
+    if config.profiles is not None:
+        most = config.max_candidates or MAX_CANDIDATES
+        return build_entities(Path(config.profiles), folder, max_candidates=most).summary()
+    if config.entity_dir is not None:
+        emb_dir = None if config.emb_dir is None else Path(config.emb_dir)
+        source = Path(config.entity_dir)
+        return build_first_generation(source, emb_dir, folder, config.max_candidates).summary()
+    table = EntityTable.open(folder)
+    if config.add is None:
+        return table.summary()
+    more = add_entities(Path(config.add), folder)
+    return f"{len(more) - len(table):,} added: {more.summary()}"
+
+
+if __name__ == "__main__":
+    run_entry_point(main, EntitiesConfig, "entities")

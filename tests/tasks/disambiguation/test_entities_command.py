@@ -1,0 +1,43 @@
+"""The command that builds the table of entities and adds to it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.entities import EntitiesConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.entities import main
+from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
+
+
+def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = str(tmp_path / "entities")
+    profiles = write(tmp_path / "profiles.jsonl", [LINCOLN, TODD])
+    main(EntitiesConfig(table=table, profiles=str(profiles)))
+    assert capsys.readouterr().out == (
+        f"{table}: 2 entities, 3 aliases (1 of several entities, 2 at most), 3 types, 1 relations\n"
+    )
+    main(EntitiesConfig(table=table, add=str(write(tmp_path / "new.jsonl", [CITY]))))
+    added = capsys.readouterr().out
+    assert added == (
+        f"{table}: 1 added: 3 entities, 3 aliases (1 of several entities, 3 at most), 4 types, "
+        "1 relations\n"
+    )
+    main(EntitiesConfig(table=table))
+    assert capsys.readouterr().out == added.replace("1 added: ", "")
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"profiles": "a.jsonl"}, "table is not set"),
+        ({"table": "t", "add": "a.jsonl", "profiles": "b.jsonl"}, "profiles and add are set"),
+        ({"table": "t", "emb_dir": "emb"}, "emb_dir is set without entity_dir"),
+        ({"table": "t", "max_candidates": 0}, "max_candidates=0: expected"),
+    ],
+)
+def test_keys_that_do_not_fit_are_refused(keys: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        main(EntitiesConfig(**keys))
