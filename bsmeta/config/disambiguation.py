@@ -26,8 +26,13 @@ class DisambiguationDataConfig:
     )
     prep_dir: str | None = key(
         None,
-        "folder of the encoded sentences and of the vectors of frozen encoders; null: prep beside "
-        "the training sentences",
+        "folder of the encoded sentences; null: prep beside the training sentences",
+        is_path=True,
+    )
+    vectors_dir: str | None = key(
+        None,
+        "folder of the vectors of entities, each computed once for a model; null: beside "
+        "entity_table, with its name and .vectors",
         is_path=True,
     )
     prep_workers: int = key(1, "processes that encode the sentences on a machine", at_least=1)

@@ -11,6 +11,7 @@ from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
+from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.entities import EntitiesConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
@@ -36,6 +37,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/train.py task=sed_words", SedWordsConfig, "sed_words"),
     ("bsmeta/train.py task=sed_sequence", SedSequenceConfig, "sed_sequence"),
     ("bsmeta/train.py task=sec", SecConfig, "sec"),
+    ("bsmeta/train.py task=disambiguation", DisambiguationConfig, "disambiguation"),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),

@@ -10,6 +10,7 @@ from bsmeta.config.checks import causal_lm as causal_lm_checks
 from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig
 from bsmeta.config.summary import notes
@@ -19,6 +20,7 @@ from bsmeta.metadata.checks import metadata_notes, metadata_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
 from bsmeta.tasks.classification import checks as classification_checks
+from bsmeta.tasks.disambiguation import checks as disambiguation_checks
 from bsmeta.tasks.spelling import checks as spelling_checks
 
 
@@ -107,6 +109,20 @@ def _spelling(
     )
 
 
+def _disambiguation(config: DisambiguationConfig) -> Task:
+    from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+
+    return EntityDisambiguator(config)
+
+
+def _prepare_disambiguation(config: DisambiguationConfig) -> bool:
+    if config.prep_only:
+        from bsmeta.tasks.disambiguation.data import prepare
+
+        prepare(config)
+    return config.prep_only
+
+
 TASKS: dict[str, TaskEntry] = {
     "causal_lm": TaskEntry(
         config=CausalLMConfig,
@@ -133,4 +149,13 @@ TASKS: dict[str, TaskEntry] = {
     "sed_words": _spelling(SedWordsConfig, _sed_words, spelling_checks.DETECTION_METRICS),
     "sed_sequence": _spelling(SedSequenceConfig, _sed_sequence, spelling_checks.DETECTION_METRICS),
     "sec": _spelling(SecConfig, _sec, spelling_checks.CORRECTION_METRICS),
+    "disambiguation": TaskEntry(
+        config=DisambiguationConfig,
+        make=_disambiguation,
+        value_problems=disambiguation_checks.value_problems,
+        summary=disambiguation_checks.summary_rows,
+        prepare=_prepare_disambiguation,
+        programs=("predict.py",),
+        has_epochs=True,
+    ),
 }

@@ -1,0 +1,350 @@
+"""Rows of the store become tensors: the texts of mentions, their candidates, and what is masked.
+
+In training, a mention is compared with the candidates of all mentions of its micro-batch (or its
+own); the text of an entity is encoded once, however many mentions have it as a candidate. Whether
+a mention or a title is masked follows from (seed, epoch, row), so that it depends neither on the
+processes nor on the other rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.seeds import derive
+from bsmeta.tasks.disambiguation.candidates import Candidates, DocumentCounts, candidates_of
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.texts import END, START, EntityTexts, Surround, pad, window
+
+Features = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""The vectors of a frozen encoder, float32 [entities, hidden], from the numbers of entities and
+whether their titles are masked."""
+Neighbors = Callable[[np.ndarray], np.ndarray]
+"""The entities with the most similar texts, int64 [entities, n], -1 for none."""
+
+
+IGNORED = -1
+"""The target of a mention that is not trained on."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the store: a sentence, or a part of one.
+
+    Attributes:
+        number: Its number in the store.
+        sentence: The number of the sentence.
+        document: The number of the document.
+        tokens: int64 [tokens], without special tokens.
+        starts, ends: int64 [mentions], in tokens.
+        aliases, entities: int64 [mentions], numbers in the table.
+        is_gold: bool [mentions]; false for weak labels.
+        positions: int64 [mentions], in the line.
+        slices: The line's own slices that each mention is in.
+    """
+
+    number: int
+    sentence: int
+    document: int
+    tokens: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
+    aliases: np.ndarray
+    entities: np.ndarray
+    is_gold: np.ndarray
+    positions: np.ndarray
+    slices: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Mentions:
+    """The mentions of some rows, one after the other.
+
+    Attributes:
+        rows: int64 [mentions]: which of the rows each is in.
+        documents, aliases, entities: int64 [mentions].
+        names: `sentence:position` of each.
+    """
+
+    rows: np.ndarray
+    documents: np.ndarray
+    aliases: np.ndarray
+    entities: np.ndarray
+    names: list[str]
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> Mentions:
+        counts = [len(row.aliases) for row in rows]
+        return cls(
+            np.repeat(np.arange(len(rows)), counts),
+            np.repeat(np.array([row.document for row in rows], np.int64), counts),
+            np.concatenate([row.aliases for row in rows]),
+            np.concatenate([row.entities for row in rows]),
+            [f"{row.sentence}:{position}" for row in rows for position in row.positions],
+        )
+
+
+class MentionTexts:
+    """Makes the inputs of the encoder of mentions.
+
+    Args:
+        tokenizer: With the special tokens of the task.
+        config: The run.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: DisambiguationConfig) -> None:
+        data = config.data_config
+        self._tokenizer = tokenizer
+        self._in_windows = data.mention_encoding == "window"
+        self._is_mean = config.pooling == "mean"
+        self._surround = Surround(tokenizer)
+        self._room = data.window_length - self._surround.count
+        start, end = tokenizer.convert_tokens_to_ids([START, END])
+        self._markers = (start, end)
+
+    def tensors(
+        self, rows: Sequence[Row], masked: Sequence[np.ndarray] | None = None
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        """The inputs for the mentions of some rows, and how many tokens they have.
+
+        Args:
+            rows: The rows.
+            masked: bool [mentions] of each row: which mentions are masked; None: none.
+
+        Returns:
+            `input_ids`, `attention_mask` (int64 [texts, tokens]) and `mention_tokens` (int64
+            [mentions, most tokens of one], places in the flattened texts).
+        """
+        if masked is None:
+            masked = [np.zeros(len(row.aliases), bool) for row in rows]
+        if self._in_windows:
+            texts, places = self._windows(rows, masked)
+        else:
+            texts, places = self._sentences(rows, masked)
+        tokens = [self._surround(text) for text in texts]
+        ids = pad(tokens, self._tokenizer.pad_token_id)
+        lengths = np.array([len(one) for one in tokens])
+        width = ids.shape[1]
+        found = pad([np.asarray(own) + text * width for text, own in places], -1)
+        tensors = {
+            "input_ids": torch.from_numpy(ids),
+            "attention_mask": torch.from_numpy(
+                (np.arange(width)[None, :] < lengths[:, None]).astype(np.int64)
+            ),
+            "mention_tokens": torch.from_numpy(found),
+        }
+        return tensors, int(lengths.sum())
+
+    def _sentences(
+        self, rows: Sequence[Row], masked: Sequence[np.ndarray]
+    ) -> tuple[list[list[int]], list[tuple[int, range]]]:
+        texts, places = [], []
+        shift = len(self._surround.before)
+        for number, (row, is_masked) in enumerate(zip(rows, masked, strict=True)):
+            tokens = row.tokens.copy()
+            for start, end in zip(row.starts[is_masked], row.ends[is_masked], strict=True):
+                tokens[start:end] = self._tokenizer.mask_token_id
+            texts.append(tokens.tolist())
+            for start, end in zip(row.starts.tolist(), row.ends.tolist(), strict=True):
+                places.append((number, range(start + shift, end + shift)))
+        return texts, places
+
+    def _windows(
+        self, rows: Sequence[Row], masked: Sequence[np.ndarray]
+    ) -> tuple[list[list[int]], list[tuple[int, range]]]:
+        texts: list[list[int]] = []
+        places = []
+        for row, is_masked in zip(rows, masked, strict=True):
+            for start, end, mask in zip(row.starts, row.ends, is_masked, strict=True):
+                tokens = row.tokens
+                if mask:
+                    tokens = tokens.copy()
+                    tokens[start:end] = self._tokenizer.mask_token_id
+                text = window(tokens, int(start), int(end), self._markers, self._room).tolist()
+                length = self._surround.count + len(text)
+                places.append((len(texts), range(length if self._is_mean else 1)))
+                texts.append(text)
+        return texts, places
+
+
+class TrainingBatches:
+    """Makes the micro-batches of the training.
+
+    Args:
+        config: The run.
+        table: The entities.
+        tokenizer: With the special tokens of the task.
+        texts: The texts of the entities.
+        popularity: float64 [entities], from 0 to 1.
+        counts: Of the training data, if the prior leaves the own document out.
+        features: The vectors of a frozen encoder; None: texts are encoded in every step.
+        neighbors: Finds hard negatives; None: there are none.
+    """
+
+    def __init__(
+        self,
+        config: DisambiguationConfig,
+        table: EntityTable,
+        tokenizer: PreTrainedTokenizerBase,
+        texts: EntityTexts,
+        popularity: np.ndarray,
+        counts: DocumentCounts | None,
+        features: Features | None,
+        neighbors: Neighbors | None,
+    ) -> None:
+        self._config = config
+        self._table = table
+        self._tokenizer = tokenizer
+        self._texts = texts
+        self._counts = counts
+        self._features = features
+        self._neighbors = neighbors
+        self._mention_texts = MentionTexts(tokenizer, config)
+        data = config.data_config
+        rarest, most = data.mask_rarest, data.mask_most_frequent
+        self._mask_probability = rarest + (most - rarest) * popularity
+
+    def micro_batch(self, rows: Sequence[Row], epoch: int) -> MicroBatch:
+        """The mentions of some rows (at least one), gold and weak alike."""
+        mentions = Mentions.of(rows)
+        candidates = candidates_of(
+            self._table, mentions.aliases, mentions.entities, mentions.documents, self._counts
+        )
+        if self._config.max_train_candidates is not None:
+            candidates = candidates.first(self._config.max_train_candidates)
+        draws = [_Draws(self._config.seed, epoch, row.number) for row in rows]
+        masked = [
+            draw.mentions(self._mask_probability[row.entities])
+            for row, draw in zip(rows, draws, strict=True)
+        ]
+        tensors, tokens = self._mention_texts.tensors(rows, masked)
+        compared = self._compared(mentions, candidates, draws)
+        entity_tensors, entity_tokens = self._entity_tensors(compared.entities, compared.is_masked)
+        tensors |= entity_tensors
+        targets = compared.targets
+        tensors |= {
+            "targets": torch.from_numpy(targets),
+            "allowed": torch.from_numpy(compared.allowed),
+        }
+        if self._config.log_prior != "none":
+            tensors["log_prior"] = torch.from_numpy(compared.log_prior)
+        sizes = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
+        trained = int((targets != IGNORED).sum())
+        weak = sum(int((~row.is_gold).sum()) for row in rows)
+        return MicroBatch(
+            tensors=tensors,
+            weight=float(trained),
+            tokens=tokens + entity_tokens,
+            padding=sum(sizes) - tokens - entity_tokens,
+            documents=mentions.names,
+            counts={
+                "mentions": float(len(targets)),
+                "weak_labels": float(weak),
+                "without_candidate": float(len(targets) - trained),
+                "entities": float(len(compared.entities)),
+            },
+        )
+
+    def _compared(
+        self, mentions: Mentions, candidates: Candidates, draws: Sequence[_Draws]
+    ) -> _Compared:
+        """The entities of a micro-batch, and which of them each mention is compared with."""
+        own = candidates.entities
+        if self._neighbors is not None:
+            own = np.concatenate([own, self._neighbors(mentions.entities)], axis=1)
+        masked = np.zeros(own.shape, bool)
+        for number, draw in enumerate(draws):
+            of_row = mentions.rows == number
+            masked[of_row] = draw.titles(own[of_row], self._mask_probability)
+        # The same entity with and without its title are two columns.
+        keys, columns = np.unique(np.where(own >= 0, own * 2 + masked, -1), return_inverse=True)
+        columns = columns.reshape(own.shape)
+        if keys[0] < 0:
+            keys, columns = keys[1:], columns - 1
+        if not len(keys):  # no mention has any candidate; the step needs a column all the same
+            keys = np.zeros(1, np.int64)
+        entities = keys // 2
+        rows = np.arange(len(own))
+        has_gold = candidates.gold >= 0
+        targets = np.where(has_gold, columns[rows, candidates.gold], IGNORED)
+        is_own = np.zeros((len(own), len(keys)), bool)
+        present = np.nonzero(columns >= 0)
+        is_own[present[0], columns[present]] = True
+        if self._config.negatives == "own":
+            allowed = is_own
+        else:  # all but the mention's entity in another form
+            allowed = entities[None, :] != mentions.entities[:, None]
+            allowed[rows[has_gold], targets[has_gold]] = True
+        prior = np.repeat(candidates.log_floor[:, None], len(keys), axis=1)
+        width = candidates.entities.shape[1]
+        present = np.nonzero(columns[:, :width] >= 0)
+        prior[present[0], columns[:, :width][present]] = candidates.log_prior[present]
+        if not self._config.train_in_candidates:
+            targets = targets + 1  # column 0 is NIL, the target of mentions without a candidate
+        return _Compared(entities, (keys % 2).astype(bool), targets, allowed, prior)
+
+    def _entity_tensors(
+        self, entities: np.ndarray, is_masked: np.ndarray
+    ) -> tuple[dict[str, torch.Tensor], int]:
+        if self._features is not None:
+            return {"entity_vectors": torch.from_numpy(self._features(entities, is_masked))}, 0
+        pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
+        tokens = [self._texts.tokens(entity, masked) for entity, masked in pairs]
+        ids = pad(tokens, self._tokenizer.pad_token_id)
+        lengths = np.array([len(one) for one in tokens])
+        mask = np.arange(ids.shape[1])[None, :] < lengths[:, None]
+        return {
+            "entity_ids": torch.from_numpy(ids),
+            "entity_mask": torch.from_numpy(mask.astype(np.int64)),
+        }, int(lengths.sum())
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """What the mentions of a micro-batch are compared with.
+
+    Attributes:
+        entities: int64 [columns].
+        is_masked: bool [columns]: whether the title is masked.
+        targets: int64 [mentions]: the column of the mention's entity; -1: it is not trained on.
+        allowed: bool [mentions, columns].
+        log_prior: float32 [mentions, columns].
+    """
+
+    entities: np.ndarray
+    is_masked: np.ndarray
+    targets: np.ndarray
+    allowed: np.ndarray
+    log_prior: np.ndarray
+
+
+class _Draws:
+    """The random choices about a row in an epoch."""
+
+    def __init__(self, seed: int, epoch: int, row: int) -> None:
+        self._key = (seed, "mask", epoch, row)
+
+    def mentions(self, probability: np.ndarray) -> np.ndarray:
+        """bool: which mentions are masked."""
+        return self._uniform("mentions", len(probability)) < probability
+
+    def titles(self, entities: np.ndarray, probability: np.ndarray) -> np.ndarray:
+        """bool: whether the title of each candidate is masked, alike for all mentions of the row.
+
+        Args:
+            entities: int64 [mentions, candidates]; -1: none.
+            probability: float64 [entities of the table].
+        """
+        distinct, places = np.unique(entities, return_inverse=True)
+        own = np.where(distinct >= 0, probability[distinct], 0.0)
+        return (self._uniform("titles", len(distinct)) < own)[places.reshape(entities.shape)]
+
+    def _uniform(self, what: str, count: int) -> np.ndarray:
+        words = np.random.PCG64(derive(*self._key, what)).random_raw(count)
+        return words / 2.0**64

@@ -1,0 +1,124 @@
+"""The candidates of mentions, their priors, and the popularity of entities in the training data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from bsmeta.tasks.disambiguation.entities import EntityTable
+
+FLOOR = 0.1
+"""Added to the score of every candidate before its share is computed, so that none is 0."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of some mentions.
+
+    Attributes:
+        entities: int64 [mentions, K], the most popular first; -1 where there are no more.
+        log_prior: float32 [mentions, K]: the logarithm of each candidate's share of the scores.
+        log_floor: float32 [mentions]: that of an entity that is no candidate.
+        gold: int64 [mentions]: the place of the mention's entity among them, -1 if it is none.
+    """
+
+    entities: np.ndarray
+    log_prior: np.ndarray
+    log_floor: np.ndarray
+    gold: np.ndarray
+
+    def first(self, most: int) -> Candidates:
+        """At most so many candidates of each mention: its entity and the most popular others."""
+        if self.entities.shape[1] <= most:
+            return self
+        rows = np.flatnonzero(self.gold >= most)
+        entities, prior, gold = self.entities.copy(), self.log_prior.copy(), self.gold.copy()
+        entities[rows, most - 1] = entities[rows, gold[rows]]
+        prior[rows, most - 1] = prior[rows, gold[rows]]
+        gold[rows] = most - 1
+        return Candidates(entities[:, :most], prior[:, :most], self.log_floor, gold)
+
+
+class DocumentCounts:
+    """How often each document of the training data uses an alias for an entity.
+
+    Args:
+        documents, aliases, entities: int64 [mentions] of the training data.
+    """
+
+    def __init__(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> None:
+        self._keys, self._counts = np.unique(_key(documents, aliases, entities), return_counts=True)
+
+    def of(self, documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
+        """int64: the counts of some triples (arrays that broadcast)."""
+        keys = _key(documents, aliases, entities)
+        places = np.searchsorted(self._keys, keys).clip(max=len(self._keys) - 1)
+        return np.where(self._keys[places] == keys, self._counts[places], 0)
+
+
+def _key(documents: np.ndarray, aliases: np.ndarray, entities: np.ndarray) -> np.ndarray:
+    """A 64-bit hash of each triple (multiplicative, with odd constants)."""
+    mixed = documents.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ aliases.astype(np.uint64)) * np.uint64(0xC2B2AE3D27D4EB4F)
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed ^ entities.astype(np.uint64)) * np.uint64(0x165667B19E3779F9)
+
+
+def candidates_of(
+    table: EntityTable,
+    aliases: Sequence[int] | np.ndarray,
+    golds: np.ndarray,
+    documents: np.ndarray | None = None,
+    counts: DocumentCounts | None = None,
+) -> Candidates:
+    """The candidates of mentions.
+
+    Args:
+        table: The entities.
+        aliases: The number of each mention's alias; -1 has no candidates.
+        golds: The entity of each mention (NIL is never a candidate).
+        documents: The document of each mention.
+        counts: If given, the mentions of that document are subtracted from the scores, as if it
+            were not part of the training data that they count.
+    """
+    lists = [table.candidates(int(alias)) if alias >= 0 else _NONE for alias in aliases]
+    longest = max((len(found) for found, _ in lists), default=0)
+    entities = np.full((len(lists), max(longest, 1)), -1, np.int64)
+    scores = np.zeros(entities.shape, np.float64)
+    for row, (found, own) in enumerate(lists):
+        entities[row, : len(found)] = found
+        scores[row, : len(found)] = own
+    is_candidate = entities >= 0
+    if counts is not None:
+        assert documents is not None
+        numbers = np.asarray(aliases)[:, None]
+        scores -= counts.of(documents[:, None], numbers, entities) * is_candidate
+        scores = scores.clip(min=0)
+    totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
+    log_totals = np.log(np.maximum(totals, FLOOR))
+    is_gold = is_candidate & (entities == golds[:, None])
+    return Candidates(
+        entities,
+        (np.log(scores + FLOOR) - log_totals[:, None]).astype(np.float32),
+        (np.log(FLOOR) - log_totals).astype(np.float32),
+        np.where(is_gold.any(1), is_gold.argmax(1), -1),
+    )
+
+
+_NONE = (np.empty(0, np.int32), np.empty(0, np.float32))
+
+
+def training_counts(entities: np.ndarray, total: int) -> np.ndarray:
+    """int64 [total]: how many training mentions, weak labels included, have each entity."""
+    return np.bincount(entities, minlength=total)
+
+
+def percentiles(counts: np.ndarray) -> np.ndarray:
+    """float64: how popular each entity is, from 0 (never or most rarely seen) to 1.
+
+    The share of the entities in the training data that have a smaller count.
+    """
+    seen = np.sort(counts[counts > 0])
+    return np.searchsorted(seen, counts, side="left") / max(len(seen) - 1, 1)

@@ -1,0 +1,101 @@
+"""What is known about a disambiguation run before anything is loaded: problems and summary."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+
+from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
+from bsmeta.config.disambiguation import ENTITY_TEXT, DisambiguationConfig
+from bsmeta.config.launch import Launch
+from bsmeta.config.task_entry import Row
+
+FILES = {
+    "train_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
+    "dev_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
+    "test_file": "a .jsonl or .jsonl.gz file of sentences with mentions",
+    "entity_table": "a folder that was built from profiles of entities",
+}
+REQUIRED = ("train_file", "entity_table")
+
+
+def value_problems(
+    config: DisambiguationConfig, overridden: Collection[str] = ()
+) -> Iterator[Problem]:
+    """Yields problems that do not depend on the launch."""
+    yield from _files(config)
+    yield from _model(config)
+    yield from _texts(config)
+    data = config.data_config
+    if data.dev_file is None and config.keep_best_by is not None:
+        expected = "null, because data_config.dev_file=null leaves nothing to evaluate on"
+        fix = "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file"
+        yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
+    if data.mask_rarest > data.mask_most_frequent:
+        expected = f"at most data_config.mask_most_frequent={data.mask_most_frequent}"
+        fix = "exchange them, or set both to 0 to mask nothing"
+        yield Problem("data_config.mask_rarest", HYDRA, show(data.mask_rarest), expected, fix)
+    if config.compare_with is not None and not os.path.isdir(config.compare_with):
+        what = "the run folder of another model"
+        yield missing("compare_with", config.compare_with, what, "correct compare_with")
+
+
+def _files(config: DisambiguationConfig) -> Iterator[Problem]:
+    is_checked = config.accelerate_config_file is None  # that of another machine is not here
+    for name, what in FILES.items():
+        key, value = f"data_config.{name}", getattr(config.data_config, name)
+        if value is None and name in REQUIRED:
+            yield Problem(key, HYDRA, "null", what, f"{key}=PATH")
+        elif value is not None and is_checked and not os.path.exists(value):
+            yield missing(key, value, what, f"correct {key}")
+
+
+def _model(config: DisambiguationConfig) -> Iterator[Problem]:
+    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
+    for key in ("model_config_file", "model_name", "tokenizer_name"):
+        name = getattr(config, key)
+        unused = key == "model_name" and None not in (
+            config.model_config_file, config.tokenizer_name,
+        )  # fmt: skip
+        if name is not None and not unused and is_path(name) and not os.path.exists(name):
+            what = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
+            yield missing(key, name, f"{what}, or a name on the Hub", f"correct {key}")
+    if config.share_encoders and not config.train_entity_encoder:
+        expected = "false, because train_entity_encoder=false keeps the weights of one of them"
+        fix = "share_encoders=false, or train_entity_encoder=true"
+        yield Problem("share_encoders", HYDRA, show(True), expected, fix)
+    if config.share_encoders and config.encoder_layers is not None:
+        expected = "null, because share_encoders=true makes it the encoder of entities, too"
+        fix = "encoder_layers=null, or share_encoders=false"
+        yield Problem("encoder_layers", HYDRA, show(config.encoder_layers), expected, fix)
+
+
+def _texts(config: DisambiguationConfig) -> Iterator[Problem]:
+    parts = config.data_config.entity_text
+    wrong = [part for part in parts if part not in ENTITY_TEXT]
+    key = "data_config.entity_text"
+    if wrong:
+        expected = f"some of {', '.join(ENTITY_TEXT)}{nearest(wrong[0], ENTITY_TEXT)}"
+        yield Problem(key, HYDRA, show(parts), expected, f"{key}=[{', '.join(ENTITY_TEXT)}]")
+    elif not parts or len({*parts}) < len(parts):
+        expected = "at least one part, and each once"
+        yield Problem(key, HYDRA, show(parts), expected, f"{key}=[{', '.join(ENTITY_TEXT)}]")
+
+
+def summary_rows(config: DisambiguationConfig, launch: Launch) -> list[Row]:
+    """Rows for model, sentences and entities."""
+    data = config.data_config
+    model = config.model_name
+    if config.model_config_file is not None:
+        model = f"{config.model_config_file} (random weights)"
+    entities = "its weights are kept" if not config.train_entity_encoder else "of its own"
+    if config.share_encoders:
+        entities = "that of the mentions"
+    held_out = [f"{name}: {getattr(data, f'{name}_file')}" for name in ("dev", "test")]
+    return [
+        ("encoder", f"{model}; one pass a {data.mention_encoding}; of entities: {entities}"),
+        ("entities", f"{data.entity_table}: {', '.join(data.entity_text)}"),
+        ("training data", str(data.train_file)),
+        ("held-out data", "; ".join(held_out).replace("None", "–")),
+    ]

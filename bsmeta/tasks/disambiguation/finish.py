@@ -1,0 +1,83 @@
+"""After the last step: the test set, once, with the best checkpoint, beside the baselines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import saved_config
+from bsmeta.evaluation.checkpoints import locate
+from bsmeta.tasks.base import EvaluationContext, FinishContext
+from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.embeddings import FrozenVectors
+from bsmeta.tasks.disambiguation.evaluate import Evaluator
+from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
+from bsmeta.tasks.disambiguation.report import print_report, write_report
+from bsmeta.tasks.disambiguation.results import results_of
+from bsmeta.tasks.disambiguation.slices import Scored
+
+
+def finish(
+    config: DisambiguationConfig,
+    data: Data,
+    model: BiEncoder,
+    frozen: FrozenVectors | None,
+    context: FinishContext,
+) -> Scored | None:
+    """Scores the test split (without one, the dev split) and writes the report (rank 0).
+
+    Every process calls it and gets the same; None if there is neither split.
+    """
+    name = "dev" if config.data_config.test_file is None else "test"
+    sentences = data.split(name)
+    if sentences is None:
+        return None
+    rows = sentences.gold()
+    scored = Evaluator(config, data).score(model, rows, frozen, context)
+    others = {}
+    if config.compare_with is not None:
+        others[label_of(config.compare_with)] = other_model(config, name, context).is_right
+    if context.rank == 0:
+        results = results_of(
+            scored,
+            others,
+            source=Path(str(getattr(config.data_config, f"{name}_file"))).name,
+            chosen=config.eval_slices,
+            resamples=config.bootstrap_resamples,
+            seed=config.seed,
+        )
+        print_report(results, write_report(results, context.folder / "evaluation"))
+    return scored
+
+
+def other_model(config: DisambiguationConfig, split: str, context: EvaluationContext) -> Scored:
+    """Scores the same mentions with the model of `compare_with`, its texts and its encoding.
+
+    Raises:
+        ConfigurationError: If it is no model of this task, or disambiguates other entities.
+    """
+    location = locate(str(config.compare_with))
+    where = f"compare_with={config.compare_with}"
+    if location.config is None:
+        raise ConfigurationError(f"{where}: there is no config.yaml beside the model")
+    other = saved_config(location.config, {"disambiguation": DisambiguationConfig}, {})
+    assert isinstance(other, DisambiguationConfig)
+    own = config.data_config
+    other.data_config = replace(
+        other.data_config, train_file=own.train_file, dev_file=own.dev_file,
+        test_file=own.test_file, entity_table=own.entity_table, prep_dir=own.prep_dir,
+        max_mentions=own.max_mentions, max_words=own.max_words,
+    )  # fmt: skip
+    other.tokenizer_name = location.model
+    data = Data(other)
+    model = load_model(Path(location.model)).to(context.device)
+    sentences = data.split(split)
+    assert sentences is not None  # this run has it
+    return Evaluator(other, data).score(model, sentences.gold(), data.frozen, context)
+
+
+def label_of(folder: str) -> str:
+    """What the report calls the other model: the name of its run folder."""
+    return Path(folder).resolve().name.replace("_", " ")

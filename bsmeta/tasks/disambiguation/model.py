@@ -1,0 +1,372 @@
+"""The bi-encoder: a mention in its context and the text of an entity, compared by their cosine.
+
+Each encoder's vector goes through a linear layer and tanh to an embedding of length 1, as in
+Bootleg 1.1 (seed document 001); the score of a candidate is the cosine divided by the temperature,
+plus a trained weight times the logarithm of its prior.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import ModelOutput
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+MOST_TOKENS = 512
+"""Tokens of a text, at most, if the encoder has no limit of its own."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the model needs to know of the configuration; saved with it."""
+
+    embedding_size: int
+    temperature: float
+    pooling: str
+    is_shared: bool
+    is_frozen: bool
+    has_prior: bool
+    has_nil: bool
+
+    @classmethod
+    def of(cls, config: DisambiguationConfig) -> Settings:
+        return cls(
+            embedding_size=config.embedding_size,
+            temperature=config.temperature,
+            pooling=config.pooling,
+            is_shared=config.share_encoders,
+            is_frozen=not config.train_entity_encoder,
+            has_prior=config.log_prior != "none",
+            has_nil=not config.train_in_candidates,
+        )
+
+
+@dataclass
+class Output(ModelOutput):
+    """What a forward pass has computed; None where its inputs were not given.
+
+    Attributes:
+        mentions: Embeddings float [mentions, size].
+        entity_vectors: Vectors of the entity encoder, float [entities, hidden].
+        entities: Embeddings float [entities, size].
+        scores: float [mentions, entities], with a first column for NIL if the model has it;
+            -inf where the entity is not allowed.
+    """
+
+    mentions: torch.Tensor | None = None
+    entity_vectors: torch.Tensor | None = None
+    entities: torch.Tensor | None = None
+    scores: torch.Tensor | None = None
+
+
+class BiEncoder(nn.Module):
+    """Both encoders and their layers on top, in one module with one `forward`.
+
+    Args:
+        mention_encoder: Encodes sentences or windows.
+        entity_encoder: Encodes the texts of entities; None if it is the other one.
+        settings: See `Settings`.
+    """
+
+    def __init__(
+        self,
+        mention_encoder: PreTrainedModel,
+        entity_encoder: PreTrainedModel | None,
+        settings: Settings,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.mention_encoder = mention_encoder
+        self.entity_encoder = entity_encoder
+        size = settings.embedding_size
+        self.mention_layer = nn.Linear(mention_encoder.config.hidden_size, size)
+        of_entities = mention_encoder if entity_encoder is None else entity_encoder
+        self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
+        self.prior_weight = nn.Parameter(torch.ones(1)) if settings.has_prior else None
+        self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
+        if settings.is_frozen and entity_encoder is not None:
+            entity_encoder.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> BiEncoder:
+        """Sets the mode of all parts; a frozen encoder is always in evaluation mode."""
+        super().train(mode)
+        if self.settings.is_frozen and self.entity_encoder is not None:
+            self.entity_encoder.eval()
+        return self
+
+    def forward(
+        self,
+        *,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        mention_tokens: torch.Tensor | None = None,
+        entity_ids: torch.Tensor | None = None,
+        entity_mask: torch.Tensor | None = None,
+        entity_vectors: torch.Tensor | None = None,
+        entities: torch.Tensor | None = None,
+        log_prior: torch.Tensor | None = None,
+        allowed: torch.Tensor | None = None,
+    ) -> Output:
+        """Computes what its inputs suffice for.
+
+        Args:
+            input_ids, attention_mask: int64 [texts, tokens] of sentences or windows.
+            mention_tokens: int64 [mentions, most tokens of one]: places in the flattened texts,
+                whose mean is the vector of the mention; -1 where there are no more.
+            entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities, or
+            entity_vectors: float [entities, hidden], what the encoder made of them, or
+            entities: float [entities, size], their embeddings.
+            log_prior: float [mentions, entities].
+            allowed: bool [mentions, entities]: the entities that a mention is compared with.
+        """
+        output = Output(entity_vectors=entity_vectors, entities=entities)
+        if entity_ids is not None:
+            output.entity_vectors = self._encode_entities(entity_ids, entity_mask)
+        if output.entity_vectors is not None:
+            output.entities = _embedding(self.entity_layer, output.entity_vectors)
+        if input_ids is not None:
+            assert mention_tokens is not None
+            hidden = self.mention_encoder(
+                input_ids=input_ids, attention_mask=attention_mask
+            ).last_hidden_state
+            vectors = mean_of_tokens(hidden, mention_tokens)
+            output.mentions = _embedding(self.mention_layer, vectors)
+        if output.mentions is not None and output.entities is not None:
+            assert allowed is not None
+            output.scores = self._scores(output.mentions, output.entities, log_prior, allowed)
+        return output
+
+    def _encode_entities(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        encoder = self.mention_encoder if self.entity_encoder is None else self.entity_encoder
+        assert mask is not None
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.is_frozen):
+            hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+            if self.settings.pooling == "first":
+                return hidden[:, 0].float()
+            weights = mask.unsqueeze(2).float()
+            return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+    def _scores(
+        self,
+        mentions: torch.Tensor,
+        entities: torch.Tensor,
+        log_prior: torch.Tensor | None,
+        allowed: torch.Tensor,
+    ) -> torch.Tensor:
+        scores = mentions @ entities.T / self.settings.temperature
+        if self.prior_weight is not None:
+            assert log_prior is not None
+            scores = scores + self.prior_weight * log_prior
+        scores = scores.masked_fill(~allowed, -math.inf)
+        if self.nil is not None:
+            nil = functional.normalize(self.nil, dim=0)
+            of_nil = (mentions @ nil / self.settings.temperature).unsqueeze(1)
+            scores = torch.cat([of_nil, scores], dim=1)
+        return scores
+
+
+def mean_of_tokens(hidden: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """The mean of some tokens, float [mentions, size].
+
+    Args:
+        hidden: float [texts, tokens, size].
+        places: int64 [mentions, most tokens of one], in the flattened texts; -1: none.
+    """
+    is_token = (places >= 0).unsqueeze(2)
+    chosen = hidden.flatten(0, 1)[places.clamp(min=0)].float() * is_token
+    return chosen.sum(1) / is_token.sum(1)
+
+
+def _embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
+    return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
+
+
+def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
+    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
+
+    Raises:
+        ConfigurationError: If an encoder cannot be built.
+        DataError: If the weights are not those of the encoder.
+    """
+    _check_lengths(config, most_tokens(config, tokenizer))
+    with whole_weights():  # DeepSpeed partitions the module as a whole
+        mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
+        entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
+    return BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
+
+
+def _check_lengths(config: DisambiguationConfig, most: int) -> None:
+    for name in ("max_entity_length", "window_length"):
+        length = getattr(config.data_config, name)
+        if length > most:
+            raise ConfigurationError(
+                f"data_config.{name}={length}: the encoder takes {most:,} tokens; expected at most "
+                "as many"
+            )
+
+
+def _encoder(
+    config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
+) -> PreTrainedModel:
+    key, source = _source(config)
+    shape = _shape(config)
+    if layers is not None:
+        _cut(shape, layers)
+    is_real = torch.get_default_device().type != "meta"
+    try:
+        if config.model_config_file is not None or not is_real:
+            encoder = AutoModel.from_config(shape, dtype=torch.float32)
+        else:
+            encoder = _pretrained(source, f"{key}={source}", shape)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise _unknown_model(key, source, error) from error
+    encoder = _bare(encoder)
+    if is_real:
+        _add_tokens(encoder, tokenizer)
+    return encoder
+
+
+def _cut(shape: Any, layers: int) -> None:
+    """Keeps the first layers of an encoder."""
+    if layers > shape.num_hidden_layers:
+        raise ConfigurationError(
+            f"encoder_layers={layers}: the encoder has {shape.num_hidden_layers} layers; expected "
+            "at most as many"
+        )
+    shape.num_hidden_layers = layers
+
+
+def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
+    check_files(source, where)
+    model, info = AutoModel.from_pretrained(
+        source, config=shape, output_loading_info=True, dtype=torch.float32
+    )
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    if missing or info["mismatched_keys"]:
+        raise DataError(
+            f"{where}: its weights are not those of the encoder of its config.json (missing: "
+            f"{', '.join(missing[:3]) or 'none'}; of another shape: "
+            f"{len(info['mismatched_keys'])}); copy the folder again, or fix its config.json"
+        )
+    return model
+
+
+def _bare(model: PreTrainedModel) -> PreTrainedModel:
+    """The encoder alone: without a pooler or decoder, which would get no gradient."""
+    if model.config.is_encoder_decoder:
+        model = model.get_encoder()
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None
+    return model
+
+
+def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
+    if len(tokenizer) > encoder.get_input_embeddings().weight.shape[0]:
+        encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if like is None:
+        return
+    weight = encoder.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[tokenizer.convert_tokens_to_ids([*SPECIAL_TOKENS])] = weight[like].clone()
+
+
+def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a text, with the special ones, that encoder and tokenizer accept.
+
+    Raises:
+        ConfigurationError: If the configuration of the encoder cannot be read.
+    """
+    shape = _shape(config)
+    limits = [tokenizer.model_max_length, MOST_TOKENS]
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None:
+        # The positions of these begin after that of the padding.
+        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
+        limits.append(positions - (shape.pad_token_id + 1 if is_roberta else 0))
+    return int(min(limits))
+
+
+def _source(config: DisambiguationConfig) -> tuple[str, str]:
+    """The key that names the encoder, and its value."""
+    if config.model_config_file is not None:
+        return "model_config_file", config.model_config_file
+    return "model_name", config.model_name
+
+
+def _shape(config: DisambiguationConfig) -> Any:
+    """The transformers config of the encoder."""
+    key, source = _source(config)
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unknown_model(key, source, error) from error
+
+
+def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
+        "of a model that AutoModel knows"
+    )
+
+
+def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """Writes the model for `load_model`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
+    other = model.entity_encoder
+    content = {
+        "model_type": "bsmeta-disambiguation",
+        "settings": asdict(model.settings),
+        "mention_encoder": model.mention_encoder.config.to_dict(),
+        "entity_encoder": None if other is None else other.config.to_dict(),
+    }
+    (folder / CONFIG).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def load_model(folder: Path) -> BiEncoder:
+    """A trained model, in evaluation mode; `folder` is one that `save_model` has written.
+
+    Raises:
+        DataError: If it is damaged, incomplete or another model.
+    """
+    check_files(str(folder), f"{folder}")
+    try:
+        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        settings = Settings(**content["settings"])
+        with whole_weights():
+            encoders = [
+                None if content[name] is None else _bare(_of_shape(content[name]))
+                for name in ("mention_encoder", "entity_encoder")
+            ]
+        assert encoders[0] is not None
+        model = BiEncoder(encoders[0], encoders[1], settings)
+        model.load_state_dict(load_file(folder / WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        raise DataError(
+            f"{folder}: the model cannot be loaded: {error}; expected the model/ of a run or "
+            "checkpoint of task=disambiguation"
+        ) from error
+    return model.eval()
+
+
+def _of_shape(shape: dict[str, Any]) -> PreTrainedModel:
+    config = AutoConfig.for_model(**shape)
+    return AutoModel.from_config(config, dtype=torch.float32)

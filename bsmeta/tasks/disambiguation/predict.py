@@ -1,0 +1,176 @@
+"""Disambiguates the mentions of new texts, those given or those detected in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import DataError
+from bsmeta.tasks.disambiguation.batches import MentionTexts, Row
+from bsmeta.tasks.disambiguation.chunks import divide, overlapping
+from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
+from bsmeta.tasks.disambiguation.entities import NIL
+from bsmeta.tasks.disambiguation.model import BiEncoder
+from bsmeta.tasks.disambiguation.scoring import Scorer
+
+TEXTS_AT_ONCE = 200
+"""Texts whose rows are sorted by length and scored together."""
+
+_WORD = re.compile(r"\S+")
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A mention in a text: its characters, and the number of its alias (-1: unknown)."""
+
+    start: int
+    end: int
+    alias: int
+
+
+class Predictor:
+    """Disambiguates mentions with a trained model.
+
+    Args:
+        config: The configuration that it was trained with.
+        data: The entities and the tokenizer.
+        model: The model, in evaluation mode.
+    """
+
+    def __init__(self, config: DisambiguationConfig, data: Data, model: BiEncoder) -> None:
+        self._config = config
+        self._data = data
+        device = next(model.parameters()).device
+        encoder = EntityEncoder(model, data.texts, data.tokenizer, device, config.mixed_precision)
+        embeddings = saved_embeddings(model, encoder, data.texts, len(data.table), data.vectors_dir)
+        self._scorer = Scorer(
+            model,
+            model.settings.has_nil,
+            data.table,
+            MentionTexts(data.tokenizer, config),
+            embeddings.get,
+            device,
+            config.mixed_precision,
+        )
+
+    def __call__(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the entities of each record's `text`, in the order of the records.
+
+        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (the
+        text in lower case, if it is left out); otherwise they are detected by the aliases of the
+        table. Mentions that mean none of their candidates (NIL), or whose probability is below
+        `min_score`, are left out.
+        """
+        remaining = iter(records)
+        while batch := list(islice(remaining, TEXTS_AT_ONCE)):
+            spans = [self._spans(record) for record in batch]
+            texts = [str(record["text"]) for record in batch]
+            for text, found in zip(texts, self._entities(texts, spans), strict=True):
+                yield {"entities": [{"mention": text[one["start"] : one["end"]], **one}
+                                    for one in found]}  # fmt: skip
+
+    def _spans(self, record: Mapping[str, Any]) -> list[_Span]:
+        text, table = str(record["text"]), self._data.table
+        mentions = record.get("mentions")
+        if not isinstance(mentions, list):
+            raise DataError(
+                f"mentions: {mentions!r}; expected a list of objects with start, end and alias"
+            )
+        spans = []
+        for mention in mentions:
+            try:
+                start, end = int(mention["start"]), int(mention["end"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise DataError(
+                    f"mentions: {mention!r}; expected start and end, in characters of the text"
+                ) from error
+            if not 0 <= start < end <= len(text):
+                raise DataError(f"mentions: [{start}, {end}] in a text of {len(text)} characters")
+            alias = mention.get("alias", text[start:end].lower())
+            spans.append(_Span(start, end, table.alias_index(alias)))
+        return spans
+
+    def _entities(
+        self, texts: Sequence[str], spans: Sequence[Sequence[_Span]]
+    ) -> list[list[dict[str, Any]]]:
+        rows, owners = self._rows(texts, spans)
+        found: list[list[dict[str, Any]]] = [[] for _ in texts]
+        order = np.argsort([len(row.tokens) for row in rows], kind="stable")
+        size = self._config.data_config.per_device_eval_batch_size
+        for first in range(0, len(order), size):
+            batch = [rows[place] for place in order[first : first + size]]
+            answers = self._answers(batch)
+            for place, row in zip(order[first : first + size], batch, strict=True):
+                for position in row.positions.tolist():
+                    owner, answer = owners[place], next(answers)
+                    span = spans[owner][position]
+                    if answer is not None:
+                        found[owner].append({"start": span.start, "end": span.end, **answer})
+        return [sorted(one, key=lambda entity: (entity["start"], entity["end"])) for one in found]
+
+    def _answers(self, rows: Sequence[Row]) -> Iterator[dict[str, Any] | None]:
+        """The entity of each mention; None for NIL and low scores."""
+        ranked = self._scorer(rows)
+        shares = np.exp(ranked.log_probabilities())
+        best = shares.argmax(1)
+        table = self._data.table
+        aliases = np.concatenate([row.aliases for row in rows])
+        for mention, (place, share) in enumerate(zip(best, shares.max(1), strict=True)):
+            own = ranked.candidates.entities[mention]
+            entity = int(own[place]) if place < len(own) else NIL
+            if entity <= NIL or share < self._config.min_score:
+                yield None
+                continue
+            yield {
+                "alias": table.alias(int(aliases[mention])),
+                "entity": table.entity_id(entity),
+                "title": table.title(entity),
+                "score": round(float(share), 4),
+            }
+
+    def _rows(
+        self, texts: Sequence[str], spans: Sequence[Sequence[_Span]]
+    ) -> tuple[list[Row], list[int]]:
+        """The rows of all texts with mentions, and which text each is of."""
+        rows: list[Row] = []
+        owners: list[int] = []
+        encoded = self._data.tokenizer(
+            list(texts), add_special_tokens=False, split_special_tokens=True,
+            return_offsets_mapping=True, return_attention_mask=False, verbose=False,
+        )  # fmt: skip
+        for number, (text, own) in enumerate(zip(texts, spans, strict=True)):
+            if not own:
+                continue
+            ids = np.array(encoded["input_ids"][number], np.int64)
+            tokens = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
+            words = np.array([match.span() for match in _WORD.finditer(text)]).reshape(-1, 2)
+            places = np.array([(span.start, span.end) for span in own])
+            chunks, _ = divide(places, words, tokens, self._data.limits)
+            for chunk in chunks:
+                mentions = np.array(chunk.mentions)
+                in_tokens = overlapping(places[mentions], tokens) - chunk.start
+                none = np.zeros(len(mentions), np.int64)
+                rows.append(
+                    Row(
+                        number=len(rows),
+                        sentence=number,
+                        document=number,
+                        tokens=ids[chunk.start : chunk.end],
+                        starts=in_tokens[:, 0],
+                        ends=in_tokens[:, 1],
+                        aliases=np.array([own[place].alias for place in chunk.mentions]),
+                        entities=none,
+                        is_gold=none.astype(bool),
+                        positions=mentions,
+                        slices=[()] * len(mentions),
+                    )
+                )
+                owners.append(number)
+        return rows, owners

@@ -1,0 +1,157 @@
+"""Scores mentions on all processes: the rank of each gold entity among its candidates.
+
+The batches depend on the rows only, not on the number of processes, and each rank runs the model
+equally often, so that all numbers are the same for any number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.disambiguation.batches import Mentions, MentionTexts, Row
+from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
+from bsmeta.tasks.disambiguation.embeddings import Embeddings
+from bsmeta.tasks.disambiguation.entities import EntityTable
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The candidates of some mentions with their scores.
+
+    Attributes:
+        candidates: The candidates.
+        scores: float32 [mentions, K (+1)]: -inf where there is no candidate. With a NIL of the
+            model, its score is the last column.
+    """
+
+    candidates: Candidates
+    scores: np.ndarray
+
+    def gold_ranks(self, has_nil: bool) -> np.ndarray:
+        """int64: how many candidates score higher than the gold entity (or come before it).
+
+        -1 if the gold entity is no candidate; with NIL, that is then the right answer.
+        """
+        gold = self.candidates.gold.copy()
+        if has_nil:
+            gold[gold < 0] = self.scores.shape[1] - 1
+        own = self.scores[np.arange(len(gold)), gold][:, None]
+        is_before = np.arange(self.scores.shape[1])[None, :] < gold[:, None]
+        higher = (self.scores > own) | ((self.scores == own) & is_before)
+        return np.where(gold >= 0, higher.sum(1), -1)
+
+    def log_probabilities(self) -> np.ndarray:
+        """float64 [mentions, K (+1)], over each mention's own candidates."""
+        scores = self.scores.astype(np.float64)
+        top = scores.max(1, keepdims=True)
+        top = np.where(np.isfinite(top), top, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+
+
+class Scorer:
+    """Runs a model on rows.
+
+    Args:
+        model: The model, wrapped or not, in evaluation mode.
+        has_nil: Whether it has a score for NIL.
+        table: The entities.
+        texts: Makes the inputs of mentions.
+        embeddings: The embeddings of entities by this model.
+        device: That of the model.
+        precision: `bf16` computes in it; anything else in float32.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        has_nil: bool,
+        table: EntityTable,
+        texts: MentionTexts,
+        embeddings: Embeddings,
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self._model = model
+        self.has_nil = has_nil
+        self._table = table
+        self._texts = texts
+        self._embeddings = embeddings
+        self._device = device
+        self._in_bf16 = precision == "bf16"
+
+    def __call__(self, rows: Sequence[Row]) -> Ranked:
+        """The scores of all mentions of some rows, which have at least one."""
+        mentions = Mentions.of(rows)
+        candidates = candidates_of(self._table, mentions.aliases, mentions.entities)
+        own = candidates.entities
+        distinct, columns = np.unique(own, return_inverse=True)
+        columns = columns.reshape(own.shape)
+        is_own = np.zeros((len(own), len(distinct)), bool)
+        prior = np.zeros(is_own.shape, np.float32)
+        places = np.arange(len(own))[:, None]
+        is_own[places, columns] = True
+        is_own &= (distinct >= 0)[None, :]
+        prior[places, columns] = candidates.log_prior
+        tensors, _ = self._texts.tensors(rows)
+        tensors |= {
+            "entities": torch.from_numpy(self._embeddings(distinct.clip(min=0))),
+            "log_prior": torch.from_numpy(prior),
+            "allowed": torch.from_numpy(is_own),
+        }
+        autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
+        with torch.no_grad(), autocast:
+            inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            scores = self._model(**inputs).scores.float().cpu().numpy()
+        if self.has_nil:
+            of_nil, scores = scores[:, :1], scores[:, 1:]
+        chosen = np.where(own >= 0, scores[places, columns], -np.inf)
+        if self.has_nil:
+            chosen = np.concatenate([chosen, of_nil], axis=1)
+        return Ranked(candidates, chosen)
+
+
+def ranks_of(
+    scorer: Scorer, rows: Sequence[Row], batch_size: int, context: EvaluationContext
+) -> tuple[np.ndarray, np.ndarray]:
+    """The ranks of the gold entities and their losses, of all mentions of the rows in order.
+
+    Every process calls it and gets the same.
+
+    Args:
+        scorer: Runs the model.
+        rows: At least one; each has a mention.
+        batch_size: Rows of a batch.
+        context: The processes.
+    """
+    order = np.argsort([len(row.tokens) for row in rows], kind="stable")
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    own: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for number in range(-(-len(batches) // context.world_size)):
+        turn = number * context.world_size + context.rank
+        batch = [rows[place] for place in batches[min(turn, len(batches) - 1)]]
+        ranked = scorer(batch)
+        if turn < len(batches):
+            cuts = np.cumsum([len(row.aliases) for row in batch])[:-1]
+            ranks, losses = ranked.gold_ranks(scorer.has_nil), _losses(ranked, scorer.has_nil)
+            own[turn] = [*zip(np.split(ranks, cuts), np.split(losses, cuts), strict=True)]
+    everyone: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
+    for part in context.gather(own):
+        everyone |= part
+    found = [found for turn in range(len(batches)) for found in everyone[turn]]
+    by_row = [found[place] for place in np.argsort(order, kind="stable")]
+    return np.concatenate([r for r, _ in by_row]), np.concatenate([loss for _, loss in by_row])
+
+
+def _losses(ranked: Ranked, has_nil: bool) -> np.ndarray:
+    gold = ranked.candidates.gold
+    if has_nil:
+        gold = np.where(gold < 0, ranked.scores.shape[1] - 1, gold)
+    values = -ranked.log_probabilities()[np.arange(len(gold)), gold]
+    return np.where(gold >= 0, values, np.nan)

@@ -1,0 +1,149 @@
+"""The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+
+from bsmeta.config.batch import BatchPlan
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.table.order import FixedSize
+from bsmeta.data.table.stream import TableStream
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.disambiguation import model as models
+from bsmeta.tasks.disambiguation.batches import IGNORED, Row, TrainingBatches
+from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.evaluate import Evaluator
+from bsmeta.tasks.disambiguation.finish import finish
+from bsmeta.tasks.disambiguation.model import BiEncoder
+from bsmeta.tasks.disambiguation.predict import Predictor
+from bsmeta.tasks.disambiguation.slices import ALL, Scored, metrics_of, slices_of
+
+
+class EntityDisambiguator:
+    """Predicts which of its candidates a mention means."""
+
+    def __init__(self, config: DisambiguationConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+        self.data = Data(config)
+
+    def build_model(self) -> BiEncoder:
+        return models.build_model(self._config, self.data.tokenizer)
+
+    def _order(self, world_size: int) -> FixedSize:
+        batch_size = BatchPlan.of(self._config, world_size).global_batch
+        return FixedSize(len(self.data.train), batch_size, self._config.seed)
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        return self._order(world_size).steps_per_epoch
+
+    @cached_property
+    def _batches(self) -> TrainingBatches:
+        data, config = self.data, self._config
+        data.fill_frozen()
+        return TrainingBatches(
+            config, data.table, data.tokenizer, data.texts, data.popularity, data.document_counts,
+            data.frozen, None,
+        )  # fmt: skip
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
+        batches, sentences = self._batches, self.data.train
+
+        def collate(rows: np.ndarray, epoch: int) -> MicroBatch:
+            return batches.micro_batch(sentences.read(rows), epoch)
+
+        return TableStream(
+            self._order(world_size),
+            collate,
+            rank=rank,
+            world_size=world_size,
+            accumulation=self._config.gradient_accumulation_steps,
+            num_workers=self._config.data_config.num_workers,
+            fingerprint={
+                "train_file": sentences.key,
+                "entities": self.data.table.fingerprint,
+                "seed": self._config.seed,
+            },
+            state=state,
+        )
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy over the entities that each mention is compared with.
+
+        Args:
+            model: The wrapped model.
+            batch: The inputs of `BiEncoder.forward`, and `targets` (int64 [mentions], columns of
+                its scores; -1: not trained on).
+        """
+        inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+        targets = batch["targets"]
+        scores = model(**inputs).scores.float()
+        losses = functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="none")
+        is_trained = (targets != IGNORED).float()
+        right = (scores.detach().argmax(1) == targets).float()
+        return Loss(losses.sum(), {"accuracy": (right.sum(), is_trained.sum())})
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Scores the gold mentions of the dev split; [] if there is none."""
+        rows = self._dev_rows
+        if rows is None:
+            return []
+        scored = self._evaluator.score(model, rows, self.data.frozen, context)
+        return metrics(scored, self._config, "validation")
+
+    @cached_property
+    def _dev_rows(self) -> list[Row] | None:
+        dev = self.data.split("dev")
+        return None if dev is None else dev.gold()
+
+    @cached_property
+    def _evaluator(self) -> Evaluator:
+        return Evaluator(self._config, self.data)
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test split (without one, the dev split), once, with the best checkpoint."""
+        best = models.load_model(context.best / "model").to(context.device)
+        scored = finish(self._config, self.data, best, self.data.frozen, context)
+        return [] if scored is None else metrics(scored, self._config, "test")
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        assert isinstance(model, BiEncoder)
+        models.save_model(model, weights, folder)
+        self.data.tokenizer.save_pretrained(str(folder))
+
+    def load(self, folder: Path) -> nn.Module:
+        return models.load_model(folder)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("text",)
+
+    def predict(
+        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the entities of each record's text; see `Predictor`."""
+        assert isinstance(model, BiEncoder)
+        yield from Predictor(self._config, self.data, model)(records)
+
+
+def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Metric]:
+    """The metrics of every slice; those of all mentions without a prefix."""
+    found = [Metric("loss", float(np.nanmean(scored.loss)), better="min", split=split)]
+    for name, members in slices_of(scored, config.eval_slices).items():
+        prefix = "" if name == ALL else f"{name}_"
+        for metric, value in metrics_of(scored, members).items():
+            is_count = metric.startswith("mentions")
+            found.append(
+                Metric(prefix + metric, value, better=None if is_count else "max", split=split)
+            )
+    return found

@@ -1,0 +1,102 @@
+"""Vectors of entities on disk, each computed once: memory-mapped, filled as they are asked for.
+
+A folder belongs to one encoder and one form of texts, by the hash in its name. Beside the vector of
+an entity stands the hash of its text: one that was added or changed is computed, the others stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+from filelock import FileLock
+
+Encode = Callable[[np.ndarray], np.ndarray]
+"""Computes the vectors of entities, float32 [entities, size], from their numbers."""
+
+VECTORS, HASHES = "vectors.f32", "texts.u64"
+_AT_ONCE = 4096
+
+
+def folder_name(*parts: Any) -> str:
+    """The name of a folder of vectors: a hash of what determines them (JSON-serializable)."""
+    return xxhash.xxh3_128_hexdigest(msgspec.json.encode(parts, order="sorted"))
+
+
+def weights_hash(weights: Mapping[str, torch.Tensor]) -> str:
+    """The xxh3 of some weights, in hexadecimal."""
+    content = xxhash.xxh3_128()
+    for name in sorted(weights):
+        value = weights[name].detach().cpu().contiguous()
+        content.update(f"{name} {value.dtype} {tuple(value.shape)} ".encode())
+        content.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return content.hexdigest()
+
+
+class EntityVectors:
+    """The vectors of a table's entities.
+
+    Args:
+        folder: Where they are kept; created if it does not exist.
+        count: The number of entities of the table, which may have grown.
+        size: The size of a vector.
+        text: The text of an entity.
+        encode: Computes vectors.
+
+    Attributes:
+        size: The size of a vector.
+    """
+
+    def __init__(
+        self, folder: Path, count: int, size: int, text: Callable[[int], str], encode: Encode
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(folder / "lock")
+        with self._lock:
+            self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
+            self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
+        self.size = size
+        self._text = text
+        self._encode = encode
+        self._is_current = np.zeros(count, bool)
+
+    def get(self, entities: np.ndarray) -> np.ndarray:
+        """The vectors of entities, float32 [entities, size]; the missing ones are computed.
+
+        Of several processes that lack some, one computes them while the others wait.
+        """
+        asked = np.unique(entities[~self._is_current[entities]])
+        if len(asked):
+            hashes = np.array([self._text_hash(int(entity)) for entity in asked], np.uint64)
+            if (self._hashes[asked] != hashes).any():
+                with self._lock:
+                    self._compute(asked, hashes)
+            self._is_current[asked] = True
+        return np.asarray(self._vectors[entities])
+
+    def _text_hash(self, entity: int) -> int:
+        return (
+            xxhash.xxh3_64_intdigest(self._text(entity).encode()) or 1
+        )  # 0 means that there is no vector
+
+    def _compute(self, asked: np.ndarray, hashes: np.ndarray) -> None:
+        is_missing = self._hashes[asked] != hashes  # another process may have been first
+        asked, hashes = asked[is_missing], hashes[is_missing]
+        for start in range(0, len(asked), _AT_ONCE):
+            chosen = slice(start, start + _AT_ONCE)
+            self._vectors[asked[chosen]] = self._encode(asked[chosen])
+            self._hashes[asked[chosen]] = hashes[chosen]
+
+
+def _grown(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap:
+    """The array in a file, which is extended with zeros if it is shorter."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    with path.open("ab") as file:
+        if file.tell() < size:
+            file.truncate(size)
+    return np.memmap(path, dtype, mode="r+", shape=shape)

@@ -1,0 +1,107 @@
+"""A small world: words with two senses each, sentences that tell them apart, and a tiny encoder."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ("bank", "bass", "crane", "seal", "spring", "match")
+CONTEXTS = {"river": ("water", "fish", "boat"), "money": ("coin", "loan", "price")}
+FILLERS = ("the", "a", "near", "with", "old", "new", "saw", "by")
+
+
+def write_encoder(folder: Path, dropout: float = 0.1) -> Path:
+    """A BERT of one layer with random weights and its tokenizer, as a folder for `model_name`."""
+    words = [*SPECIAL, *WORDS, *FILLERS, *CONTEXTS, *(w for c in CONTEXTS.values() for w in c)]
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    words += [*letters, *(f"##{letter}" for letter in letters), ",", ".", "(", ")"]
+    vocabulary = {token: number for number, token in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, model_max_length=64, pad_token="[PAD]", unk_token="[UNK]",
+        cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
+    ).save_pretrained(folder)  # fmt: skip
+    shape = BertConfig(
+        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
+        attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    BertModel(shape).save_pretrained(folder)
+    return folder
+
+
+def profiles() -> list[dict[str, Any]]:
+    """Two entities for each word; `unseen` is a third meaning of `bank` that no sentence has."""
+    found = []
+    for number, word in enumerate(WORDS):
+        for place, (theme, words) in enumerate(CONTEXTS.items()):
+            found.append({
+                "entity_id": f"{word}-{theme}",
+                "mentions": [[word, 10.0 - place + number]],
+                "title": f"{word} ({theme})",
+                "description": " ".join(words),
+                "types": {"theme": [theme]},
+                "relations": [{"relation": "near", "object": f"{WORDS[number - 1]}-{theme}"}],
+            })  # fmt: skip
+    found.append({
+        "entity_id": "unseen", "mentions": [["bank", 1.0]], "title": "bank", "description": "old",
+        "types": {}, "relations": [],
+    })  # fmt: skip
+    return found
+
+
+def lines(count: int, seed: int = 0, weak: int = 0) -> list[dict[str, Any]]:
+    """Sentences with one to three mentions; every `weak`-th mention is a weak label (0: none)."""
+    draw = random.Random(seed)
+    found: list[dict[str, Any]] = []
+    mentions = 0
+    for number in range(count):
+        theme = draw.choice([*CONTEXTS])
+        words, spans, aliases, gold = [], [], [], []
+        for word in draw.sample(WORDS, 1 + number % 3):
+            words += [draw.choice(FILLERS), draw.choice(CONTEXTS[theme])]
+            start = len(" ".join(words)) + 1
+            spans.append([start, start + len(word)])
+            words.append(word)
+            aliases.append(word)
+            mentions += 1
+            gold.append(not weak or mentions % weak != 0)
+        found.append({
+            "sent_idx_unq": 100 * seed + number, "sentence": " ".join(words), "aliases": aliases,
+            "qids": [f"{alias}-{theme}" for alias in aliases], "char_spans": spans, "gold": gold,
+            "document": f"document {number // 4}",
+        })  # fmt: skip
+    return found
+
+
+def write_lines(path: Path, rows: Sequence[dict[str, Any]]) -> Path:
+    """Writes JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_world(folder: Path, train: int = 60, dev: int = 24) -> list[str]:
+    """The data of a run in a folder, and the keys that name it."""
+    from bsmeta.tasks.disambiguation.profiles import build_entities
+
+    build_entities(write_lines(folder / "profiles.jsonl", profiles()), folder / "entities")
+    write_lines(folder / "train.jsonl", lines(train, seed=1, weak=5))
+    write_lines(folder / "dev.jsonl", lines(dev, seed=2, weak=7))
+    return [
+        f"data_config.train_file={folder}/train.jsonl", f"data_config.dev_file={folder}/dev.jsonl",
+        f"data_config.entity_table={folder}/entities",
+    ]  # fmt: skip
