@@ -49,10 +49,10 @@ def _data(config: SpellingConfig) -> Iterator[Problem]:
         if value < 1:
             fix = "dataset_limits=[] uses all samples"
             yield Problem("dataset_limits", HYDRA, show(value), "numbers of samples from 1", fix)
-    for value in config.val_splits:
-        if value < 0 or (value >= 1 and value != int(value)):
+    for split in config.val_splits:
+        if split < 0 or (split >= 1 and split != int(split)):
             expected = "a number of samples from 1, or a share below 1"
-            yield Problem("val_splits", HYDRA, show(value), expected, "val_splits=[0.05]")
+            yield Problem("val_splits", HYDRA, show(split), expected, "val_splits=[0.05]")
     if not any(config.val_splits) and config.keep_best_by is not None:
         expected = "null, because val_splits leaves nothing to validate on"
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or val_splits"

@@ -1,0 +1,82 @@
+"""Measures what the parts of the spelling tasks cost that run on the CPU only.
+
+    python experiments/benchmarks/spelling.py --texts texts.txt
+
+Prints one JSON line, medians of `--rounds`, per CPU second of one process: words that each method
+of noise reads, words that the metrics of corrections align, characters that the dictionary judges
+and corrects, characters that are cut into chunks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import get_args
+
+from bsmeta.tasks.spelling.baseline import Dictionary
+from bsmeta.tasks.spelling.characters import CharacterNoise
+from bsmeta.tasks.spelling.metrics import correction_counts
+from bsmeta.tasks.spelling.misspellings import CODESPELL, load_misspellings
+from bsmeta.tasks.spelling.noise import Method, Noise
+from bsmeta.tasks.spelling.text import cut
+
+ALIGNED_LINES = 300
+CHUNK = 512
+
+
+def rate(amount: int, action: Callable[[], object], rounds: int) -> int:
+    """What an action gets through per CPU second: the median of some rounds."""
+    found = []
+    for _ in range(rounds):
+        start = time.process_time()
+        action()
+        found.append(amount / (time.process_time() - start))
+    return round(statistics.median(found))
+
+
+def corrupted(lines: list[str], noise: Noise) -> list[str]:
+    """The lines with noise."""
+    return [noise.corrupt(line, seed=0, epoch=0, sample=i) for i, line in enumerate(lines)]
+
+
+def measure(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
+    """The rates of all parts."""
+    words, characters = sum(len(line.split()) for line in lines), sum(map(len, lines))
+    known = load_misspellings(misspellings)
+    learned = CharacterNoise.estimate(known)
+    found = {}
+    for method in get_args(Method):
+        noise = Noise(method, known, learned)
+        found[f"noise_{method}_words"] = rate(words, lambda: corrupted(lines, noise), rounds)  # noqa: B023
+    wrong = corrupted(lines, noise)[:ALIGNED_LINES]
+    right = lines[:ALIGNED_LINES]
+    aligned = sum(len(line.split()) for line in right)
+    found["metrics_words"] = rate(aligned, lambda: correction_counts(wrong, right, right), rounds)
+    found["cut_characters"] = rate(characters, lambda: cut("\n".join(lines), CHUNK), rounds)
+    dictionary = Dictionary()
+    found["flag_characters"] = rate(characters, lambda: list(map(dictionary.flags, lines)), rounds)
+    dictionary.correct_word.cache_clear()
+    found["correct_characters"] = rate(
+        sum(map(len, wrong)), lambda: list(map(dictionary.correct, wrong)), 1
+    )
+    return found
+
+
+def main() -> None:
+    """Reads the texts, and prints the rates."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--texts", type=Path, required=True, help="correct text, a line each")
+    parser.add_argument("--misspellings", default=CODESPELL, help="codespell, or a JSON file")
+    parser.add_argument("--lines", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    lines = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.lines]
+    print(json.dumps(measure(lines, arguments.misspellings, arguments.rounds)))
+
+
+if __name__ == "__main__":
+    main()
