@@ -167,7 +167,7 @@ def parse_page(html: str | bytes, *, url: str = "", profile: Profile = "publishe
 
 def _refuse_slow(html: str) -> None:
     """Refuses a page on which the parser would spend minutes."""
-    if len(html) > _LONG_TAG:
+    if _has_long_tag(html):
         tags = html.split("<")
         lengths = list(map(len, tags))
         while max(lengths) > _LONG_TAG:
@@ -177,7 +177,7 @@ def _refuse_slow(html: str) -> None:
             if len(names) - 1 > MAX_ATTRIBUTES:
                 found = f"{len(names) - 1} in <{names[0][:20]}"
                 raise PageError("too_many_attributes", found)
-    if html.count("<") <= _EXAMINED_TAGS:
+    if len(html) <= _EXAMINED_TAGS * len("<b>") or html.count("<") <= _EXAMINED_TAGS:
         return
     depth = 0
     is_open: Counter[str] = Counter()
@@ -195,15 +195,27 @@ def _refuse_slow(html: str) -> None:
             raise PageError("too_deep", f"more than {MAX_DEPTH} elements within each other")
 
 
+def _has_long_tag(html: str) -> bool:
+    """Whether `_LONG_TAG` characters follow each other without a `<`."""
+    position = 0
+    while len(html) - position > _LONG_TAG:
+        following = html.rfind("<", position + 1, position + 1 + _LONG_TAG)
+        if following < 0:
+            return True
+        position = following
+    return False
+
+
 def _read_declarations(tree: LexborHTMLParser, page: Page) -> None:
     """Reads what a page says about itself, wherever it says it."""
     meta = page.declared.meta
     for node in tree.css(_DECLARATIONS):
         match node.tag:
             case "meta":
-                content = node.attributes.get("content")
+                attributes = node.attributes
+                content = attributes.get("content")
                 for kind in ("name", "property", "itemprop", "http-equiv"):
-                    name = node.attributes.get(kind)
+                    name = attributes.get(kind)
                     if name and content:
                         meta.setdefault(name.lower(), content)
             case "time":

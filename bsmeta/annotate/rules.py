@@ -30,13 +30,13 @@ _SPACED = names(
 
 NOTHING, SPACE, LINE = range(3)  # separators; each number above LINE adds an empty line
 
-TEXT, KEEP, HOLLOW, BREAK, SKIP = range(5)
+KEEP, HOLLOW, BREAK, SKIP = range(4)
 
 Rule = tuple[int, str, int, int, bool, bool]
-"""What is done with the nodes of a name.
+"""What is done with the nodes of a name, except text.
 
-The fields: the action (`TEXT`, `BREAK`, `SKIP` with everything in it, `HOLLOW` to keep the tag
-without its content, `KEEP`); the name; the separator that sets the element off; the number of
+The fields: the action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with
+everything in it); the name; the separator that sets the element off; the number of
 characters below which it is removed; whether white space in it is kept; whether it is folded into
 an element of its name that has nothing else in it.
 """
@@ -61,9 +61,7 @@ class Rules(dict[int, Rule]):
         name = (node.tag or "-").lower()
         separator = LINE if name in _BLOCKS else SPACE if name in _SPACED else NOTHING
         action, least = KEEP, 0
-        if name == "-text":
-            action = TEXT
-        elif name == "br":
+        if name == "br":
             action = BREAK
         elif name.startswith("-"):  # a comment, or another node that is not an element
             action = SKIP

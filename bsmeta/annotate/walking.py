@@ -10,13 +10,13 @@ character.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 import msgspec
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborNode
 
-from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, NOTHING, SPACE, TEXT, Rule, Rules
+from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, NOTHING, SPACE, Rule, Rules
 from bsmeta.metadata.processors import HtmlAttributes
-
-_NO_ATTRIBUTES = HtmlAttributes([], [])
 
 
 class TagRecord(msgspec.Struct, gc=False):
@@ -41,145 +41,183 @@ class TagRecord(msgspec.Struct, gc=False):
     type: str = "local"
 
 
-_Mark = tuple[list[int], int, int, int, int, int]
-"""The state of a `_Writer` when an element began.
+_NO_ATTRIBUTES = HtmlAttributes([], [])
+_OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
-The fields: a list that holds the offset of the element's start once that is known; the numbers of
-tags, of starts and ends, and of pieces of text; the length of the text; the separator held back.
+_Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int]
+"""An element that has begun, with the state of its `_Writer` then.
+
+The fields: the element; its rule; where it starts, as in `_Writer._start`; the numbers of tags and
+of chunks of text; the count of starts and ends, in all and before the end of the text; the length
+of the text; the separator held back.
 """
-
-_TEXT_ID = next(LexborHTMLParser("x").css("body")[0].iter(include_text=True)).tag_id
 
 
 class _Writer:
-    """Appends to a text and its tags; plain tuples and few calls, for speed.
+    """Appends to a text and its tags; plain lists and few calls, for speed.
+
+    Starts and ends are counted in document order, and only text moves the offset: a relative
+    position is this count, less what it was before the first start or end at the same offset.
 
     Attributes:
         pending: The separator to write before the next text.
     """
 
     __slots__ = (
-        "_folded", "_length", "_offsets", "_pieces", "_start", "_tags", "_wrote_pre", "pending",
+        "_base", "_chunks", "_count", "_folded", "_length", "_single", "_start", "_tags",
+        "_wrote_pre", "pending",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.pending = NOTHING
-        self._pieces: list[str] = []
+        self._chunks: list[str] = []
         self._length = 0
         self._wrote_pre = False
-        self._tags: list[TagRecord] = []  # without a value: folded into the tag before
-        self._offsets: list[int] = []  # of the starts and ends in document order; -1: folded
-        self._start: list[int] | None = None  # shared by the elements begun since the last text
+        self._tags: list[TagRecord] = []  # `_OPEN_TAG` while open; without a value: folded
+        self._count = 0  # of starts and ends
+        self._base = 0  # how many of them are before the end of the text
+        # Shared by the elements begun since the last text, which start at one offset: the count
+        # before the first of them and, once known, the offset and the count before it.
+        self._start: list[int] | None = None
+        self._single: dict[tuple[str, str | None], HtmlAttributes] = {}
         self._folded: dict[int, tuple[TagRecord, list[HtmlAttributes]]] = {}
 
-    def write(self, text: str, is_pre: int) -> int:
-        """Appends text that is not empty, and outside `pre` not blank; returns where it starts.
+    def write(self, text: str, is_pre: int) -> tuple[int, int]:
+        """Appends text that is not empty, and outside `pre` not blank.
 
         Args:
             text: The text.
             is_pre: Whether its white space is kept.
+
+        Returns:
+            Where it starts, and the count of starts and ends before that offset.
         """
         pending = self.pending
         if is_pre:
             words, self.pending, self._wrote_pre = text, NOTHING, True
         else:
-            parts = text.split()
-            words = parts[0] if len(parts) == 1 else " ".join(parts)
+            words = " ".join(text.split())
             self.pending = NOTHING
             if len(words) < len(text):
                 if not pending and text[0] != words[0]:
                     pending = SPACE
                 if text[-1] != words[-1]:
                     self.pending = SPACE
-        start = self._length
-        if pending and start:
+        start = length = self._length
+        if pending and length:
             separator = " " if pending == SPACE else "\n" * (pending - 1)
             if self._wrote_pre:
-                last = self._pieces[-1][-1]
+                last = self._chunks[-1][-1]
                 if last == "\n" or (pending == SPACE and last.isspace()):
                     separator = separator[1:]
-            self._pieces.append(separator)
+            self._chunks.append(separator)
             start += len(separator)
-        if self._start is not None:
-            self._start.append(start)
+        if self._start is None:
+            base = self._base if start == length else self._count
+        else:
+            base = self._base if start == length else self._start[0]
+            self._start += start, base
             self._start = None
-        self._pieces.append(words)
+        self._chunks.append(words)
         self._length = start + len(words)
-        return start
+        self._base = self._count
+        return start, base
 
-    def open(self, rule: Rule, attributes: dict[str, str | None]) -> _Mark:
-        """Begins an element."""
-        start = self._start
-        if start is None:
-            start = self._start = []
-        _, name, separator, _, _, _ = rule
-        place = len(self._offsets)
-        pending = self.pending
-        mark = start, len(self._tags), place, len(self._pieces), self._length, pending
-        if separator > pending:
-            self.pending = separator
-        html_attrs = _html_attributes(attributes) if attributes else _NO_ATTRIBUTES
-        self._tags.append(TagRecord(name, 0, place, 0, 0, html_attrs))
-        self._offsets.append(0)
-        return mark
-
-    def add(self, rule: Rule, attributes: dict[str, str | None], text: str, is_pre: int) -> None:
+    def add(self, rule: Rule, node: LexborNode, text: str, is_pre: int) -> None:
         """Adds an element that has only text and is kept; faster than to begin and end it.
 
         Args:
             rule: Its rule.
-            attributes: Its attributes.
+            node: The element.
             text: As in `write`.
             is_pre: As in `write`.
         """
         _, name, separator, _, _, _ = rule
         if separator > self.pending:
             self.pending = separator
-        start = self.write(text, is_pre)
-        end, place = self._length, len(self._offsets)
-        html_attrs = _html_attributes(attributes) if attributes else _NO_ATTRIBUTES
-        self._tags.append(TagRecord(name, start, place, end, place + 1, html_attrs))
-        self._offsets += start, end
+        start, base = self.write(text, is_pre)
+        count = self._count
+        self._base = count + 1
+        self._count = count + 2
+        attributes = self._attributes(node)
+        self._tags.append(TagRecord(name, start, count - base, self._length, 0, attributes))
         if separator > self.pending:
             self.pending = separator
 
-    def close(self, rule: Rule, mark: _Mark) -> None:
+    def open(self, node: LexborNode, rule: Rule) -> _Open:
+        """Begins an element."""
+        separator = rule[2]
+        count = self._count
+        start = self._start
+        if start is None:
+            start = self._start = [count]
+        pending = self.pending
+        tags = self._tags
+        element = (
+            node, rule, start, len(tags), len(self._chunks), count, self._base, self._length,
+            pending,
+        )  # fmt: skip
+        if separator > pending:
+            self.pending = separator
+        tags.append(_OPEN_TAG)
+        self._count = count + 1
+        return element
+
+    def close(self, element: _Open) -> None:
         """Ends an element, and removes it if it is too short."""
-        _, _, separator, least, _, folds = rule
-        start, row, place, _, _, _ = mark
+        node, rule, start, row, _, place, _, _, _ = element
+        _, name, separator, least, _, folds = rule
         length = self._length
-        first = start[0] if start else length
-        if length - first < least:
-            self._take_back(mark)
+        is_empty = len(start) == 1
+        if (0 if is_empty else length - start[1]) < least:
+            self._take_back(element)
         else:
-            if not start:
-                start.append(first)
-                self._start = None
-            tag = self._tags[row]
-            self._offsets[place] = tag.char_start_idx = first
-            tag.char_end_idx = length
-            if not (folds and self._fold(tag, row + 1, place + 1)):
-                tag.relative_end_pos = len(self._offsets)
-                self._offsets.append(length)
+            if is_empty:
+                start += length, self._base
+            self._start = None
+            _, first, base = start
+            count = self._count
+            self._tags[row] = tag = TagRecord(
+                name, first, place - base, length, count - self._base, self._attributes(node)
+            )
+            if not (folds and self._fold(tag, row + 1)):
+                self._count = count + 1
         if separator > self.pending:
             self.pending = separator
 
-    def _take_back(self, mark: _Mark) -> None:
-        self._start, tags, offsets, pieces, self._length, self.pending = mark
-        del self._tags[tags:], self._offsets[offsets:], self._pieces[pieces:]
-        self._start.clear()  # also for the elements around it that begin with it
+    def _attributes(self, node: LexborNode) -> HtmlAttributes:
+        attributes = node.attributes
+        if not attributes:
+            return _NO_ATTRIBUTES
+        if len(attributes) == 1:  # often the same, such as a class
+            attribute = attributes.popitem()
+            shared = self._single.get(attribute)
+            if shared is None:
+                name, value = attribute
+                shared = self._single[attribute] = HtmlAttributes([name], [value or ""])
+            return shared
+        values: list[str | int | float | None] = [*attributes.values()]
+        if None in values:
+            values = [value or "" for value in values]
+        return HtmlAttributes([*attributes], values)
 
-    def _fold(self, tag: TagRecord, row: int, place: int) -> bool:
+    def _take_back(self, element: _Open) -> None:
+        _, _, start, tags, chunks, self._count, self._base, self._length, self.pending = element
+        del self._tags[tags:], self._chunks[chunks:]
+        del start[1:]  # also of the elements around it that begin with it
+        self._start = start
+
+    def _fold(self, tag: TagRecord, row: int) -> bool:
         """Folds the content of an element into it, if that is one element of the same name."""
         if row == len(self._tags):
             return False
         child = self._tags[row]
         if (
             child.value != tag.value
-            or child.relative_start_pos != place
-            or child.relative_end_pos != len(self._offsets) - 1
             or child.char_start_idx != tag.char_start_idx
+            or child.relative_start_pos != tag.relative_start_pos + 1
             or child.char_end_idx != tag.char_end_idx
+            or child.relative_end_pos != tag.relative_end_pos - 1
         ):
             return False
         _, chain = self._folded.pop(id(child), (child, [child.html_attrs]))
@@ -187,91 +225,84 @@ class _Writer:
         self._folded[id(tag)] = tag, chain
         tag.relative_end_pos = child.relative_end_pos
         child.value = ""
-        self._offsets[place] = -1
         return True
 
     def result(self) -> tuple[str, list[TagRecord]]:
         """The text, and the tags in document order, after the last element ended."""
-        places: list[int] = []
-        previous, place = -1, 0
-        for offset in self._offsets:
-            if offset == previous:
-                place += 1
-            elif offset >= 0:
-                previous, place = offset, 0
-            places.append(place)
+        if self._folded:
+            self._remove_folded()
+        return "".join(self._chunks), self._tags
+
+    def _remove_folded(self) -> None:
         for tag, chain in self._folded.values():
             tag.html_attrs = _joined(chain)
-        tags = [tag for tag in self._tags if tag.value]
-        for tag in tags:
-            tag.relative_start_pos = places[tag.relative_start_pos]
-            tag.relative_end_pos = places[tag.relative_end_pos]
-        return "".join(self._pieces), tags
+        removed: dict[int, list[int]] = {}
+        for tag in self._tags:
+            if not tag.value:
+                removed.setdefault(tag.char_start_idx, []).append(tag.relative_start_pos)
+        self._tags = [tag for tag in self._tags if tag.value]
+        for tag in self._tags:
+            if places := removed.get(tag.char_start_idx):
+                tag.relative_start_pos -= bisect_left(places, tag.relative_start_pos)
+            if places := removed.get(tag.char_end_idx):
+                tag.relative_end_pos -= bisect_left(places, tag.relative_end_pos)
 
 
 def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
     """The text of an element, and its tags in document order.
 
     Args:
-        root: The element.
+        root: The element, which the rules keep.
         rules: What is removed.
     """
     writer = _Writer()
-    is_open: list[tuple[LexborNode, Rule, _Mark]] = []
+    rule = rules.get(root.tag_id) or rules.rule(root)
+    is_open = [writer.open(root, rule)]
     in_pre = 0
-    node = root
+    node = root.first_child
     while True:
+        while node is None:
+            element = is_open.pop()
+            writer.close(element)
+            if not is_open:
+                return writer.result()
+            in_pre -= element[1][4]
+            node = element[0].next
+        text = node.text_content
+        if text is not None:
+            if text and (in_pre or not text.isspace()):
+                writer.write(text, in_pre)
+            elif not writer.pending:
+                writer.pending = SPACE
+            node = node.next
+            continue
         try:
             rule = rules[node.tag_id]
         except KeyError:
             rule = rules.rule(node)
-        action = rule[0]
-        if action == TEXT:
-            text = node.text_content
-            if in_pre and text:
-                writer.write(text, True)
-            elif text and not text.isspace():
-                writer.write(text, False)
-            elif not writer.pending:
-                writer.pending = SPACE
-        elif action <= HOLLOW:
+        action, _, separator, least, is_pre, _ = rule
+        if action <= HOLLOW:
             child = node.first_child if action == KEEP else None
             if child is None:
-                writer.close(rule, writer.open(rule, node.attributes))
+                writer.close(writer.open(node, rule))
             elif (
-                child.tag_id == _TEXT_ID
-                and child.next is None
-                and not rule[3]
-                and not rule[4]
+                not least
+                and not is_pre
                 and (text := child.text_content)
+                and child.next is None
                 and (in_pre or not text.isspace())
             ):
-                writer.add(rule, node.attributes, text, in_pre)
+                writer.add(rule, node, text, in_pre)
             else:
-                is_open.append((node, rule, writer.open(rule, node.attributes)))
-                in_pre += rule[4]
+                is_open.append(writer.open(node, rule))
+                in_pre += is_pre
                 node = child
                 continue
         elif action == BREAK:
             writer.pending = max(LINE, writer.pending + 1)
-        else:
-            writer.pending = max(writer.pending, rule[2])
-        following = node.next if is_open else None
-        while following is None:
-            if not is_open:
-                return writer.result()
-            node, rule, mark = is_open.pop()
-            in_pre -= rule[4]
-            writer.close(rule, mark)
-            following = node.next if is_open else None
-        node = following
-
-
-def _html_attributes(attributes: dict[str, str | None]) -> HtmlAttributes:
-    values: list[str | int | float | None] = [*attributes.values()]
-    if None in values:
-        values = [value or "" for value in values]
-    return HtmlAttributes([*attributes], values)
+        elif separator > writer.pending:
+            writer.pending = separator
+        node = node.next
 
 
 def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:
