@@ -2,6 +2,7 @@
 
 python bsmeta/predict.py checkpoint=runs/leanings input=new.csv output=predicted.csv
 python bsmeta/predict.py checkpoint=runs/leanings input=new.jsonl.gz output=predicted.jsonl
+python bsmeta/predict.py checkpoint=runs/sed_words input=letter.txt
 
 The output is written to OUTPUT.part, row by row, and renamed at the end. After an interruption the
 same call continues it.
@@ -29,10 +30,16 @@ from bsmeta.config.predict import PredictConfig
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, read_records
 
+RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
+"""Endings of files of records; any other file is a text."""
+
 
 def main(config: PredictConfig) -> int:
     """Predicts all records; 75 if a signal has ended it before."""
     refuse_out_of_bounds(config)
+    if config.input is not None and not config.input.endswith(RECORDS):
+        change_text(config)
+        return 0
     for name in ("input", "output"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
@@ -90,6 +97,48 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
             advance()
     writer.finish()
     print(f"{total:,} rows written to {output}", file=sys.stderr)
+
+
+def change_text(config: PredictConfig) -> None:
+    """Shows what a model flags or corrects in a text.
+
+    Raises:
+        UserError: If the model or the text cannot be used.
+    """
+    import torch
+
+    from bsmeta.tasks.base import ChangesText
+    from bsmeta.tasks.checkpoints import open_task
+    from bsmeta.tasks.spelling.corrections import render
+
+    text, name = read_text(str(config.input))
+    task, folder = open_task(config.checkpoint, config.overrides)
+    if not isinstance(task, ChangesText):
+        raise ConfigurationError(
+            f"input={config.input}: the task of {config.checkpoint} does not change texts; "
+            f"expected records: a file that ends in {', '.join(RECORDS)}"
+        )
+    model = task.load(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    (changes,) = task.changes(model, [text])
+    shown = render(text, changes, config.show, name)
+    if config.output is not None:
+        Path(config.output).write_bytes(str(shown).encode())
+    elif isinstance(shown, str):
+        sys.stdout.write(shown)
+    else:
+        Console(soft_wrap=True).print(shown, end="")
+
+
+def read_text(source: str) -> tuple[str, str]:
+    """A text and its name: of a file, or - for standard input."""
+    try:
+        if source == "-":
+            return sys.stdin.buffer.read().decode(), "stdin"
+        return Path(source).read_bytes().decode(), source
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(
+            f"input={source} cannot be read: {error}; expected text in UTF-8"
+        ) from error
 
 
 def _records(

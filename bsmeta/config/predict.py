@@ -24,14 +24,21 @@ class PredictConfig:
     )
     input: str | None = key(
         None,
-        "records: .csv, .tsv or .jsonl, also .gz, with the columns of the training",
+        "records: .csv, .tsv or .jsonl, also .gz, with the columns of the training; or, for a "
+        "spelling task, a text: any other file, or - for standard input",
         is_path=True,
     )
     output: str | None = key(
         None,
         "the records with their predictions: .csv or .jsonl. OUTPUT.part until it is complete; the "
-        "same call continues it",
+        "same call continues it (for a text: null prints the result)",
         is_path=True,
+    )
+    show: str = key(
+        "colour",
+        "what is made of a text: colour: the text, with errors in red and corrections in green; "
+        "json: each change with its character offsets; diff: the corrections, for `patch`",
+        choices=("colour", "json", "diff"),
     )
     csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
     csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or Windows-1252")

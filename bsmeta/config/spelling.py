@@ -179,6 +179,11 @@ class DetectionConfig(SpellingConfig):
         above=0,
         at_most=1,
     )
+    abstains: bool = key(
+        False,
+        "flag only what reaches the saved threshold for wanted_precision, not all that is more "
+        "likely wrong than right (predict.py, evaluate.py: +overrides.abstains=true)",
+    )
 
 
 @dataclass(kw_only=True)

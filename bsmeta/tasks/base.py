@@ -11,7 +11,7 @@ a sum.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -190,6 +190,17 @@ class CountsFlops(Protocol):
 
     def flops_per_token(self, model: nn.Module) -> float:
         """FLOPs of the forward and backward pass of one token."""
+
+
+@runtime_checkable
+class ChangesText(Protocol):
+    """A task whose exported model finds or corrects parts of a text."""
+
+    def load(self, folder: Path) -> nn.Module:
+        """Loads the exported model."""
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
+        """The parts of each text, in order, with their character offsets."""
 
 
 @runtime_checkable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.order import TokenBudget
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.spelling.corrections import Correction as Change
+from bsmeta.tasks.spelling.corrections import find_corrections
 from bsmeta.tasks.spelling.detector import ROOM
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import (
@@ -30,6 +32,7 @@ from bsmeta.tasks.spelling.pairs import (
     make_noise,
     train_stream,
 )
+from bsmeta.tasks.spelling.predicting import prediction_column, predictions
 from bsmeta.tasks.spelling.report import finish
 from bsmeta.tasks.spelling.scoring import spread
 from bsmeta.tasks.spelling.seq2seq import (
@@ -209,6 +212,23 @@ class Correction:
     def load(self, folder: Path) -> nn.Module:
         model, self._tokenizer = load_seq2seq(folder)
         return model
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (prediction_column(self._config),)
+
+    def predict(
+        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the corrected text of each record, and its changes with character offsets."""
+        return predictions(self.inputs[0], records, lambda texts: self.changes(model, texts))
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Change]]:
+        """The corrections of each text."""
+        device = next(model.parameters()).device
+        context = EvaluationContext(0, 1, device, lambda value: [value])
+        corrected = self.judge(model, texts, context)
+        return [find_corrections(text, new) for text, new in zip(texts, corrected, strict=True)]
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from rapidfuzz.distance import Levenshtein
 from rich.text import Text
 
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.spelling.text import Span, words
 
 _WRONG, _RIGHT, _FLAGGED = "red strike", "green", "red underline"
@@ -158,6 +160,24 @@ def as_record(text: str, changes: Sequence[Correction | Flag]) -> dict[str, Any]
     if len(corrections) == len(changes):
         record["corrected"] = apply_corrections(text, corrections)
     return {**record, "changes": [asdict(change) for change in changes]}
+
+
+def render(text: str, changes: Sequence[Correction | Flag], form: str, name: str) -> Text | str:
+    """The changes of a text as `colour`, `json` or `diff`.
+
+    Raises:
+        ConfigurationError: If a diff of flags is asked for, which correct nothing.
+    """
+    if form == "colour":
+        return colour(text, changes)
+    if form == "json":
+        return json.dumps(as_record(text, changes), ensure_ascii=False) + "\n"
+    corrections = [change for change in changes if isinstance(change, Correction)]
+    if len(corrections) < len(changes):
+        raise ConfigurationError(
+            "show=diff: the model flags words and corrects none; expected colour or json", ["show"]
+        )
+    return unified_diff(text, apply_corrections(text, corrections), name)
 
 
 def unified_diff(text: str, corrected: str, name: str) -> str:

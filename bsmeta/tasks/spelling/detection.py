@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from scipy.special import expit
+from scipy.special import expit, logit
 from torch import nn
 
+from bsmeta.config.errors import DataError
 from bsmeta.config.spelling import DetectionConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.order import TokenBudget
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (
     Inputs,
     build_detector,
@@ -41,9 +44,11 @@ from bsmeta.tasks.spelling.pairs import (
     make_noise,
     train_stream,
 )
+from bsmeta.tasks.spelling.predicting import prediction_column, predictions
 from bsmeta.tasks.spelling.report import finish
 from bsmeta.tasks.spelling.scoring import logits_of_words
 from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.tasks.spelling.text import Span, cut, words
 
 CALIBRATION = "calibration.json"
 """The file beside the model with the threshold for `wanted_precision`."""
@@ -56,6 +61,7 @@ class Detection(ABC):
         transformers.utils.logging.disable_progress_bar()
         self._config = config
         self._calibration: Calibration | None = None
+        self._least = 0.0  # the logit above which a unit is flagged
 
     @cached_property
     def table(self) -> Table:
@@ -137,7 +143,8 @@ class Detection(ABC):
         labels = [self._labels(pair) for pair in pairs]
         flat, truth = np.concatenate(logits), np.concatenate(labels)
         self._calibration = calibrate(expit(flat), truth, self._config.wanted_precision)
-        counts = detection_counts(flags(logits), [row.tolist() for row in labels])
+        flags = [(row > 0).astype(int).tolist() for row in logits]
+        counts = detection_counts(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
         return [
             Metric("loss", float(losses.mean())),
@@ -168,7 +175,8 @@ class Detection(ABC):
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[list[int]]:
         """The flags of the units of each line."""
-        return flags(self._logits(model, [line.split() for line in lines], context))
+        logits = self._logits(model, [line.split() for line in lines], context)
+        return [(row > self._least).astype(int).tolist() for row in logits]
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the best checkpoint; writes the report."""
@@ -177,7 +185,54 @@ class Detection(ABC):
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = load_detector(folder)
+        self._least = _saved_threshold(folder) if self._config.abstains else 0.0
         return model
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (prediction_column(self._config),)
+
+    def predict(
+        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields what is flagged in each record's text, with character offsets."""
+        return predictions(self.inputs[0], records, lambda texts: self.changes(model, texts))
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
+        """What is flagged in each text: words, or sentences."""
+        parts = [self._parts(text) for text in texts]
+        chosen = [
+            text[start:end].split()
+            for text, own in zip(texts, parts, strict=True)
+            for start, end in own
+        ]
+        device = next(model.parameters()).device
+        context = EvaluationContext(0, 1, device, lambda value: [value])
+        logits = iter(self._logits(model, chosen, context))
+        found = []
+        for text, own in zip(texts, parts, strict=True):
+            rows = [next(logits) for _ in own]
+            found.append([
+                Flag(*span, text[slice(*span)], float(expit(score)))
+                for part, row in zip(own, rows, strict=True)
+                for span, score in zip(self._spans(text, part), row, strict=True)
+                if score > self._least
+            ])  # fmt: skip
+        return found
+
+    def _parts(self, text: str) -> list[Span]:
+        """The chunks of a text that the model reads, without the whitespace around them."""
+        found, at = [], 0
+        for chunk in cut(text, self._config.max_characters):
+            start = at + len(chunk) - len(chunk.lstrip())
+            at += len(chunk)
+            if chunk.strip():
+                found.append(Span(start, start + len(chunk.strip())))
+        return found
+
+    @abstractmethod
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        """The places of the units in a chunk of a text."""
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
@@ -198,6 +253,10 @@ class WordDetection(Detection):
 
     def _labels(self, pair: Pair) -> np.ndarray:
         return wrong_words(pair)
+
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        inside = words(text[part.start : part.end])
+        return [Span(part.start + start, part.start + end) for start, end in inside]
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of every word, and the share of words predicted right."""
@@ -222,6 +281,9 @@ class SequenceDetection(Detection):
     def _labels(self, pair: Pair) -> np.ndarray:
         return wrong_words(pair).max(initial=0)[None]
 
+    def _spans(self, text: str, part: Span) -> list[Span]:
+        return [part]
+
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of every text, and the share of texts predicted right."""
         is_word = batch["labels"] >= 0
@@ -231,9 +293,18 @@ class SequenceDetection(Detection):
         return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
 
 
-def flags(logits: Sequence[np.ndarray]) -> list[list[int]]:
-    """Per text: 1 for each unit that rather has an error than not."""
-    return [(row > 0).astype(int).tolist() for row in logits]
+def _saved_threshold(folder: Path) -> float:
+    """The logit of the threshold beside a model; infinite if no threshold was precise enough."""
+    file = folder / CALIBRATION
+    try:
+        threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
+            "samples (val_splits)"
+        ) from error
+    # The threshold itself is flagged.
+    return math.inf if threshold is None else math.nextafter(float(logit(threshold)), -math.inf)
 
 
 def wrong_words(pair: Pair) -> np.ndarray:

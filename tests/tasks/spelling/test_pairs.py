@@ -1,0 +1,141 @@
+"""Samples, their noise, and the steps of a token budget."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.spelling import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
+from bsmeta.tasks.spelling.correction import Correction
+from bsmeta.tasks.spelling.detection import Detection, WordDetection
+from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise, shares_of
+from bsmeta.tasks.spelling.table import held_out_samples, open_table, prose_share
+from tests.tasks.spelling.helpers import write_misspellings, write_texts
+
+
+def config_of(schema: type[SpellingConfig], folder: Path, **more: Any) -> Any:
+    noise = NoiseConfig(
+        misspellings=str(write_misspellings(folder)), word_probability=0.5, artificial_share=0.5
+    )
+    settings = {
+        "datasets": [str(write_texts(folder))], "store_dir": str(folder / "store"),
+        "val_splits": [20], "noise": noise, "batch_max_length": 2048, **more,
+    }  # fmt: skip
+    return schema(**settings)
+
+
+def test_samples_are_split_and_read(tmp_path: Path) -> None:
+    config = config_of(SedWordsConfig, tmp_path, dataset_limits=[100])
+    table = open_table(config)
+    train, validation = table.numbers("train"), table.numbers("validation")
+    assert (len(train), len(validation)) == (80, 20)
+    samples = table.read(np.concatenate([train, validation]))
+    assert len({sample.source for sample in samples}) == 100
+    assert all(sample.target is None for sample in samples)
+    assert samples == open_table(config).read(np.concatenate([train, validation]))
+
+
+@pytest.mark.parametrize(
+    ("split", "count", "held_out"),
+    [(None, 50, 0), (0, 50, 0), (0.05, 50, 3), (0.5, 3, 2), (1, 50, 1), (20, 50, 20), (80, 50, 50)],
+)
+def test_validation_sizes(split: float | None, count: int, held_out: int) -> None:
+    assert held_out_samples(split, count) == held_out
+
+
+def test_prose_is_words_of_letters() -> None:
+    assert prose_share('He said: "Don’t go (yet)!"') == 1.0
+    assert prose_share("x = np.zeros(3) # four zeros") == pytest.approx(3 / 6)
+
+
+def test_pairs_of_a_file_keep_their_target_and_must_agree_in_words(tmp_path: Path) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text('{"sequence": "teh cat", "target_sequence": "the cat"}\n' * 2)
+    config = config_of(SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[])
+    table = open_table(config)
+    assert [vars(s) for s in table.read(table.numbers("train"))] == [
+        {"source": "teh cat", "target": "the cat", "name": "pairs.jsonl:1"}
+    ]
+    file.write_text('{"sequence": "the cat", "target_sequence": "thecat"}\n')
+    with pytest.raises(Exception, match=r"line 1: 2 words, but 1 in target_sequence"):
+        open_table(config)
+    merged = config_of(SecConfig, tmp_path, datasets=[str(file)], val_splits=[])
+    assert len(open_table(merged).numbers("train")) == 1
+
+
+def test_noise_follows_from_seed_epoch_and_sample(tmp_path: Path) -> None:
+    config = config_of(SedWordsConfig, tmp_path)
+    pairs = Pairs(open_table(config), make_noise(config), seed=1)
+    numbers = pairs.table.numbers("train")
+    first, again = pairs.read(numbers, 0), pairs.read(numbers[::-1], 0)[::-1]
+    assert first == again
+    assert all(len(pair.source) == len(pair.correct) for pair in first)
+    changed = [a.source != b.source for a, b in zip(first, pairs.read(numbers, 1), strict=True)]
+    assert sum(changed) > 60  # of 100
+
+
+def test_errors_without_room_are_left_out_from_the_end() -> None:
+    pair = Pair(["teeeh", "caaat", "saaat"], ["the", "cat", "sat"], "name")
+
+    def fits(words: Any, room: int) -> bool:
+        return len("".join(words)) <= room
+
+    assert fitting(pair, fits, 20).source == ["teeeh", "caaat", "saaat"]
+    assert fitting(pair, fits, 13).source == ["teeeh", "caaat", "sat"]
+    assert fitting(pair, fits, 9).source == ["the", "cat", "sat"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "shares"), [(512, 1), (1024, 2), (4095, 4), (4096, 8), (10**6, 64)]
+)
+def test_shares_leave_512_tokens(budget: int, shares: int) -> None:
+    assert shares_of(SpellingConfig(batch_max_length=budget)) == shares
+
+
+def test_a_sample_longer_than_its_part_of_a_step_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text(" ".join(["word"] * 600) + "\n")
+    config = config_of(
+        SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[], max_characters=4000
+    )
+    with pytest.raises(ConfigurationError, match=r"may have 600 tokens.*at least 2,400"):
+        WordDetection(config).steps_per_epoch(1)
+
+
+@pytest.mark.parametrize("kind", ["sed_words", "sec"])
+def test_no_rank_exceeds_its_part_of_the_budget(tmp_path: Path, kind: str) -> None:
+    schema = SedWordsConfig if kind == "sed_words" else SecConfig
+    config = config_of(schema, tmp_path, gradient_accumulation_steps=1)
+    task: Detection | Correction = (
+        WordDetection(config) if kind == "sed_words" else Correction(config)
+    )
+    for world_size in (1, 2, 4):
+        for rank in range(world_size):
+            stream = task.train_stream(rank, world_size, None)
+            for step in itertools.islice(stream, 2 * task.steps_per_epoch(world_size)):
+                (batch,) = step.micro_batches
+                assert batch.tokens + batch.padding <= 2048 // world_size
+
+
+def test_steps_have_the_same_errors_for_every_world_size(tmp_path: Path) -> None:
+    task = WordDetection(config_of(SedWordsConfig, tmp_path))
+    found = []
+    for world_size in (1, 2, 4):
+        ranks = [
+            list(itertools.islice(task.train_stream(rank, world_size, None), 8))
+            for rank in range(world_size)
+        ]
+        found.append([
+            (
+                sorted(name for step in parts for name in step.micro_batches[0].documents),
+                sum(step.micro_batches[0].counts["errors"] for step in parts),
+                sum(step.micro_batches[0].weight for step in parts),
+            )
+            for parts in zip(*ranks, strict=True)
+        ])  # fmt: skip
+    assert found[0] == found[1] == found[2]

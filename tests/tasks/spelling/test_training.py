@@ -1,0 +1,117 @@
+"""The spelling tasks through the trainer: real processes, killed and resumed, one, two and four."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+from tests.tasks.spelling.helpers import arguments
+
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+KILLED = REPOSITORY / "tests/tasks/classification/killed_train.py"
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+Documents = Callable[[Path], dict[int, list[str]]]
+SLOW = pytest.mark.slow
+TASKS = ["sed_words", pytest.param("sed_sequence", marks=SLOW), pytest.param("sec", marks=SLOW)]
+
+
+def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["event"] == kind]
+
+
+def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, task: str
+) -> None:
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    launch(TRAIN, *arguments(task, tmp_path, whole), processes=2)
+    epoch = max(steps(whole)) // 3
+    died = launch(
+        KILLED, *arguments(task, tmp_path, killed), processes=2, check=False,
+        KILL_AT=str(epoch + 2),
+    )  # fmt: skip
+    assert died.returncode != 0
+    again = arguments(task, tmp_path, killed, "resume_from_checkpoint_dir=latest")
+    launch(TRAIN, *again, processes=2)
+
+    assert [event["step"] for event in events(killed, "resume")] == [epoch]
+    assert exact(steps(killed)) == exact(steps(whole))
+    assert documents(killed) == documents(whole)
+    assert events(killed, "eval") == events(whole, "eval")
+    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    seen = Counter(name for names in documents(whole).values() for name in names)
+    assert {*seen.values()} == {3}
+    assert len(seen) == 100
+    losses = [step["loss"] for step in steps(whole).values()]
+    assert losses[-1] < losses[0]
+
+
+@SLOW
+@pytest.mark.parametrize("task", ["sed_words", "sed_sequence", "sec"])
+def test_one_two_and_four_processes_train_on_the_same_steps(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, task: str
+) -> None:
+    runs = [tmp_path / str(processes) for processes in (1, 2, 4)]
+    for processes, out_dir in zip((1, 2, 4), runs, strict=True):
+        more = arguments(task, tmp_path, out_dir, "small_model.dropout=0", "num_train_epochs=1")
+        launch(TRAIN, *more, processes=processes)
+    alone, *others = runs
+    expected = events(alone, "eval")[-1]
+    for other in others:
+        assert documents(other) == documents(alone)
+        for number, step in steps(alone).items():
+            assert steps(other)[number]["tokens"] == step["tokens"]
+            assert steps(other)[number]["loss"] == pytest.approx(step["loss"], rel=1e-4)
+        found = events(other, "eval")[-1]
+        assert found.keys() == expected.keys()
+        assert found["loss"] == pytest.approx(expected["loss"], rel=1e-3)
+
+
+@SLOW
+@pytest.mark.parametrize("task", ["sed_words", "sec"])
+def test_deepspeed_partitions_and_the_run_evaluates_and_exports(tmp_path: Path, task: str) -> None:
+    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
+    settings["zero_optimization"] = {"stage": 2}
+    (tmp_path / "zero.json").write_text(json.dumps(settings))
+    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
+    launch["deepspeed_config"] = {
+        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": False
+    }  # fmt: skip
+    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
+    out_dir = tmp_path / "run"
+    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
+    done = subprocess.run(
+        [*command, *arguments(task, tmp_path, out_dir)], cwd=REPOSITORY, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3
+    assert (out_dir / "model/model.safetensors").exists()
+
+
+def test_processes_with_less_than_512_tokens_are_refused(launch: Launch, tmp_path: Path) -> None:
+    few = arguments("sed_words", tmp_path, tmp_path / "run", "batch_max_length=1024")
+    done = launch(TRAIN, *few, "gradient_accumulation_steps=3", check=False)
+    assert done.returncode == 2
+    assert "leaves 341 tokens each; expected at least 512: batch_max_length=1536" in done.stderr
+    done = launch(TRAIN, *few, "batch_shares=4", check=False)
+    assert done.returncode == 2
+    assert "at least 512 tokens for each of batch_shares=4" in done.stderr
