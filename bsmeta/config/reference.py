@@ -12,6 +12,7 @@ from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.download import DownloadConfig
 from bsmeta.config.entities import EntitiesConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
@@ -42,6 +43,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),
     ("bsmeta/predict.py", PredictConfig, "predict"),
+    ("bsmeta/download.py", DownloadConfig, "download"),
     ("bsmeta/entities.py", EntitiesConfig, "entities"),
     ("bsmeta/annotate.py", AnnotateConfig, "annotate"),
     ("python -m bsmeta.annotate.descriptions", DescriptionsConfig, "descriptions"),

@@ -42,7 +42,7 @@ FIRST_DELAY = 1.0  # maximum seconds before the first retry; doubled before each
 LONGEST_DELAY = 60.0
 LONGEST_WAIT = 900.0  # maximum seconds that a server may ask us to wait
 SLOWEST = 1024  # bytes per second; a connection slower than this for `SLOW_TIMEOUTS` is dropped
-SLOW_TIMEOUTS = 6  # times HF_HUB_DOWNLOAD_TIMEOUT
+SLOW_TIMEOUTS = 6  # times the timeout of a request
 TRANSIENT_STATUS = (408, 425, 429)  # and all from 500 on
 TRANSIENT_ERRORS = (
     httpx2.TimeoutException,
@@ -126,10 +126,14 @@ class Retries:
     Args:
         retries: Number of consecutive failures that are retried.
         cancelled: Stops the wait when set.
+        advice: What the user can do when they are exhausted.
     """
 
-    def __init__(self, retries: int, cancelled: threading.Event | None = None) -> None:
+    def __init__(
+        self, retries: int, cancelled: threading.Event | None = None, advice: str | None = None
+    ) -> None:
         self._retries = retries
+        self._advice = advice
         self._cancelled = cancelled or threading.Event()
         self._failures = 0
 
@@ -150,10 +154,13 @@ class Retries:
         """
         self._failures += 1
         if self._failures > self._retries:
+            advice = self._advice or (
+                f"see whether {shown_endpoint()} can be reached from here (HF_ENDPOINT, a proxy), "
+                "start again later, or raise data_config.hub_retries"
+            )
             raise DataError(
                 f"{what}: given up after {self._failures} failures in a row, the last one: "
-                f"{error}; see whether {shown_endpoint()} can be reached from here (HF_ENDPOINT, a "
-                "proxy), start again later, or raise data_config.hub_retries"
+                f"{error}; {advice}"
             )
         longest = min(FIRST_DELAY * 2 ** (self._failures - 1), LONGEST_DELAY)
         delay = random.uniform(longest / 2, longest)
@@ -258,13 +265,17 @@ def get(url: str, what: str, headers: dict[str, str] | None = None) -> Iterator[
         raise TransientError("the session was closed") from None
 
 
-def steady(parts: Iterator[bytes]) -> Iterator[bytes]:
+def steady(parts: Iterator[bytes], timeout: float | None = None) -> Iterator[bytes]:
     """The parts of a response.
+
+    Args:
+        parts: The parts.
+        timeout: Of a request, in seconds; None: HF_HUB_DOWNLOAD_TIMEOUT.
 
     Raises:
         SlowError: If they arrive slower than `SLOWEST`, for example one byte before each timeout.
     """
-    period = SLOW_TIMEOUTS * float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    period = SLOW_TIMEOUTS * float(timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
     since, count = time.monotonic(), 0
     for part in parts:
         yield part

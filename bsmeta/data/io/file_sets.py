@@ -1,0 +1,244 @@
+"""Sets of files that a manifest lists: downloaded, verified, unpacked, and complete in the end.
+
+    {"files": [{"path": "wiki.tar.gz", "address": "https://…/wiki.tar.gz", "bytes": 17179869184,
+                "sha256": "…", "unpack": "wiki_data", "unpacked_bytes": 161061273600}]}
+
+An address may be relative: to a mirror, else to the folder of the manifest. `.download/` in the
+target folder records what is complete, so that the next call does what is left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+import msgspec
+from filelock import FileLock, Timeout
+
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io.archives import SUFFIXES, unpack
+from bsmeta.data.io.download import Source, download, sha256_of
+
+STATE = ".download"
+
+Advance = Callable[[str, int, int], None]
+"""Called with what is done, the bytes that are done, and all bytes."""
+
+
+class Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """A file of a manifest.
+
+    Attributes:
+        path: Its name in the target folder.
+        address: http(s)://, file://, or relative.
+        bytes: Its size.
+        sha256: Its hash, in hexadecimal.
+        unpack: The folder (in the target folder) that an archive is unpacked to.
+        unpacked_bytes: The bytes of its files together, at most.
+    """
+
+    path: str
+    address: str
+    bytes: int
+    sha256: str
+    unpack: str | None = None
+    unpacked_bytes: int | None = None
+
+    @property
+    def target(self) -> str:
+        """What is there in the end."""
+        return self.path if self.unpack is None else self.unpack
+
+
+class _Manifest(msgspec.Struct, forbid_unknown_fields=True):
+    files: list[Entry]
+
+
+def read_manifest(path: Path, mirror: str | None = None) -> list[Entry]:
+    """The files of a manifest, with absolute addresses.
+
+    Args:
+        path: A JSON or YAML file.
+        mirror: What relative addresses begin with; None: the folder of the manifest.
+
+    Raises:
+        DataError: If it cannot be read.
+        ConfigurationError: With all problems of its content.
+    """
+    try:
+        content = path.read_bytes()
+        decode = msgspec.json.decode if path.suffix == ".json" else msgspec.yaml.decode
+        entries = decode(content, type=_Manifest).files
+    except OSError as error:
+        raise DataError(f"manifest={path} cannot be read: {error.strerror}") from error
+    except msgspec.MsgspecError as error:
+        raise ConfigurationError(f"manifest={path}: {error}", ["manifest"]) from error
+    base = f"{(mirror or path.resolve().parent.as_uri()).rstrip('/')}/"
+    for entry in entries:
+        entry.address = urljoin(base, entry.address)
+        entry.sha256 = entry.sha256.lower()
+    problems = [
+        f"files[{number}]: {problem}"
+        for number, entry in enumerate(entries)
+        for problem in _problems(entry)
+    ]
+    problems += _collisions([name for entry in entries for name in {entry.path, entry.target}])
+    if problems:
+        listed = "\n  ".join(problems)
+        raise ConfigurationError(f"manifest={path}:\n  {listed}", ["manifest"])
+    return entries
+
+
+def _problems(entry: Entry) -> Iterator[str]:
+    for name in {entry.path: None, entry.target: None}:
+        parts = PurePosixPath(name).parts
+        if not parts or parts[0] in ("/", STATE) or ".." in parts or "\\" in name:
+            yield f"{name!r}: expected a path in the target folder"
+    if urlsplit(entry.address).scheme not in ("http", "https", "file"):
+        yield f"address {entry.address!r}: expected http(s)://, file://, or a relative address"
+    if not re.fullmatch("[0-9a-f]{64}", entry.sha256):
+        yield f"sha256 {entry.sha256!r}: expected 64 hexadecimal digits"
+    if entry.bytes < 0 or (entry.unpacked_bytes or 0) < 0:
+        yield "negative number of bytes"
+    if (entry.unpack is None) != (entry.unpacked_bytes is None):
+        yield "unpack and unpacked_bytes belong together"
+    if entry.unpack is not None and not entry.path.endswith(SUFFIXES):
+        yield f"{entry.path!r} is unpacked by its suffix: one of {', '.join(SUFFIXES)}"
+
+
+def _collisions(names: list[str]) -> Iterator[str]:
+    yield from (f"{name} is there twice" for name in sorted({*names}) if names.count(name) > 1)
+    for name in names:
+        for parent in map(str, PurePosixPath(name).parents):
+            if parent in names:
+                yield f"{name} is in {parent}, which is a file or an archive's folder"
+
+
+class FileSet:
+    """The files of a manifest in a folder.
+
+    Args:
+        entries: The files.
+        folder: Where they go.
+        keep_archives: Keep archives that were unpacked.
+    """
+
+    def __init__(self, entries: list[Entry], folder: Path, *, keep_archives: bool) -> None:
+        self._folder = folder
+        self._keep_archives = keep_archives
+        self._all = entries
+
+    def fetch(self, retries: int, timeout: float, advance: Advance = lambda *_: None) -> int:
+        """Does what is left to do.
+
+        Args:
+            retries: Failures in a row after which a download is given up.
+            timeout: Seconds without data that are a failure.
+            advance: Called now and then.
+
+        Returns:
+            The number of files that were not complete before.
+
+        Raises:
+            ConfigurationError: If the disk is too small, or something else is in the way.
+            DataError: If a file cannot be had, or is another one.
+        """
+        try:
+            (self._folder / STATE).mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self._folder / STATE / "lock")
+            with lock.acquire(timeout=0):
+                left = [entry for entry in self._all if not self._is_complete(entry, advance)]
+                self._check(left)
+                for entry in left:
+                    self._fetch(entry, retries, timeout, advance)
+                return len(left)
+        except Timeout as error:
+            raise ConfigurationError(
+                f"folder={self._folder}: another process downloads to it; wait for its end"
+            ) from error
+        except OSError as error:
+            raise ConfigurationError(f"folder={self._folder} cannot be written: {error}") from error
+
+    def _check(self, left: list[Entry]) -> None:
+        """Refuses what is in the way, and a disk that is too small for what is left."""
+        problems = [
+            f"{self._folder / entry.target} is there, but not from this manifest; move it away"
+            for entry in left
+            if (self._folder / entry.target).exists()
+        ]
+        if problems:
+            raise ConfigurationError("\n".join(problems))
+        compressed = sum(entry.bytes - self._bytes_of(entry) for entry in left)
+        unpacked = sum(entry.unpacked_bytes or 0 for entry in left)
+        free = shutil.disk_usage(self._folder).free
+        if free < compressed + unpacked:
+            raise ConfigurationError(
+                f"folder={self._folder}: {_gigabytes(free)} are free, and "
+                f"{_gigabytes(compressed + unpacked)} are needed ({_gigabytes(compressed)} to "
+                f"download, {_gigabytes(unpacked)} unpacked); nothing was downloaded",
+                ["folder"],
+            )
+
+    def _bytes_of(self, entry: Entry) -> int:
+        """The bytes of a file that are there already."""
+        sizes = [
+            path.stat().st_size
+            for path in (self._folder / entry.path, self._folder / f"{entry.path}.part")
+            if path.is_file()
+        ]
+        return min(entry.bytes, max(sizes, default=0))
+
+    def _fetch(self, entry: Entry, retries: int, timeout: float, advance: Advance) -> None:
+        path = self._folder / entry.path
+        source = Source(entry.address, entry.bytes, entry.sha256)
+
+        def show(what: str, total: int) -> Callable[[int], None]:
+            return lambda done: advance(f"{what} {entry.path}", done, total)
+
+        if not _is_file(path, entry, show("verifying", entry.bytes)):
+            downloading = show("downloading", entry.bytes)
+            download(source, path, retries=retries, timeout=timeout, advance=downloading)
+        if entry.unpack is not None and entry.unpacked_bytes is not None:
+            unpacking = show("unpacking", entry.unpacked_bytes)
+            unpack(path, self._folder / entry.unpack, entry.unpacked_bytes, unpacking)
+            if not self._keep_archives:
+                path.unlink()
+        record = self._record(entry)
+        record.parent.mkdir(parents=True, exist_ok=True)
+        record.write_text(json.dumps(self._found(entry)))
+
+    def _is_complete(self, entry: Entry, advance: Advance) -> bool:
+        try:
+            saved = json.loads(self._record(entry).read_text())
+            return bool(saved == self._found(entry))
+        except (OSError, ValueError):
+            return entry.unpack is None and _is_file(
+                self._folder / entry.path,
+                entry,
+                lambda done: advance(f"verifying {entry.path}", done, entry.bytes),
+            )
+
+    def _record(self, entry: Entry) -> Path:
+        return self._folder / STATE / f"{entry.target}.json"
+
+    def _found(self, entry: Entry) -> dict[str, Any]:
+        """What identifies a complete file or folder; in a folder, files may be added later."""
+        status = os.stat(self._folder / entry.target)
+        changed = status.st_mtime_ns if entry.unpack is None else None
+        return {"sha256": entry.sha256, "unpack": entry.unpack, "changed": changed}
+
+
+def _is_file(path: Path, entry: Entry, advance: Callable[[int], None]) -> bool:
+    if not path.is_file() or path.stat().st_size != entry.bytes:
+        return False
+    return sha256_of(path, advance) == entry.sha256
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB"

@@ -1,0 +1,77 @@
+"""Downloads the files that a manifest lists, verifies and unpacks them.
+
+python bsmeta/download.py manifest=manifest.json folder=data
+python bsmeta/download.py manifest=manifest.json folder=data mirror=https://example.org/wiki
+
+The same call continues after an interruption, and does nothing if all is complete.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
+from bsmeta.config.download import DownloadConfig
+from bsmeta.config.errors import ConfigurationError
+
+
+def main(config: DownloadConfig) -> int:
+    """Downloads what is missing; 75 if a signal has ended it before."""
+    refuse_out_of_bounds(config)
+    for name in ("manifest", "folder"):
+        if getattr(config, name) is None:
+            raise ConfigurationError(f"{name} is not set; expected a path", [name])
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        fetch(config, Path(str(config.manifest)), Path(str(config.folder)))
+    except KeyboardInterrupt:
+        print("stopped; the same call continues", file=sys.stderr)
+        return EXIT_PREEMPTED
+    return 0
+
+
+def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
+    """Downloads the files, shows the progress, and says what is there.
+
+    Raises:
+        UserError: If a file cannot be had.
+    """
+    from bsmeta.data.io.file_sets import FileSet, read_manifest
+
+    entries = read_manifest(manifest, config.mirror)
+    files = FileSet(entries, folder, keep_archives=config.keep_archives)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    times = (TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, *times, console=Console(file=sys.stderr)) as progress:
+        tasks: dict[str, Any] = {}
+
+        def advance(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total)
+            progress.update(tasks[what], completed=done)
+
+        count = files.fetch(config.retries, config.timeout, advance)
+    print(f"{folder}: {len(entries):,} files and folders are complete, {count:,} of them new")
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    run_entry_point(main, DownloadConfig, "download")

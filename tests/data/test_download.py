@@ -1,0 +1,176 @@
+"""Downloads from a server that cuts, lies and stalls: the right file in the end, or an error."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.errors import DataError
+from bsmeta.data.io import hub
+from bsmeta.data.io.download import Source, download
+from tests.data.file_server import FileServer, Request
+
+CONTENT = bytes(range(256)) * 1000
+HTML = b"<html>Please log in</html>"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
+    monkeypatch.setattr(hub, "FIRST_DELAY", 0.01)
+    with FileServer({"/data.bin": CONTENT}).running() as running:
+        yield running
+
+
+def source_of(server: FileServer, content: bytes = CONTENT, name: str = "data.bin") -> Source:
+    sha256 = hashlib.sha256(content).hexdigest()
+    return Source(f"{server.address}/{name}", len(content), sha256)
+
+
+def fetch(server: FileServer, folder: Path, retries: int = 2, timeout: float = 20.0) -> bytes:
+    path = folder / "out/data.bin"
+    download(source_of(server), path, retries=retries, timeout=timeout)
+    assert [file.name for file in path.parent.iterdir()] == ["data.bin"]
+    return path.read_bytes()
+
+
+def cut(request: Request, content: bytes) -> bool:
+    start = request.start
+    stated = f"bytes {start}-{len(content) - 1}/{len(content)}"
+    headers = {"Content-Range": stated} if start else {}
+    half = content[start : start + 50_000]
+    request.send(206 if start else 200, half, length=len(content) - start, **headers)
+    return True
+
+
+def whole_file_despite_the_range(request: Request, content: bytes) -> bool:
+    request.send(200, content)
+    return True
+
+
+def html_with_200(request: Request, content: bytes) -> bool:
+    request.send(200, HTML, **{"Content-Type": "text/html"})
+    return True
+
+
+def another_range(request: Request, content: bytes) -> bool:
+    request.send(
+        206, content[7:], **{"Content-Range": f"bytes 7-{len(content) - 1}/{len(content)}"}
+    )
+    return True
+
+
+def compressed(request: Request, content: bytes) -> bool:
+    request.send(200, content, **{"Content-Encoding": "gzip"})
+    return True
+
+
+def busy(request: Request, content: bytes) -> bool:
+    request.send(503, b"", **{"Retry-After": "0"})
+    return True
+
+
+def wrong_bytes(request: Request, content: bytes) -> bool:
+    request.send(200, content[::-1])
+    return True
+
+
+def longer(request: Request, content: bytes) -> bool:
+    request.send(200, content + b"more")
+    return True
+
+
+def test_a_file_is_downloaded_at_once(server: FileServer, tmp_path: Path) -> None:
+    assert fetch(server, tmp_path) == CONTENT
+    assert server.ranges == [None]
+
+
+def test_a_connection_that_is_cut_is_resumed(server: FileServer, tmp_path: Path) -> None:
+    server.faults = [cut] * 4  # more than the retries: each makes progress
+    assert fetch(server, tmp_path) == CONTENT
+    assert server.ranges == [None, *(f"bytes={place}-" for place in range(50_000, 250_000, 50_000))]
+
+
+@pytest.mark.parametrize("fault", [html_with_200, another_range, compressed, busy, longer])
+def test_an_answer_that_is_not_the_file_is_repeated(
+    server: FileServer, tmp_path: Path, fault: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.faults = [cut, fault]  # type: ignore[list-item]
+    with caplog.at_level(logging.WARNING):
+        assert fetch(server, tmp_path) == CONTENT
+    assert server.ranges == [None, "bytes=50000-", "bytes=50000-"]
+
+
+def test_a_server_without_ranges_sends_the_beginning_again(
+    server: FileServer, tmp_path: Path
+) -> None:
+    server.faults = [cut, whole_file_despite_the_range]
+    assert fetch(server, tmp_path) == CONTENT
+    assert len(server.ranges) == 2
+
+
+def test_wrong_bytes_are_refused_and_not_kept(server: FileServer, tmp_path: Path) -> None:
+    server.faults = [wrong_bytes]
+    with pytest.raises(DataError, match="another file than expected: its sha256 is"):
+        fetch(server, tmp_path)
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_part_of_another_file_is_begun_again(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/data.bin.part").write_bytes(b"another file")
+    assert fetch(server, tmp_path) == CONTENT
+    assert server.ranges == ["bytes=12-", None]
+
+
+def test_the_part_of_an_interrupted_download_is_used(server: FileServer, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/data.bin.part").write_bytes(CONTENT[:100_000])
+    assert fetch(server, tmp_path) == CONTENT
+    assert server.ranges == ["bytes=100000-"]
+
+
+def test_a_server_that_stalls_is_asked_again(server: FileServer, tmp_path: Path) -> None:
+    released = threading.Event()
+
+    def stall(request: Request, content: bytes) -> bool:
+        request.send(200, content[:1000], length=len(content))
+        return released.wait(60)
+
+    server.faults = [stall]
+    assert fetch(server, tmp_path, timeout=0.5) == CONTENT
+    released.set()
+    assert server.ranges == [None, "bytes=1000-"]
+
+
+def test_too_many_failures_end_the_download(server: FileServer, tmp_path: Path) -> None:
+    server.faults = [cut, *[busy] * 4]
+    with pytest.raises(DataError, match=r"byte 50,000 of 256,000: given up after 3 failures .*503"):
+        fetch(server, tmp_path)
+    assert (tmp_path / "out/data.bin.part").read_bytes() == CONTENT[:50_000]
+
+
+def test_a_missing_file_ends_the_download(server: FileServer, tmp_path: Path) -> None:
+    source = source_of(server, name="other.bin")
+    named = Source(source.address.replace("//", "//user:secret@"), source.bytes, source.sha256)
+    with pytest.raises(DataError, match="HTTP 404; correct the address") as error:
+        download(named, tmp_path / "other.bin", retries=9, timeout=9)
+    assert "secret" not in str(error.value)
+    assert server.ranges == [None]
+
+
+def test_a_file_on_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "a b.bin").write_bytes(CONTENT)
+    (tmp_path / "c.bin.part").write_bytes(CONTENT[:9])
+    address = (tmp_path / "a b.bin").as_uri()
+    source = Source(address, len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
+    download(source, tmp_path / "c.bin", retries=0, timeout=1)
+    assert (tmp_path / "c.bin").read_bytes() == CONTENT
+    with pytest.raises(DataError, match="has 256,000 bytes instead of 7"):
+        download(Source(address, 7, source.sha256), tmp_path / "d.bin", retries=0, timeout=1)
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        download(Source(f"{address}x", 7, ""), tmp_path / "d.bin", retries=0, timeout=1)
