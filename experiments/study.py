@@ -80,17 +80,22 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
     from rich.console import Console
 
     from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+    from bsmeta.studies.downstream import downstream_tables, score_study
     from bsmeta.studies.measuring import measure_all
     from bsmeta.studies.report import write_report
     from bsmeta.studies.results import results_of
     from bsmeta.studies.tables import tables_of
 
-    measure_all(study, runs, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    measure_all(study, runs, torch.device(device))
+    for line in score_study(study, runs, device):
+        print(line, flush=True)
     results = results_of(study)
+    further = downstream_tables(study, list(results.arms), results.seeds)
     commands = {run.name: launcher.command(run) or [] for run in runs}
-    files = write_report(results, file, commands, [])
+    files = write_report(results, file, commands, further)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
-    for table in tables_of(results)[:3]:
+    for table in [*tables_of(results)[:3], *further]:
         console.print(rich_table(table))
     print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
     return 0

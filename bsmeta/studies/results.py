@@ -195,24 +195,38 @@ def load(study: StudyConfig) -> tuple[Measured, list[Run], list[str]]:
         paths = [measure_path(study, run, step) for step in measured_steps(study, run)]
         if paths and all(path.exists() for path in paths):
             found[run.arm, run.seed] = [Measurement.load(path) for path in paths]
-    notes = []
-    arms = [arm for arm in study.arms if any(arm == one for one, _ in found)]
-    seeds = [seed for seed in study.seeds if all((arm, seed) in found for arm in arms)]
-    if study.baseline not in arms or len(arms) < 2 or not seeds:
+    arms, seeds = largest_block(study, list(found))
+    if len(arms) < 2:
         listed = ", ".join(f"{arm} seed {seed}" for arm, seed in found) or "none"
         raise DataError(
             f"{study.out_dir}: measured so far: {listed}; expected a seed that the baseline "
             f"({study.baseline}) and another arm have been trained and measured with"
         )
+    notes = []
     missing = [run for run in runs if run.arm not in arms or run.seed not in seeds]
     if missing:
         notes.append(
-            f"The study is not finished: {len(runs) - len(missing)} of {len(runs)} runs are "
-            f"compared; without {', '.join(run.name for run in missing)}."
+            f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
+            f"seeds; not (yet): {', '.join(run.name for run in missing)}."
         )
     kept = {(arm, seed): found[arm, seed] for arm in arms for seed in seeds}
     compared = [run for run in runs if (run.arm, run.seed) in kept]
     return Measured(study, kept), compared, notes
+
+
+def largest_block(
+    study: StudyConfig, found: Sequence[tuple[str, int]]
+) -> tuple[list[str], list[int]]:
+    """The arms and seeds with most runs such that each of these arms has each of these seeds."""
+    by_arm = {arm: {seed for one, seed in found if one == arm} for arm in study.arms}
+    base = by_arm[study.baseline]
+    blocks = []
+    for own in by_arm.values():
+        seeds = [seed for seed in study.seeds if seed in own & base]
+        arms = [arm for arm in study.arms if seeds and by_arm[arm] >= set(seeds)]
+        blocks.append((len(arms) * len(seeds) if len(arms) > 1 else 0, len(seeds), arms, seeds))
+    _, _, arms, seeds = max(blocks, key=lambda block: block[:2])
+    return arms, seeds
 
 
 def results_of(study: StudyConfig) -> Results:

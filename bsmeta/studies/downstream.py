@@ -1,0 +1,316 @@
+"""Tasks of lm-evaluation-harness on exported models, with and without a conditional prompt.
+
+A conditional prompt is metadata as the model read it in training, put before the whole context
+(MeCo: Gao et al. 2025, section 5). The harness runs in this process; it is an extra, and where it
+is missing, `missing_harness` says why nothing is run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib.util
+import json
+import math
+import os
+import string
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.study import DownstreamConfig, StudyConfig
+from bsmeta.evaluation.checkpoints import locate, resolve_config
+from bsmeta.evaluation.tables import NONE, Table
+from bsmeta.studies.cloze import NAME as CLOZE
+from bsmeta.studies.cloze import write_cloze
+from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
+from bsmeta.studies.statistics import Estimate, Resampler
+
+METRIC = "acc"
+
+
+@dataclass(frozen=True)
+class Score:
+    """The questions of a task, answered by one model.
+
+    Attributes:
+        task: The task.
+        shots: Examples before each question.
+        prompt: The conditional prompt; empty without one.
+        correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
+    """
+
+    task: str
+    shots: int
+    prompt: str
+    correct: list[float]
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the questions that were answered correctly."""
+        return float(np.mean(self.correct))
+
+    @property
+    def standard_error(self) -> float:
+        """Of the accuracy, over questions."""
+        return standard_error(self.correct)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of a mean; 0 for a single value."""
+    return float(np.std(values, ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
+
+
+def missing_harness() -> str | None:
+    """Why no task can be run; None if the harness is installed."""
+    if importlib.util.find_spec("lm_eval") is None:
+        return "lm_eval is not installed: pip install -e .[downstream]"
+    return None
+
+
+def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Score]:
+    """Runs every task with each number of examples, without and with its conditional prompt.
+
+    Args:
+        model: A folder that `from_pretrained` loads.
+        settings: The tasks and prompts.
+        device: torch's name of the device.
+
+    Raises:
+        ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that
+            its questions do not have.
+    """
+    unknown = sorted(set(settings.prompts) - set(settings.tasks))
+    if unknown:
+        raise ConfigurationError(
+            f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {settings.tasks}"
+        )
+    if settings.include_path is not None:  # tasks of one's own are local: nothing is looked up
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(
+        include_path=settings.include_path, include_defaults=settings.include_path is None
+    )
+    unknown = [task for task in settings.tasks if task not in manager.all_tasks]
+    if unknown:
+        raise ConfigurationError(
+            f"downstream.tasks: {', '.join(unknown)} unknown; expected tasks of the harness "
+            "(lm_eval ls tasks), or of include_path"
+        )
+    language_model = conditioned_model(model, device)
+    scores = []
+    for task in settings.tasks:
+        prompts = [""] + ([settings.prompts[task]] if task in settings.prompts else [])
+        for shots in settings.shots:
+            for prompt in prompts:
+                language_model.prompt = prompt
+                found = simple_evaluate(
+                    language_model, tasks=[task], num_fewshot=shots, limit=settings.limit,
+                    task_manager=manager, bootstrap_iters=0, log_samples=True,
+                )  # fmt: skip
+                scores.append(Score(task, shots, prompt, _correct(found, task)))
+    return scores
+
+
+def _correct(found: Mapping[str, Any], task: str) -> list[float]:
+    samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
+    if not samples or METRIC not in samples[0]:
+        raise ConfigurationError(
+            f"downstream.tasks: {task} has no accuracy ({METRIC}) of each question; expected a "
+            "multiple-choice task"
+        )
+    return [float(sample[METRIC]) for sample in samples]
+
+
+def conditioned_model(model: Path, device: str) -> Any:
+    """The harness's model, with an attribute `prompt` that goes before every context."""
+    from lm_eval.models.huggingface import HFLM
+
+    class Conditioned(HFLM):
+        prompt = ""
+
+        def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> Any:
+            return super().loglikelihood([self._shown(one) for one in requests], disable_tqdm)
+
+        def _shown(self, request: Any) -> Any:
+            if not self.prompt:
+                return request
+            context, *rest = request.args
+            shown = copy.copy(request)
+            shown.arguments = (filled(self.prompt, request.doc) + context, *rest)
+            return shown
+
+    return Conditioned(pretrained=str(model), device=device, batch_size=8)
+
+
+def filled(prompt: str, question: Mapping[str, Any]) -> str:
+    """A prompt with the fields of a question in it: `url: {url} ||| `.
+
+    Raises:
+        ConfigurationError: If the question has no such field.
+    """
+    names = {name for _, name, _, _ in string.Formatter().parse(prompt) if name is not None}
+    if not names <= set(question):
+        raise ConfigurationError(
+            f"downstream.prompts: {prompt!r} names {', '.join(sorted(names - set(question)))}; "
+            f"expected fields of the task's questions: {', '.join(sorted(question))}"
+        )
+    return prompt.format(**question)
+
+
+def save_scores(scores: Sequence[Score], path: Path) -> None:
+    """Writes the answers of a model as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps([asdict(score) for score in scores]) + "\n", encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def load_scores(path: Path) -> list[Score]:
+    """Reads what `save_scores` wrote."""
+    return [Score(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+
+
+def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterator[str]:
+    """Scores the finished models that have not been scored yet.
+
+    Yields:
+        Why none are scored, or a line for each model.
+    """
+    reason = missing_harness()
+    if reason is not None and study.downstream.tasks:
+        yield f"downstream tasks are left out: {reason}"
+        return
+    for run in runs:
+        path = scores_path(study, run)
+        if study.downstream.tasks and progress_of(run).state == DONE and not path.exists():
+            with cloze_folder(study.downstream, run.folder) as settings:
+                save_scores(score_model(run.folder / "model", settings, device), path)
+            yield f"downstream tasks of {run.name}: done"
+
+
+@contextmanager
+def cloze_folder(settings: DownstreamConfig, checkpoint: Path) -> Iterator[DownstreamConfig]:
+    """The settings with the cloze task, if they name it, made in a temporary folder."""
+    if CLOZE not in settings.tasks or settings.include_path is not None:
+        yield settings
+        return
+    config = resolve_config(EvaluateConfig(checkpoint=str(checkpoint)), locate(str(checkpoint)))
+    with tempfile.TemporaryDirectory(prefix="bsmeta-cloze-") as folder:
+        write_cloze(config.data_config, Path(folder))
+        yield replace(settings, include_path=folder)
+
+
+def scores_path(study: StudyConfig, run: Run) -> Path:
+    """The file of a run's answers; its folder is named by the settings."""
+    settings = json.dumps(asdict(study.downstream), sort_keys=True)
+    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    return Path(study.out_dir) / f"downstream-{digest}" / f"{run.folder.name}.json"
+
+
+def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[int]) -> list[Table]:
+    """The table of the downstream tasks; none if a model of these arms and seeds has no scores."""
+    paths = {
+        (run.arm, run.seed): scores_path(study, run)
+        for run in runs_of(study)
+        if run.arm in arms and run.seed in seeds
+    }
+    if not study.downstream.tasks or not all(path.exists() for path in paths.values()):
+        return []
+    scores = {arm: [load_scores(paths[arm, seed]) for seed in seeds] for arm in arms}
+    labels = {arm: study.arms[arm].label or arm for arm in arms}
+    resampler = Resampler(study.measure.resamples, study.measure.seed)
+    return [study_table(scores, labels, study.baseline, resampler)]
+
+
+def model_table(name: str, scores: Sequence[Score]) -> Table:
+    """The accuracies of one model, and what each conditional prompt changes."""
+    note = (
+        "Accuracy ± standard error over questions. With the conditional prompt minus without it: "
+        "paired by question, with its standard error."
+    )
+    heads = ["task", "shots", "questions", "without prompt", "with prompt", "difference"]
+    table = Table(f"Downstream tasks: {name}", note, heads)
+    prompted = {(one.task, one.shots): one for one in scores if one.prompt}
+    for score in scores:
+        if score.prompt:
+            continue
+        row = [score.task, str(score.shots), f"{len(score.correct):,}"]
+        row.append(f"{score.accuracy:.3f} ± {score.standard_error:.3f}")
+        other = prompted.get((score.task, score.shots))
+        if other is None:
+            row += [NONE, NONE]
+        else:
+            changes = np.subtract(other.correct, score.correct).tolist()
+            row.append(f"{other.accuracy:.3f} ± {other.standard_error:.3f}")
+            row.append(f"{np.mean(changes):+.3f} ± {standard_error(changes):.3f}")
+        table.rows.append(row)
+    return table
+
+
+def study_table(
+    arms: Mapping[str, Sequence[Sequence[Score]]],
+    labels: Mapping[str, str],
+    baseline: str,
+    resampler: Resampler,
+) -> Table:
+    """The accuracies of the arms, paired by seed and by question.
+
+    Args:
+        arms: By arm: the scores of each seed; the same tasks in the same order in all of them.
+        labels: The names of the arms in the table.
+        baseline: The arm that the others are compared with, without a prompt.
+        resampler: Draws seeds and questions.
+    """
+    note = (
+        "Accuracy as mean over seeds; differences are paired by seed and by question, to the "
+        f"{labels[baseline]} arm without a prompt, and of the prompt to none. In brackets: 95% "
+        "intervals over seeds and questions."
+    )
+    heads = [
+        "task",
+        "shots",
+        "arm",
+        "prompt",
+        "accuracy",
+        f"to {labels[baseline]}",
+        "of the prompt",
+    ]
+    table = Table("Downstream tasks", note, heads)
+    for number, score in enumerate(arms[baseline][0]):
+        if score.prompt:
+            continue
+        found: dict[tuple[str, str], Estimate] = {}
+        for arm, seeds in arms.items():
+            for place in (number, number + 1):
+                same = place < len(seeds[0]) and (seeds[0][place].task, seeds[0][place].shots) == (
+                    score.task, score.shots,
+                )  # fmt: skip
+                if same:
+                    correct = np.array([[one[place].correct for one in seeds]]) * math.log(2)
+                    (found[arm, seeds[0][place].prompt],) = resampler.bits_per_byte(
+                        correct, np.ones((1, correct.shape[2]))
+                    )
+        base = found[baseline, ""]
+        for (arm, prompt), estimate in found.items():
+            to_base = NONE if (arm, prompt) == (baseline, "") else _change(estimate - base)
+            of_prompt = _change(estimate - found[arm, ""]) if prompt else NONE
+            table.rows.append([
+                score.task, str(score.shots), labels[arm], "yes" if prompt else "no",
+                f"{estimate.value:.3f} [{estimate.low:.3f} to {estimate.high:.3f}]",
+                to_base, of_prompt,
+            ])  # fmt: skip
+    return table
+
+
+def _change(estimate: Estimate) -> str:
+    return f"{estimate.value:+.3f} [{estimate.low:+.3f} to {estimate.high:+.3f}]"

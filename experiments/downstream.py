@@ -1,0 +1,74 @@
+"""Runs tasks of lm-evaluation-harness on an exported model, with and without conditional prompts.
+
+    python experiments/downstream.py runs/demo --prompt 'url: {url} ||| '
+    python experiments/downstream.py runs/demo --tasks arc_easy --prompt 'url: bbc.com ||| '
+
+Without --tasks it is bsmeta_cloze, made from the held-out file of the model's run (offline): which
+of four continuations belongs to this page? A prompt may name fields of a question ({url}).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bsmeta.config.compose import exit_code
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.study import DownstreamConfig
+
+
+def arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="folder of an exported model, or of its run")
+    parser.add_argument("--tasks", nargs="+", default=["bsmeta_cloze"], help="names of tasks")
+    parser.add_argument("--include-path", help="folder with task files of your own")
+    parser.add_argument("--shots", nargs="+", type=int, default=[0, 5])
+    parser.add_argument("--prompt", help="the conditional prompt; without it, none is compared")
+    parser.add_argument("--limit", type=int, help="only the first so many questions of a task")
+    parser.add_argument("--out", type=Path, help="file for the answers, as JSON")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the tasks and print the table; returns the exit code."""
+    given = arguments()
+    import torch  # here, with what needs it: it takes seconds to load
+    from rich.console import Console
+
+    from bsmeta.evaluation.checkpoints import locate
+    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+    from bsmeta.studies.downstream import (
+        cloze_folder,
+        missing_harness,
+        model_table,
+        save_scores,
+        score_model,
+    )
+
+    reason = missing_harness()
+    if reason is not None:
+        raise ConfigurationError(reason)
+
+    prompts = {} if given.prompt is None else dict.fromkeys(given.tasks, given.prompt)
+    wanted = DownstreamConfig(
+        tasks=given.tasks, include_path=given.include_path, shots=given.shots, prompts=prompts,
+        limit=given.limit,
+    )  # fmt: skip
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with cloze_folder(wanted, given.model) as settings:
+        scores = score_model(Path(locate(str(given.model)).model), settings, device)
+    if given.out is not None:
+        save_scores(scores, given.out)
+    table = model_table(str(given.model), scores)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
+    console.print(rich_table(table))
+    console.print(table.note)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
