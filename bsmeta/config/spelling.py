@@ -81,8 +81,8 @@ class SpellingConfig(RunConfig):
     dataset_limits: list[int] = key([], "use so many samples of each of the datasets; []: all")
     val_splits: list[float] = key(
         [0.05],
-        "samples of each data set to validate on: a number from 1, or a share below 1; one value "
-        "for all, or one for each",
+        "samples of each data set to validate on: a number from 1, or a share below 1 (and the "
+        "other samples of the last text of them); one value for all, or one for each",
     )
     text_column: str = key(
         "auto", "key of the text in JSON lines; auto: the first of sequence, text and sentence"

@@ -12,9 +12,10 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -158,19 +159,26 @@ def _build(config: SpellingConfig, sets: list[list[Path]], key: Mapping[str, Any
                 continue  # or copies of a validation sample would be trained on
             seen.add(sample.correct)
             own.append(sample)
-        order = permutation(len(own), derive(config.seed, "samples", number))[: limits[number]]
-        held_out = held_out_samples(splits[number], len(order))
+        chosen = shuffled(own, derive(config.seed, "samples", number))[: limits[number]]
+        held_out = held_out_samples(splits[number], len(chosen))
+        last = chosen[held_out - 1].name if held_out else None
         rows += [
-            {**vars(own[place]), "is_validation": turn < held_out}
-            for turn, place in enumerate(order.tolist())
+            {**vars(sample), "is_validation": turn < held_out or sample.name == last}
+            for turn, sample in enumerate(chosen)
         ]
     if all(row["is_validation"] for row in rows):
         raise DataError(
             f"datasets: {len(rows):,} samples, and val_splits={config.val_splits} leaves none of "
-            "them to train on"
+            "them to train on (a text is for training or for validation, with all its samples)"
         )
     columns = ("source", "target", "name", "is_validation")
     return Dataset.from_dict({name: [row[name] for row in rows] for name in columns})
+
+
+def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
+    """The samples in a random order of their texts; those of a text stay together."""
+    texts = [list(group) for _, group in groupby(samples, key=lambda sample: sample.name)]
+    return [sample for place in permutation(len(texts), seed).tolist() for sample in texts[place]]
 
 
 def held_out_samples(split: float | None, count: int) -> int:

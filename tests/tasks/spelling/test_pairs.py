@@ -40,6 +40,21 @@ def test_samples_are_split_and_read(tmp_path: Path) -> None:
     assert samples == open_table(config).read(np.concatenate([train, validation]))
 
 
+def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path: Path) -> None:
+    file = tmp_path / "long.txt"
+    file.write_text("".join(" ".join([f"word{n}"] * 40) + f" {n}\n" for n in range(9)))
+    config = config_of(
+        SedWordsConfig, tmp_path, datasets=[str(file)], val_splits=[4], max_characters=100
+    )
+    table = open_table(config)
+    names = [
+        {sample.name for sample in table.read(table.numbers(split))}
+        for split in ("train", "validation")
+    ]
+    assert [len(texts) for texts in names] == [7, 2]  # of three samples each
+    assert not names[0] & names[1]
+
+
 @pytest.mark.parametrize(
     ("split", "count", "held_out"),
     [(None, 50, 0), (0, 50, 0), (0.05, 50, 3), (0.5, 3, 2), (1, 50, 1), (20, 50, 20), (80, 50, 50)],
