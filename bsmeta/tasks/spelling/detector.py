@@ -117,33 +117,34 @@ class TokenInputs:
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         counts = np.array([len(self._encode(words)[0]) for words in texts], np.int64)
         roomy = np.ceil(counts * ROOM).astype(np.int64)
-        return roomy if self._longest is None else np.minimum(roomy, max(self._longest, *counts))
+        return roomy if self._longest is None else np.minimum(roomy, self._longest)
 
     def fits(self, words: Words, length: int) -> bool:
         return len(self._encode(words)[0]) <= length
 
     def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
         encoded = [self._encode(words) for words in texts]
-        width = max(len(ids) for ids, _ in encoded)
+        width, words = max(len(ids) for ids, _ in encoded), max(map(len, texts))
         ids = np.full((len(texts), width), self._tokenizer.pad_token_id, np.int64)
         mask = np.zeros((len(texts), width), np.int64)
         # The word of a token; special tokens and padding belong to a column that is cut off.
-        places = np.full((len(texts), width), max(map(len, texts)), np.int64)
+        places = np.full((len(texts), width), words, np.int64)
         for row, (own_ids, own_places) in enumerate(encoded):
             ids[row, : len(own_ids)] = own_ids
             mask[row, : len(own_ids)] = 1
             known = own_places >= 0
             places[row, : len(own_ids)][known] = own_places[known]
-        arrays = {"input_ids": ids, "attention_mask": mask, "places": places}
+        is_word = np.arange(words) < np.array([[len(text)] for text in texts])
+        arrays = {"input_ids": ids, "attention_mask": mask, "places": places, "is_word": is_word}
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def windows(self, words: Words) -> list[Words]:
         if self._longest is None:
-            return [words]
+            return [words] if words else []
         found, start = [], 0
         while start < len(words):
             end = len(words)
-            while end > start + 1 and not self.fits(words[start:end], self._longest):
+            while end > start + 1 and self._is_too_long(words[start:end]):
                 end = start + (end - start) // 2
             found.append(words[start:end])
             start = end
@@ -152,8 +153,16 @@ class TokenInputs:
     def write(self, folder: Path) -> None:
         self._tokenizer.save_pretrained(str(folder))
 
+    def _is_too_long(self, words: Words) -> bool:
+        whole = self._tokenizer(list(words), is_split_into_words=True, verbose=False)
+        return self._longest is not None and len(whole["input_ids"]) > self._longest
+
     def _encode(self, words: Words) -> tuple[list[int], np.ndarray]:
-        """The tokens of a text, and the word of each; -1 for special tokens."""
+        """The tokens of a text that the model can read, and the word of each.
+
+        Returns:
+            The token ids, and for each the index of its word; -1 for special tokens.
+        """
         encoded = self._tokenizer(
             list(words), is_split_into_words=True, truncation=self._longest is not None,
             max_length=self._longest, verbose=False,
@@ -173,7 +182,7 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
         input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]
     ).logits.squeeze(2).float()  # fmt: skip
     places = tensors["places"]
-    width = int(places.max()) + 1
+    width = tensors["is_word"].shape[1] + 1
     sums = logits.new_zeros(len(places), width).scatter_add(1, places, logits)
     tokens = logits.new_zeros(len(places), width).scatter_add(1, places, torch.ones_like(logits))
     return (sums / tokens.clamp(min=1))[:, : width - 1]
