@@ -41,6 +41,20 @@ class DisambiguationDataConfig:
     )
     max_words: int = key(100, "words of a row; a longer sentence becomes several rows", at_least=1)
 
+    alias_form: str = key(
+        "text",
+        "how an alias is written in a text, to detect mentions; text: as it is; lemma_pos: "
+        "`vice_president.n` as `vice president`",
+        choices=("text", "lemma_pos"),
+    )
+    min_mention_share: float = key(
+        0.05,
+        "words that are mentions in a smaller share of their occurrences in the training "
+        "sentences are not detected as mentions",
+        at_least=0,
+        at_most=1,
+    )
+
     mention_encoding: str = key(
         "sentence",
         "sentence: one encoder pass for all mentions of a row; window: one for each mention, with "
