@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -15,6 +16,7 @@ from bsmeta.config.errors import DataError
 from bsmeta.tasks.disambiguation.batches import MentionTexts, Row
 from bsmeta.tasks.disambiguation.chunks import divide, overlapping
 from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.model import BiEncoder
@@ -76,9 +78,16 @@ class Predictor:
                 yield {"entities": [{"mention": text[one["start"] : one["end"]], **one}
                                     for one in found]}  # fmt: skip
 
+    @cached_property
+    def _detector(self) -> Detector:
+        data = self._data
+        return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
+
     def _spans(self, record: Mapping[str, Any]) -> list[_Span]:
         text, table = str(record["text"]), self._data.table
-        mentions = record.get("mentions")
+        if "mentions" not in record:
+            return [_Span(*found) for found in self._detector(text)]
+        mentions = record["mentions"]
         if not isinstance(mentions, list):
             raise DataError(
                 f"mentions: {mentions!r}; expected a list of objects with start, end and alias"
