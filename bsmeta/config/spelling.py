@@ -5,6 +5,7 @@ They share their data, noise and batches, and differ in what the model predicts.
 
 from __future__ import annotations
 
+import string
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,9 @@ class NoiseConfig:
         "artificial: p of the geometric distribution of the edits of a word",
         above=0,
         at_most=1,
+    )
+    letters: str = key(
+        string.ascii_letters, "artificial: the letters that are inserted, or replace others"
     )
     clean_share: float = key(0.0, "share of the samples without errors", at_least=0, below=1)
     misspellings: str = key(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 
 from bsmeta.config.checks.files import is_path, missing
 from bsmeta.config.checks.problems import HYDRA, Problem, show
 from bsmeta.config.launch import Launch
 from bsmeta.config.spelling import LEAST_TOKENS, DetectionConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
+from bsmeta.tasks.spelling.misspellings import CODESPELL
 
 DETECTION_METRICS = ("loss", "f1", "precision", "recall", "accuracy", "false_alarms")
 CORRECTION_METRICS = ("loss", "correction_f1", "edit_distance", "false_alarms")
@@ -22,13 +24,38 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
     yield from _data(config)
     yield from _model(config)
     yield from _batches(config)
+    yield from _packages(config)
     noise = config.noise
-    if noise.misspellings != "codespell" and not os.path.isfile(noise.misspellings):
+    if noise.misspellings != CODESPELL and not os.path.isfile(noise.misspellings):
         fix = "noise.misspellings=codespell, or a JSON file {word: [misspelling, …]}"
         yield missing("noise.misspellings", noise.misspellings, "codespell, or a file", fix)
+    if not noise.letters.isalpha():
+        fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
+        yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
     if config.benchmarks is not None and not os.path.isdir(config.benchmarks):
         expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
         yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")
+
+
+def _packages(config: SpellingConfig) -> Iterator[Problem]:
+    """Yields what is not installed but will be needed, perhaps only after the last step."""
+    noise = config.noise
+    if noise.method != "artificial" and noise.misspellings == CODESPELL:
+        yield from _uninstalled(
+            "noise.misspellings",
+            noise.misspellings,
+            "codespell_lib",
+            "noise.misspellings=FILE.json",
+        )
+    if config.benchmarks is not None:
+        yield from _uninstalled("benchmarks", config.benchmarks, "symspellpy", "benchmarks=null")
+
+
+def _uninstalled(key: str, value: str, module: str, instead: str) -> Iterator[Problem]:
+    if find_spec(module) is None:
+        package = module.removesuffix("_lib")
+        expected = f"the package {package}, which is not installed"
+        yield Problem(key, HYDRA, show(value), expected, f"pip install {package}, or {instead}")
 
 
 def _data(config: SpellingConfig) -> Iterator[Problem]:

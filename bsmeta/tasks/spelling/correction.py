@@ -185,12 +185,13 @@ class Correction:
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[str]:
-        """The correction of each line; long lines are corrected in chunks."""
+        """The correction of each line; long lines are corrected in chunks.
+
+        A word that is longer than a chunk is no prose, and stays.
+        """
         limit = self._config.max_characters
-        chunks = [
-            (number, chunk) for number, line in enumerate(lines) for chunk in cut(line, limit)
-        ]
-        texts = [chunk for _, chunk in chunks]
+        chunks = [cut(line, limit) for line in lines]
+        texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
 
         def correct(batch: np.ndarray) -> list[str]:
             chosen = [texts[number] for number in batch]
@@ -198,11 +199,11 @@ class Correction:
             return generate(model, self._tokenizer, chosen, beams, context.device)
 
         lengths = np.array(token_counts(self._tokenizer, texts), np.int64)
-        found = spread(lengths, self._config.batch_max_length, correct, context)
-        parts: list[list[str]] = [[] for _ in lines]
-        for (number, _), corrected in zip(chunks, found, strict=True):
-            parts[number].append(corrected)
-        return [" ".join(part) for part in parts]
+        found = iter(spread(lengths, self._config.batch_max_length, correct, context))
+        return [
+            " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
+            for own in chunks
+        ]
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the best checkpoint; writes the report."""

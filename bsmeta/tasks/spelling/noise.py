@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import xxhash
 
 from bsmeta.tasks.spelling.characters import CharacterNoise, with_case_of
 from bsmeta.tasks.spelling.draws import Draws
@@ -94,6 +95,11 @@ class Noise:
         if known:
             return with_case_of(word, known[draws.below(len(known))])
         return self.characters.edit(word, draws) if self.characters else word
+
+    @cached_property
+    def misspellings_hash(self) -> str:
+        """Identifies the map of misspellings, whose file or package may change."""
+        return xxhash.xxh3_64_hexdigest(repr(sorted(self.misspellings.items())).encode())
 
     @cached_property
     def _usable(self) -> Misspellings:

@@ -54,7 +54,7 @@ class Pairs:
 
     def __init__(self, table: Table, noise: Noise, seed: int) -> None:
         self.table = table
-        self._noise = noise
+        self.noise = noise
         self._seed = seed
 
     def read(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
@@ -69,7 +69,7 @@ class Pairs:
         correct = sample.correct.split()
         if sample.target is not None:
             return Pair(sample.source.split(), correct, sample.name)
-        source = self._noise.corrupt(
+        source = self.noise.corrupt(
             sample.correct, seed=self._seed, epoch=epoch, sample=number
         ).split()
         return Pair(source, correct, sample.name)
@@ -86,6 +86,7 @@ def make_noise(config: SpellingConfig) -> Noise:
         word_probability=noise.word_probability,
         artificial_share=noise.artificial_share,
         edit_probability=noise.edit_probability,
+        letters=noise.letters,
         clean_share=noise.clean_share,
         keep_word_count=isinstance(config, DetectionConfig),
     )
@@ -187,6 +188,7 @@ def train_stream(
             **pairs.table.key,
             "task": config.task,
             "noise": vars(config.noise),
+            "misspellings": pairs.noise.misspellings_hash,
             "batch_max_length": config.batch_max_length,
             "bucket_span": config.bucket_span,
             "batch_shares": shares_of(config),
