@@ -17,7 +17,7 @@ if get_accelerator().device_name() == "cpu":
 endef
 export COMPILE_OP
 
-.PHONY: env demo demo-classification test test-slow test-faults test-slurm lint format docs clean
+.PHONY: env demo demo-classification demo-spelling test test-slow test-faults test-slurm lint format docs clean
 
 env: $(STAMP)
 
@@ -38,6 +38,9 @@ demo: env
 
 demo-classification: env
 	bash experiments/demo_classification.sh
+
+demo-spelling: env
+	bash experiments/demo_spelling.sh
 
 test: env
 	python -m pytest -n 2 --dist worksteal -m "not slow and not slurm"

@@ -106,6 +106,17 @@ def test_demo_of_the_classifier(tmp_path: Path) -> None:
         assert found == [f"{launch}{expected} {train} seed=1"]
 
 
+def test_demo_of_spelling(tmp_path: Path) -> None:
+    assert run("experiments/demo_spelling.sh", tmp_path, ["seed=1"], gpus=0) == [
+        "python experiments/spelling_test_set.py"
+        " examples/webdocs/c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
+        " --out runs/demo_spelling_tests --group webdocs --lines 500",
+        "accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/train.py"
+        " --config-name demo_spelling overwrite_out_dir=true seed=1",
+        "python bsmeta/predict.py checkpoint=runs/demo_spelling input=-",
+    ]
+
+
 LAUNCH = "accelerate launch --config_file ROOT/experiments/accelerate/"
 SEVERAL = (
     "--same_network --main_process_ip one --main_process_port 29500 --rdzv_conf timeout=600"

@@ -154,7 +154,7 @@ def _build(config: SpellingConfig, sets: list[list[Path]], key: Mapping[str, Any
     limits, splits = key["dataset_limits"], key["val_splits"]
     for number, files in enumerate(sets):
         own = []
-        for sample in _samples(config, files):
+        for sample in samples_of(config, files):
             if sample.correct in seen:
                 continue  # or copies of a validation sample would be trained on
             seen.add(sample.correct)
@@ -188,7 +188,8 @@ def held_out_samples(split: float | None, count: int) -> int:
     return min(int(split) if split >= 1 else math.ceil(split * count), count)
 
 
-def _samples(config: SpellingConfig, files: list[Path]) -> Iterator[Sample]:
+def samples_of(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample]:
+    """The samples of files, as they are cut; a text may occur more than once."""
     for file in files:
         for number, (source, target) in enumerate(_read(config, file), start=1):
             if target is not None:

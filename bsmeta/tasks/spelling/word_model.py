@@ -74,10 +74,12 @@ class WordDetector(PreTrainedModel):
         self, forms: torch.Tensor, words: torch.Tensor, counts: torch.Tensor
     ) -> torch.Tensor:
         """Returns the logits, float32 [texts, words]; the arguments are those of `form_tensors`."""
+        is_padding = (forms == 0).unsqueeze(1)
         spelled = self.characters(forms).transpose(1, 2)
-        spelled = functional.gelu(self.first(spelled))
+        # Without the padding: a word's logit must not depend on the longest word of its batch.
+        spelled = functional.gelu(self.first(spelled)).masked_fill(is_padding, 0.0)
         spelled = functional.gelu(self.second(spelled))
-        spelled = spelled.masked_fill((forms == 0).unsqueeze(1), -1e4).amax(2)
+        spelled = spelled.masked_fill(is_padding, -1e4).amax(2)
         hidden = functional.embedding(words, spelled)
         for number, table in enumerate(self.counts):
             hidden = hidden + table(counts[:, :, number])

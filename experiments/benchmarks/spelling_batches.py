@@ -1,0 +1,102 @@
+"""Measures padding and training speed of the spelling tasks with and without length buckets.
+
+    python experiments/benchmarks/spelling_batches.py texts.txt
+
+Prints one JSON line for each task: the share of padding in an epoch, and real tokens per second of
+CPU time (forward, backward and update; a median over the steps), with buckets of `--span` tokens
+and with one bucket for all lengths. Without buckets, a step still has as many tokens as the budget.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bsmeta.config.spelling import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.tasks.spelling.correction import Correction
+from bsmeta.tasks.spelling.detection import Detection, WordDetection
+
+ONE_BUCKET = 1_000_000
+
+
+def task_of(config: SpellingConfig) -> Detection | Correction:
+    """The task of a configuration."""
+    return WordDetection(config) if isinstance(config, SedWordsConfig) else Correction(config)
+
+
+def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
+    """Padding share of an epoch, and tokens per CPU second over some of its steps."""
+    task = task_of(config)
+    torch.manual_seed(0)
+    model = task.build_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    epoch = task.steps_per_epoch(1)
+    batches = [
+        step.micro_batches[0] for step in itertools.islice(task.train_stream(0, 1, None), epoch)
+    ]
+    tokens = sum(batch.tokens for batch in batches)
+    padding = sum(batch.padding for batch in batches)
+    # Evenly over the epoch, whose steps are in random order; the first warms up.
+    chosen = batches[:: max(1, epoch // (steps + 1))][: steps + 1]
+    rates = [train(task, model, optimizer, batch) for batch in chosen][1:]
+    return {
+        "steps": epoch,
+        "padding_share": round(padding / (tokens + padding), 4),
+        "tokens_per_cpu_second": round(statistics.median(rates)),
+        "largest_step": max(batch.tokens + batch.padding for batch in batches),
+    }
+
+
+def train(
+    task: Detection | Correction,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: MicroBatch,
+) -> float:
+    """Trains on a batch; returns its real tokens per CPU second."""
+    start = time.process_time()
+    (task.loss(model, batch.tensors).sum / batch.weight).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return batch.tokens / (time.process_time() - start)
+
+
+def main() -> None:
+    """Reads the texts, and prints the measurements."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("texts", type=Path, help=".txt or .jsonl")
+    parser.add_argument("--samples", type=int, default=5000)
+    parser.add_argument("--budget", type=int, default=4096)
+    parser.add_argument("--span", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=10)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as store:
+        for schema in (SedWordsConfig, SecConfig):
+            for span in (arguments.span, ONE_BUCKET):
+                config = schema(
+                    datasets=[str(arguments.texts)],
+                    dataset_limits=[arguments.samples],
+                    val_splits=[],
+                    max_characters=256,
+                    store_dir=store,
+                    batch_max_length=arguments.budget,
+                    bucket_span=span,
+                    small_model=SmallModelConfig(width=128, layers=2),
+                )
+                found = measure(config, arguments.steps)
+                name = "one bucket" if span == ONE_BUCKET else f"buckets of {span}"
+                print(json.dumps({"task": config.task, "batches": name, **found}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Makes a test set of the held-out pages, trains the small detector on the GPUs that are there or on
+# two CPU processes, and shows it on a sentence. `make demo-spelling` calls this in its environment.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+gpus=$(python -c 'import torch; print(torch.cuda.device_count())')
+if [[ "$gpus" -gt 0 ]]; then
+  launch=(accelerate launch --config_file experiments/accelerate/ddp.yaml --num_processes "$gpus")
+else
+  # Two processes share the cores; more threads than cores would wait for each other.
+  export OMP_NUM_THREADS=$((($(nproc) + 1) / 2))
+  launch=(accelerate launch --config_file experiments/accelerate/cpu.yaml)
+fi
+python experiments/spelling_test_set.py examples/webdocs/*pq00-000.jsonl.gz \
+  --out runs/demo_spelling_tests --group webdocs --lines 500
+"${launch[@]}" bsmeta/train.py --config-name demo_spelling overwrite_out_dir=true "$@"
+echo 'Returns the nubmer of rows that the fuction has recieved, or rises an error.' |
+  python bsmeta/predict.py checkpoint=runs/demo_spelling input=-
