@@ -91,6 +91,12 @@ class AnnotateConfig:
     paragraph_values: bool = key(
         False, "paragraph: the text of each as its value (as published) instead of its number"
     )
+    spelling_model: str | None = key(
+        None,
+        "spelling: a trained model that flags misspelled words: a run of task=sed_words, or one of "
+        "its checkpoints",
+        is_path=True,
+    )
     entity_source: str = key(
         "links",
         "entity: links (an anchor's text is a mention of the page that it leads to, if that is "
