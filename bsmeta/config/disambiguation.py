@@ -134,6 +134,12 @@ class DisambiguationConfig(RunConfig):
     encoder_layers: int | None = key(
         None, "layers of the encoder of mentions: the first so many; null: all", at_least=1
     )
+    train_layers: int | None = key(
+        None,
+        "layers of the encoder of mentions that are trained: the last so many, without its "
+        "embeddings of tokens; null: all of it",
+        at_least=0,
+    )
     share_encoders: bool = key(
         False, "one encoder for mentions and entities, instead of one for each"
     )

@@ -65,10 +65,11 @@ def _model(config: DisambiguationConfig) -> Iterator[Problem]:
         expected = "false, because train_entity_encoder=false keeps the weights of one of them"
         fix = "share_encoders=false, or train_entity_encoder=true"
         yield Problem("share_encoders", HYDRA, show(True), expected, fix)
-    if config.share_encoders and config.encoder_layers is not None:
-        expected = "null, because share_encoders=true makes it the encoder of entities, too"
-        fix = "encoder_layers=null, or share_encoders=false"
-        yield Problem("encoder_layers", HYDRA, show(config.encoder_layers), expected, fix)
+    for key in ("encoder_layers", "train_layers"):
+        if config.share_encoders and getattr(config, key) is not None:
+            expected = "null, because share_encoders=true makes it the encoder of entities, too"
+            fix = f"{key}=null, or share_encoders=false"
+            yield Problem(key, HYDRA, show(getattr(config, key)), expected, fix)
 
 
 def _texts(config: DisambiguationConfig) -> Iterator[Problem]:

@@ -208,6 +208,8 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     with whole_weights():  # DeepSpeed partitions the module as a whole
         mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
         entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
+    if config.train_layers is not None:
+        _freeze(mention_encoder, config.train_layers)
     return BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
 
 
@@ -240,6 +242,20 @@ def _encoder(
     if is_real:
         _add_tokens(encoder, tokenizer)
     return encoder
+
+
+def _freeze(encoder: PreTrainedModel, trained: int) -> None:
+    """Leaves only the last layers of an encoder to be trained."""
+    count = encoder.config.num_hidden_layers
+    if trained > count:
+        raise ConfigurationError(
+            f"train_layers={trained}: the encoder has {count} layers; expected at most as many"
+        )
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
+    layers = next(found for found in lists if len(found) == count)
+    encoder.requires_grad_(False)
+    for layer in layers[count - trained :]:
+        layer.requires_grad_(True)
 
 
 def _cut(shape: Any, layers: int) -> None:

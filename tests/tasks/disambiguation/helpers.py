@@ -23,7 +23,7 @@ def write_encoder(folder: Path, dropout: float = 0.1) -> Path:
     words = [*SPECIAL, *WORDS, *FILLERS, *CONTEXTS, *(w for c in CONTEXTS.values() for w in c)]
     letters = "abcdefghijklmnopqrstuvwxyz"
     words += [*letters, *(f"##{letter}" for letter in letters), ",", ".", "(", ")"]
-    vocabulary = {token: number for number, token in enumerate(words)}
+    vocabulary = {token: number for number, token in enumerate(dict.fromkeys(words))}
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -35,7 +35,7 @@ def write_encoder(folder: Path, dropout: float = 0.1) -> Path:
         cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
     ).save_pretrained(folder)  # fmt: skip
     shape = BertConfig(
-        vocab_size=len(words), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )  # fmt: skip

@@ -1,0 +1,120 @@
+"""What a micro-batch contains: texts, what mentions are compared with, and what is masked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.tasks.disambiguation.batches import IGNORED, Row
+from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+
+Make = Callable[..., EntityDisambiguator]
+
+
+@pytest.fixture
+def make(world: Path, encoder: Path, tmp_path: Path) -> Make:
+    def task(**more: Any) -> EntityDisambiguator:
+        config = DisambiguationConfig(model_name=str(encoder), log_prior="scores")
+        data = config.data_config
+        data.train_file, data.entity_table = f"{world}/train.jsonl", f"{world}/entities"
+        data.dev_file, data.prep_dir = f"{world}/dev.jsonl", f"{tmp_path}/prep"
+        data.max_entity_length, data.window_length = 48, 16
+        data.mask_rarest = data.mask_most_frequent = 0.0
+        for name, value in more.items():
+            setattr(data if hasattr(data, name) else config, name, value)
+        return EntityDisambiguator(config)
+
+    return task
+
+
+def rows_of(task: EntityDisambiguator, count: int = 4) -> list[Row]:
+    return task.data.train.read(range(count))
+
+
+def test_an_entity_is_encoded_once_however_many_mentions_it_is_a_candidate_of(make: Make) -> None:
+    task = make()
+    batch = task._batches.micro_batch(rows_of(task, 30), 0)
+    assert len(batch.tensors["targets"]) == 60 == batch.weight == batch.counts["mentions"]
+    assert len(batch.tensors["entity_ids"]) == batch.counts["entities"] == 13  # all there are
+    assert batch.counts["weak_labels"] == 12
+    assert batch.tensors["allowed"].all()
+    assert len({*batch.documents}) == 60
+    assert batch.documents[:4] == ["100:0", "101:0", "101:1", "102:0"]
+
+
+def test_own_candidates_only(make: Make) -> None:
+    task = make(negatives="own")
+    tensors = task._batches.micro_batch(rows_of(task, 30), 0).tensors
+    counts = {2, 3}  # `bank` has three candidates
+    assert {*tensors["allowed"].sum(1).tolist()} == counts
+    assert tensors["allowed"][torch.arange(60), tensors["targets"]].all()
+
+
+def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
+    def target(train_in_candidates: bool) -> tuple[int, float, list[bool]]:
+        task = make(train_in_candidates=train_in_candidates, negatives="own")
+        row = rows_of(task, 1)[0]
+        wrong = {"bank": "seal-river"}.get(task.data.table.alias(int(row.aliases[0])), "bank-river")
+        row = replace(row, entities=np.array([task.data.table.index(wrong)]))
+        batch = task._batches.micro_batch([row], 0)
+        return int(batch.tensors["targets"][0]), batch.weight, batch.tensors["allowed"][0].tolist()
+
+    assert target(train_in_candidates=True)[:2] == (IGNORED, 0.0)
+    assert target(train_in_candidates=False)[:2] == (0, 1.0)  # the column of NIL
+
+
+def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.9, negatives="own")
+    batches, rows = task._batches, rows_of(task, 6)
+    mask = task.data.tokenizer.mask_token_id
+
+    def masked(chosen: list[Row], epoch: int) -> list[list[int]]:
+        tensors = batches.micro_batch(chosen, epoch).tensors
+        places = tensors["mention_tokens"][:, 0]
+        return (tensors["input_ids"].flatten()[places] == mask).tolist()
+
+    together = masked(rows, 0)
+    apart = [one for row in rows for one in masked([row], 0)]
+    assert together == apart
+    assert {*together} == {True, False}
+    assert masked(rows, 1) != together
+    assert masked(rows, 0) == together
+
+
+def test_a_masked_title_is_another_text_of_the_same_entity(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.5)
+    batch = task._batches.micro_batch(rows_of(task, 60), 0).tensors
+    assert len(batch["entity_ids"]) == 26  # each entity with and without its title
+    assert batch["allowed"].sum(1).tolist() == [25] * 120  # not the other text of its own entity
+    assert batch["allowed"][torch.arange(120), batch["targets"]].all()
+
+
+def test_popular_entities_are_masked_more_often(make: Make) -> None:
+    task = make(mask_rarest=0.5, mask_most_frequent=0.9)
+    probability = task._batches._mask_probability
+    counts = task.data.counts
+    assert probability[counts == 0] == pytest.approx(0.5)
+    assert probability[counts == counts.max()] == pytest.approx(0.9)
+    order = np.argsort(counts, kind="stable")
+    assert (np.diff(probability[order]) >= 0).all()
+
+
+def test_sentences_and_windows_point_at_the_mention(make: Make) -> None:
+    for encoding, texts in (("sentence", 3), ("window", 6)):
+        task = make(mention_encoding=encoding, pooling="first")
+        tensors = task._batches.micro_batch(rows_of(task, 3), 0).tensors
+        assert len(tensors["input_ids"]) == texts
+        first = tensors["input_ids"].flatten()[tensors["mention_tokens"][:, 0]]
+        words = task.data.tokenizer.convert_ids_to_tokens(first.tolist())
+        if encoding == "window":
+            assert words == ["[CLS]"] * 6
+        else:
+            table, rows = task.data.table, rows_of(task, 3)
+            assert words == [table.alias(int(alias)) for row in rows for alias in row.aliases]

@@ -1,0 +1,76 @@
+"""Candidates, their priors without the own document, and the popularity of entities."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bsmeta.tasks.disambiguation.candidates import (
+    DocumentCounts,
+    candidates_of,
+    percentiles,
+    training_counts,
+)
+from bsmeta.tasks.disambiguation.entities import EntityTable
+
+
+@pytest.fixture(scope="module")
+def table(world: Path) -> EntityTable:
+    return EntityTable.open(world / "entities")
+
+
+def numbers(table: EntityTable, *ids: str) -> np.ndarray:
+    return np.array([table.index(one) for one in ids])
+
+
+def test_candidates_of_mentions(table: EntityTable) -> None:
+    bank, bass = table.alias_index("bank"), table.alias_index("bass")
+    gold = numbers(table, "bank-money", "bank-river", "seal-river")
+    found = candidates_of(table, [bank, bass, -1], gold)
+    ids = [[table.entity_id(e) if e >= 0 else None for e in row] for row in found.entities]
+    assert ids == [
+        ["bank-river", "bank-money", "unseen"], ["bass-river", "bass-money", None], [None] * 3,
+    ]  # fmt: skip
+    assert found.gold.tolist() == [1, -1, -1]
+    # Scores 10, 9 and 1, each with 0.1 added.
+    assert found.log_prior[0] == pytest.approx(np.log(np.array([10.1, 9.1, 1.1]) / 20.3))
+    assert found.log_floor[0] == pytest.approx(np.log(0.1 / 20.3))
+
+
+def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
+    bank = table.alias_index("bank")
+    river, money = numbers(table, "bank-river", "bank-money")
+    counts = DocumentCounts(
+        np.array([7, 7, 7, 8]), np.array([bank] * 4), np.array([river, river, money, money])
+    )
+    found = candidates_of(
+        table, [bank, bank, bank], np.array([river, money, money]), np.array([7, 8, 9]), counts
+    )
+    assert np.exp(found.log_prior) == pytest.approx(np.array([
+        [8.1 / 17.3, 8.1 / 17.3, 1.1 / 17.3],  # 10 - 2, 9 - 1, 1
+        [10.1 / 19.3, 8.1 / 19.3, 1.1 / 19.3],
+        [10.1 / 20.3, 9.1 / 20.3, 1.1 / 20.3],
+    ]))  # fmt: skip
+
+
+def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> None:
+    bank = table.alias_index("bank")
+    gold = numbers(table, "unseen", "bank-river", "bass-river")
+    found = candidates_of(table, [bank] * 3, gold).first(2)
+    ids = [[table.entity_id(entity) for entity in row] for row in found.entities]
+    assert ids == [
+        ["bank-river", "unseen"],
+        ["bank-river", "bank-money"],
+        ["bank-river", "bank-money"],
+    ]
+    assert found.gold.tolist() == [1, 0, -1]
+    assert np.exp(found.log_prior[0]) == pytest.approx(np.array([10.1, 1.1]) / 20.3)
+
+
+def test_percentiles_of_the_entities_in_the_training_data() -> None:
+    counts = training_counts(np.array([1, 2, 2, 3, 3, 3, 4, 4, 4]), 6)
+    assert counts.tolist() == [0, 1, 2, 3, 3, 0]
+    assert percentiles(counts) == pytest.approx([0, 0, 1 / 3, 2 / 3, 2 / 3, 0])
+    assert percentiles(np.zeros(2, np.int64)).tolist() == [0, 0]

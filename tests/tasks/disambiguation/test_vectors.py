@@ -1,0 +1,38 @@
+"""Vectors of entities on disk: each computed once, also after the table has grown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from bsmeta.tasks.disambiguation.vectors import EntityVectors
+
+
+def opened(folder: Path, texts: list[str], computed: list[int]) -> EntityVectors:
+    def encode(entities: np.ndarray) -> np.ndarray:
+        computed.extend(entities.tolist())
+        return np.array([[len(texts[entity]), entity] for entity in entities], np.float32)
+
+    text: Callable[[int], str] = texts.__getitem__
+    return EntityVectors(folder / "vectors", len(texts), 2, text, encode)
+
+
+def test_a_vector_is_computed_when_it_is_first_asked_for(tmp_path: Path) -> None:
+    texts, computed = ["", "a", "bb", "ccc"], []
+    vectors = opened(tmp_path, texts, computed)
+    assert vectors.get(np.array([2, 1, 2])).tolist() == [[2, 2], [1, 1], [2, 2]]
+    assert computed == [1, 2]
+    again = opened(tmp_path, texts, computed)
+    assert again.get(np.array([3, 2])).tolist() == [[3, 3], [2, 2]]
+    assert computed == [1, 2, 3]
+
+
+def test_only_new_and_changed_entities_are_computed_again(tmp_path: Path) -> None:
+    texts, computed = ["", "a", "bb"], []
+    opened(tmp_path, texts, computed).get(np.array([0, 1, 2]))
+    grown = ["", "changed", "bb", "new one"]
+    found = opened(tmp_path, grown, computed).get(np.arange(4))
+    assert found.tolist() == [[0, 0], [7, 1], [2, 2], [7, 3]]
+    assert computed == [0, 1, 2, 1, 3]
