@@ -71,6 +71,35 @@ class FixedSize:
         return EpochOrder(rows, np.minimum(bounds, self._num_rows))
 
 
+class SimilarLengths(FixedSize):
+    """Steps of `batch_size` rows of similar length, which need little padding.
+
+    An epoch's rows are shuffled; those of every `SORTED_STEPS` steps are sorted by length and cut
+    into steps, which are shuffled. One step of an epoch has the remaining rows.
+
+    Args:
+        lengths: Tokens of each row, int[number of rows].
+        batch_size: Rows of a step.
+        seed: Seed of the run.
+    """
+
+    SORTED_STEPS = 50
+
+    def __init__(self, lengths: np.ndarray, batch_size: int, seed: int) -> None:
+        super().__init__(len(lengths), batch_size, seed)
+        self._lengths = np.asarray(lengths)
+
+    def epoch(self, epoch: int) -> EpochOrder:
+        shuffled = super().epoch(epoch).rows
+        part = np.arange(len(shuffled)) // (self.SORTED_STEPS * self._batch_size)
+        rows = shuffled[np.lexsort((self._lengths[shuffled], part))]
+        turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        steps = np.array_split(rows, np.arange(self._batch_size, len(rows), self._batch_size))
+        chosen = [steps[number] for number in turn]
+        bounds = np.cumsum([0, *map(len, chosen)])
+        return EpochOrder(np.concatenate(chosen), bounds)
+
+
 class TokenBudget:
     """Steps of rows of similar length whose padded tokens fit a budget over all processes.
 

@@ -48,6 +48,12 @@ class Sentences:
     def __len__(self) -> int:
         return len(self._store)
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """int64: the number of tokens of each row."""
+        column = self._store.with_format("arrow")[:]["input_ids"].combine_chunks()
+        return np.asarray(column.value_lengths().to_numpy()).astype(np.int64)
+
     def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
         """Some rows."""
         columns = self._store[[int(number) for number in numbers]]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from bsmeta.config.batch import BatchPlan
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import FixedSize
+from bsmeta.data.table.order import SimilarLengths
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
@@ -40,9 +40,9 @@ class EntityDisambiguator:
     def build_model(self) -> BiEncoder:
         return models.build_model(self._config, self.data.tokenizer)
 
-    def _order(self, world_size: int) -> FixedSize:
+    def _order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
-        return FixedSize(len(self.data.train), batch_size, self._config.seed)
+        return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
         return self._order(world_size).steps_per_epoch
