@@ -1,0 +1,171 @@
+"""The disambiguator through the trainer: real processes, killed and resumed, one, two and four."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from tests.conftest import REPOSITORY
+from tests.tasks.disambiguation.helpers import lines, write_encoder, write_world
+
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+KILLED = REPOSITORY / "tests" / "tasks" / "classification" / "killed_train.py"
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+Steps = Callable[[Path], dict[int, dict[str, Any]]]
+Documents = Callable[[Path], dict[int, list[str]]]
+
+
+def arguments(folder: Path, encoder: Path, out_dir: Path, *more: str) -> list[str]:
+    return [
+        "--config-name", "disambiguation", *(
+            f"data_config.{name}={folder}/{value}" for name, value in
+            (("train_file", "train.jsonl"), ("dev_file", "dev.jsonl"), ("entity_table", "entities"))
+        ),
+        f"model_name={encoder}", f"out_dir={out_dir}", "trackers=[]", "learning_rate=0.003",
+        "data_config.max_entity_length=48", "data_config.window_length=32", "num_train_epochs=3",
+        "data_config.batch_size=8", "evals_per_epoch=1", "saves_per_epoch=1",
+        "log_documents=true", "log_prior=leave_one_out", "bootstrap_resamples=50", *more,
+    ]  # fmt: skip
+
+
+def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
+    parsed = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
+    return [line for line in parsed if line["event"] == kind]
+
+
+def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
+    return {number: (step["loss"], step["grad_norm"]) for number, step in steps.items()}
+
+
+def mentions(rows: list[dict[str, Any]]) -> set[str]:
+    return {f"{row['sent_idx_unq']}:{n}" for row in rows for n in range(len(row["aliases"]))}
+
+
+def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
+) -> None:
+    write_world(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    launch(TRAIN, *arguments(tmp_path, encoder, whole), processes=2)
+    died = launch(
+        KILLED, *arguments(tmp_path, encoder, killed), processes=2, check=False, KILL_AT="13"
+    )
+    assert died.returncode != 0
+    again = arguments(tmp_path, encoder, killed, "resume_from_checkpoint_dir=latest")
+    launch(TRAIN, *again, processes=2)
+
+    assert [event["step"] for event in events(killed, "resume")] == [8]
+    assert exact(steps(killed)) == exact(steps(whole))
+    assert documents(killed) == documents(whole)
+    assert events(killed, "eval") == events(whole, "eval")
+    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    first, second = (run / "evaluation/evaluation.json" for run in (whole, killed))
+    assert first.read_text() == second.read_text()
+
+    # Each mention once an epoch, weak labels included.
+    for epoch in (0, 8, 16):
+        seen = [name for step in range(1, 9) for name in documents(whole)[epoch + step]]
+        assert sorted(seen) == sorted(mentions(lines(60, seed=1)))
+
+    # Gold mentions only are scored.
+    gold = sum(sum(line["gold"]) for line in lines(24, seed=2, weak=7))
+    everyone = len(mentions(lines(24, seed=2)))
+    assert (gold, everyone) == (42, 48)
+    assert {event["mentions"] for event in events(whole, "eval")} == {42.0}
+
+
+@pytest.mark.slow
+def test_a_frozen_encoder_and_hard_negatives_resume_exactly(
+    launch: Launch, steps: Steps, tmp_path: Path, encoder: Path
+) -> None:
+    write_world(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    more = (
+        "train_entity_encoder=false", "hard_negatives=2", "train_in_candidates=false",
+        "data_config.mention_encoding=window", "max_train_candidates=2",
+    )  # fmt: skip
+    launch(TRAIN, *arguments(tmp_path, encoder, whole, *more))
+    launch(KILLED, *arguments(tmp_path, encoder, killed, *more), check=False, KILL_AT="13")
+    launch(TRAIN, *arguments(tmp_path, encoder, killed, *more, "resume_from_checkpoint_dir=latest"))
+    assert exact(steps(killed)) == exact(steps(whole))
+    before = load_file(encoder / "model.safetensors")
+    after = load_file(whole / "model/model.safetensors")
+    name = "encoder.layer.0.attention.self.query.weight"
+    assert torch.equal(after[f"entity_encoder.{name}"], before[name])
+    assert not torch.equal(after[f"mention_encoder.{name}"], before[name])
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_train_on_the_same_mentions_with_the_same_result(
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    write_world(tmp_path)
+    encoder = write_encoder(tmp_path / "encoder", dropout=0.0)
+    runs = []
+    for processes in (1, 2, 4):
+        runs.append(tmp_path / str(processes))
+        # Each mention beside its own candidates: those of a micro-batch depend on its rows.
+        more = arguments(tmp_path, encoder, runs[-1], "negatives=own")
+        launch(TRAIN, *more, processes=processes)
+    alone, *others = runs
+    for other in others:
+        assert documents(other) == documents(alone)
+        for number, step in steps(alone).items():
+            assert steps(other)[number]["loss"] == pytest.approx(step["loss"], rel=1e-3)
+        for found, expected in zip(events(other, "eval"), events(alone, "eval"), strict=True):
+            assert found["accuracy"] == expected["accuracy"]
+            assert found["loss"] == pytest.approx(expected["loss"], rel=1e-2)
+
+
+@pytest.mark.slow
+def test_one_two_and_four_processes_evaluate_a_model_alike(
+    launch: Launch, tmp_path: Path, encoder: Path
+) -> None:
+    write_world(tmp_path)
+    found = []
+    for processes in (1, 2, 4):
+        out_dir = tmp_path / str(processes)
+        more = ("start_with_eval=true", "max_train_steps=1", "num_train_epochs=null")
+        more += ("evals_per_epoch=null", "eval_steps=0", "saves_per_epoch=null")
+        launch(
+            TRAIN, *arguments(tmp_path, encoder, out_dir, *more, "keep_best_by=null"),
+            processes=processes,
+        )  # fmt: skip
+        found.append(events(out_dir, "eval")[0])
+    assert found[0]["step"] == 0
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, stage: int) -> None:
+    write_world(tmp_path)
+    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
+    settings["zero_optimization"] = {
+        "stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3
+    }  # fmt: skip
+    (tmp_path / "zero.json").write_text(json.dumps(settings))
+    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
+    launch["deepspeed_config"] = {
+        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": stage == 3
+    }  # fmt: skip
+    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
+    out_dir = tmp_path / "run"
+    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
+    done = subprocess.run(
+        [*command, *arguments(tmp_path, encoder, out_dir)], cwd=REPOSITORY, capture_output=True,
+        text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
+    assert events(out_dir, "eval")[-1]["mentions"] == 42.0
+    assert (out_dir / "evaluation" / "report.html").exists()
