@@ -213,6 +213,11 @@ class SecConfig(SpellingConfig):
     num_beams: int = key(
         1, "beams of the search in `generate`; 1: greedy", at_least=1, heading="Correction"
     )
+    detector: str | None = key(
+        None,
+        "model/ of a run of sed_words: only words that it flags are changed; null: all may be",
+        is_path=True,
+    )
     val_corrections: int = key(
         100, "validation samples to correct at each evaluation (the loss is over all)", at_least=1
     )

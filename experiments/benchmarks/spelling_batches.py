@@ -30,7 +30,10 @@ ONE_BUCKET = 1_000_000
 
 def task_of(config: SpellingConfig) -> Detection | Correction:
     """The task of a configuration."""
-    return WordDetection(config) if isinstance(config, SedWordsConfig) else Correction(config)
+    if isinstance(config, SedWordsConfig):
+        return WordDetection(config)
+    assert isinstance(config, SecConfig)
+    return Correction(config)
 
 
 def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from bsmeta.data.table.order import TokenBudget
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Correction as Change
-from bsmeta.tasks.spelling.corrections import find_corrections
-from bsmeta.tasks.spelling.detector import ROOM
+from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections
+from bsmeta.tasks.spelling.detector import ROOM, Inputs, load_detector
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import (
     VALIDATION,
@@ -34,7 +34,7 @@ from bsmeta.tasks.spelling.pairs import (
 )
 from bsmeta.tasks.spelling.predicting import prediction_column, predictions
 from bsmeta.tasks.spelling.report import finish
-from bsmeta.tasks.spelling.scoring import spread
+from bsmeta.tasks.spelling.scoring import logits_of_words, spread
 from bsmeta.tasks.spelling.seq2seq import (
     IGNORED,
     build_seq2seq,
@@ -45,7 +45,7 @@ from bsmeta.tasks.spelling.seq2seq import (
     token_counts,
 )
 from bsmeta.tasks.spelling.table import Table, open_table
-from bsmeta.tasks.spelling.text import cut
+from bsmeta.tasks.spelling.text import cut, words
 
 
 class Correction:
@@ -200,9 +200,29 @@ class Correction:
 
         lengths = np.array(token_counts(self._tokenizer, texts), np.int64)
         found = iter(spread(lengths, self._config.batch_max_length, correct, context))
-        return [
+        corrected = [
             " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
             for own in chunks
+        ]
+        return corrected if self._detector is None else self._at_flags(lines, corrected, context)
+
+    @cached_property
+    def _detector(self) -> tuple[nn.Module, Inputs] | None:
+        """The detector that says which words may be changed, and its inputs."""
+        folder = self._config.detector
+        return None if folder is None else load_detector(Path(folder))
+
+    def _at_flags(
+        self, lines: Sequence[str], corrected: Sequence[str], context: EvaluationContext
+    ) -> list[str]:
+        """The corrections of words that the detector flags; the others stay as they are."""
+        assert self._detector is not None
+        model, inputs = self._detector
+        texts, budget = [line.split() for line in lines], self._config.batch_max_length
+        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [
+            corrected_at(line, new, scores > 0)
+            for line, new, scores in zip(lines, corrected, logits, strict=True)
         ]
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
@@ -234,3 +254,20 @@ class Correction:
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._tokenizer.save_pretrained(str(folder))
+
+
+def corrected_at(line: str, corrected: str, flags: Sequence[bool] | np.ndarray) -> str:
+    """A line with those of its corrections that touch flagged words.
+
+    Args:
+        line: The line.
+        corrected: Its correction.
+        flags: Whether each word of the line may be changed.
+    """
+    flagged = [span for span, flag in zip(words(line), flags, strict=True) if flag]
+    kept = [
+        change
+        for change in find_corrections(line, corrected)
+        if any(start < change.end and change.start < end for start, end in flagged)
+    ]
+    return apply_corrections(line, kept)

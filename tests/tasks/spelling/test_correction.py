@@ -1,0 +1,58 @@
+"""Corrections are made only where a detector allows them, and the corrector's batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from bsmeta.config.spelling import SecConfig, SmallModelConfig
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.spelling.correction import Correction, corrected_at
+from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq, load_tokenizer
+
+ALONE = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
+
+
+def test_words_that_are_not_flagged_stay() -> None:
+    line, new = "teh  cat seet on\tmats", "the cat sat on mat"
+    assert corrected_at(line, new, [1, 0, 0, 0, 0]) == "the  cat seet on\tmats"
+    assert corrected_at(line, new, [0, 1, 1, 0, 0]) == "teh  cat sat on\tmats"
+    assert corrected_at(line, new, [0] * 5) == line
+    assert corrected_at(line, line, [1] * 5) == line
+
+
+def small(folder: Path) -> Correction:
+    config = SecConfig(
+        small_model=SmallModelConfig(width=16, layers=1, heads=2), max_characters=16,
+        store_dir=str(folder / "store"), datasets=[str(folder / "texts.txt")], val_splits=[],
+    )  # fmt: skip
+    (folder / "texts.txt").write_text("abc abd\nünder\n")
+    return Correction(config)
+
+
+def test_bytes_are_the_tokens_and_targets(tmp_path: Path) -> None:
+    task = small(tmp_path)
+    tokenizer = load_tokenizer(SecConfig())
+    assert tokenizer("ü")["input_ids"] == [198, 191, 1]
+    tensors = task._tensors([Pair(["ab"], ["abc"], "a"), Pair(["ü"], ["u"], "b")])
+    assert tensors["input_ids"].tolist() == [[100, 101, 1], [198, 191, 1]]
+    assert tensors["labels"].tolist() == [[100, 101, 102, 1], [120, 1, IGNORED, IGNORED]]
+    model = task.build_model()
+    loss = task.loss(model, tensors)
+    assert loss.parts["token_accuracy"][1] == 6
+    assert 6 * 4 < loss.sum.item() < 6 * 8  # about log(259) for each target at random weights
+
+
+def test_long_lines_are_corrected_in_chunks_and_a_model_is_reloaded(tmp_path: Path) -> None:
+    task = small(tmp_path)
+    model = task.build_model().eval()
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (tmp_path / "model").mkdir()
+    task.export(model, weights, tmp_path / "model")
+    again, _ = load_seq2seq(tmp_path / "model")
+    lines = ["abc " * 9, "x" * 40, ""]
+    found = task.judge(model, lines, ALONE)
+    assert found == Correction(task._config).judge(again, lines, ALONE)
+    assert found[1:] == ["x" * 40, ""]  # a word longer than a chunk stays
