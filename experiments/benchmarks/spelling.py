@@ -1,10 +1,12 @@
-"""Measures what the parts of the spelling tasks cost that run on the CPU only.
+"""Measures what using a spelling model costs on the CPU, and what noise, metrics and baselines do.
 
     python experiments/benchmarks/spelling.py --texts texts.txt
+    python experiments/benchmarks/spelling.py --texts texts.txt --checkpoint runs/sed_words
 
-Prints one JSON line, medians of `--rounds`, per CPU second of one process: words that each method
-of noise reads, words that the metrics of corrections align, characters that the dictionary judges
-and corrects, characters that are cut into chunks.
+Prints one JSON line, medians of `--rounds`, per CPU second of one process: characters that a model
+judges or corrects (with `--checkpoint`; that alone); otherwise words that each method of noise
+reads, words that the metrics of corrections align, characters that are cut into chunks, and
+characters that the dictionary judges and corrects.
 """
 
 from __future__ import annotations
@@ -66,16 +68,38 @@ def measure(lines: list[str], misspellings: str, rounds: int) -> dict[str, int]:
     return found
 
 
+def measure_model(lines: list[str], checkpoint: str, rounds: int) -> dict[str, int]:
+    """The rate of a trained model, with one thread."""
+    import torch
+
+    from bsmeta.tasks.base import ChangesText
+    from bsmeta.tasks.checkpoints import open_task
+
+    torch.set_num_threads(1)
+    task, folder = open_task(checkpoint, {})
+    if not isinstance(task, ChangesText):
+        raise SystemExit(f"--checkpoint {checkpoint}: its task does not change texts")
+    model = task.load(folder).eval()
+    return {
+        "predict_characters": rate(sum(map(len, lines)), lambda: task.changes(model, lines), rounds)
+    }
+
+
 def main() -> None:
     """Reads the texts, and prints the rates."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--texts", type=Path, required=True, help="correct text, a line each")
     parser.add_argument("--misspellings", default=CODESPELL, help="codespell, or a JSON file")
+    parser.add_argument("--checkpoint", help="measure this model: a run folder or a checkpoint")
     parser.add_argument("--lines", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     lines = arguments.texts.read_text(encoding="utf-8").splitlines()[: arguments.lines]
-    print(json.dumps(measure(lines, arguments.misspellings, arguments.rounds)))
+    if arguments.checkpoint is not None:
+        found = measure_model(lines, arguments.checkpoint, arguments.rounds)
+    else:
+        found = measure(lines, arguments.misspellings, arguments.rounds)
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
