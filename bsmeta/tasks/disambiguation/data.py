@@ -18,9 +18,11 @@ from bsmeta.data.table.store import saved_key
 from bsmeta.tasks.disambiguation.batches import Row
 from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
 from bsmeta.tasks.disambiguation.chunks import Limits
+from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import FrozenVectors
-from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.model import most_tokens
+from bsmeta.tasks.disambiguation.neighbors import Neighbors
 from bsmeta.tasks.disambiguation.prep import open_prep
 from bsmeta.tasks.disambiguation.texts import EntityTexts, Surround, load_tokenizer
 
@@ -213,11 +215,33 @@ class Data:
     @cached_property
     def frozen(self) -> FrozenVectors | None:
         """The vectors of the entities' encoder, if it is not trained."""
-        if self._config.train_entity_encoder:
-            return None
+        return None if self._config.train_entity_encoder else self.vectors_before_training
+
+    @cached_property
+    def vectors_before_training(self) -> FrozenVectors:
+        """The vectors of the entities' encoder before it is trained."""
         return FrozenVectors(
             self._config, self.texts, self.tokenizer, len(self.table), self.vectors_dir
         )
+
+    @cached_property
+    def neighbors(self) -> Neighbors | None:
+        """The hard negatives of each entity of the training data, if they are wanted."""
+        if self._config.hard_negatives == 0:
+            return None
+        entities = np.flatnonzero(self.counts)
+        return Neighbors(
+            self.vectors_before_training,
+            entities[entities != NIL],
+            len(self.table),
+            self._config.hard_negatives,
+            self.vectors_dir,
+        )
+
+    @cached_property
+    def detector(self) -> Detector:
+        """Finds mentions in texts."""
+        return open_detector(self._config.data_config, self.table, self.prep_dir / "forms")
 
 
 def prepare(config: DisambiguationConfig) -> None:
@@ -226,3 +250,4 @@ def prepare(config: DisambiguationConfig) -> None:
     for name in SPLITS:
         data.split(name)
     data.fill_frozen()
+    data.neighbors  # noqa: B018 - computed when it is first read

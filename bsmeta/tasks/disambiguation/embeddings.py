@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -116,14 +117,17 @@ class FrozenVectors:
             model = build_model(config, tokenizer).eval()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         encoder = model.mention_encoder if model.entity_encoder is None else model.entity_encoder
-        about = (weights_hash(encoder.state_dict()), config.pooling, config.mixed_precision)
+        self._about = (
+            weights_hash(encoder.state_dict()), config.pooling, config.mixed_precision,
+            texts.settings,
+        )  # fmt: skip
         self._model = EntityEncoder(
             model.to(device), texts, tokenizer, device, config.mixed_precision
         )
         size = int(encoder.config.hidden_size)
         self._vectors = []
         for is_masked in (False, True):
-            name = folder_name("frozen", *about, texts.settings, is_masked)
+            name = self.name_of("frozen", is_masked)
             encode = self._encode_masked if is_masked else self._encode_whole
             self._vectors.append(EntityVectors(folder / name, count, size, texts.text, encode))
 
@@ -140,6 +144,10 @@ class FrozenVectors:
         for vectors, chosen in zip(self._vectors, (~is_masked, is_masked), strict=True):
             found[chosen] = vectors.get(entities[chosen])
         return found
+
+    def name_of(self, *parts: Any) -> str:
+        """The name of a file or folder of what follows from these vectors and some values."""
+        return folder_name(*self._about, *parts)
 
     def fill(self, entities: np.ndarray, *, masked: bool) -> None:
         """Computes the vectors of entities that are missing, also those with a masked title."""

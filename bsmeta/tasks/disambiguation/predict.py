@@ -65,9 +65,9 @@ class Predictor:
     def __call__(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         """Yields the entities of each record's `text`, in the order of the records.
 
-        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (the
-        text in lower case, if it is left out); otherwise they are detected by the aliases of the
-        table. Mentions that mean none of their candidates (NIL), or whose probability is below
+        A record may name its `mentions`, each with `start`, `end` (characters) and `alias` (that
+        of its text, if it is left out); otherwise they are detected by the aliases of the table.
+        Mentions that mean none of their candidates (NIL), or whose probability is below
         `min_score`, are left out.
         """
         remaining = iter(records)
@@ -84,27 +84,31 @@ class Predictor:
         return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
 
     def _spans(self, record: Mapping[str, Any]) -> list[_Span]:
-        text, table = str(record["text"]), self._data.table
-        if "mentions" not in record:
-            return [_Span(*found) for found in self._detector(text)]
-        mentions = record["mentions"]
+        text = str(record["text"])
+        mentions = record.get("mentions")
+        if mentions is None:
+            return [_Span(*found) for found in self._data.detector(text)]
         if not isinstance(mentions, list):
+            raise DataError(f"mentions: {mentions!r}; expected a list, or none to detect them")
+        return [self._span(text, mention) for mention in mentions]
+
+    def _span(self, text: str, mention: Any) -> _Span:
+        """A mention of a record."""
+        try:
+            start, end = int(mention["start"]), int(mention["end"])
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(
-                f"mentions: {mentions!r}; expected a list of objects with start, end and alias"
-            )
-        spans = []
-        for mention in mentions:
-            try:
-                start, end = int(mention["start"]), int(mention["end"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise DataError(
-                    f"mentions: {mention!r}; expected start and end, in characters of the text"
-                ) from error
-            if not 0 <= start < end <= len(text):
-                raise DataError(f"mentions: [{start}, {end}] in a text of {len(text)} characters")
-            alias = mention.get("alias", text[start:end].lower())
-            spans.append(_Span(start, end, table.alias_index(alias)))
-        return spans
+                f"mentions: {mention!r}; expected start and end, in characters of the text"
+            ) from error
+        if not 0 <= start < end <= len(text):
+            raise DataError(f"mentions: [{start}, {end}] in a text of {len(text)} characters")
+        if "alias" in mention:
+            return _Span(start, end, self._data.table.alias_index(str(mention["alias"])))
+        whole = (0, end - start)
+        found = (
+            alias for *place, alias in self._data.detector(text[start:end]) if (*place,) == whole
+        )
+        return _Span(start, end, next(found, -1))
 
     def _entities(
         self, texts: Sequence[str], spans: Sequence[Sequence[_Span]]

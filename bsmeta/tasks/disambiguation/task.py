@@ -53,7 +53,7 @@ class EntityDisambiguator:
         data.fill_frozen()
         return TrainingBatches(
             config, data.table, data.tokenizer, data.texts, data.popularity, data.document_counts,
-            data.frozen, None,
+            data.frozen, data.neighbors,
         )  # fmt: skip
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:

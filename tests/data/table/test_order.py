@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.table.order import EpochOrder, FixedSize, TokenBudget
+from bsmeta.data.table.order import EpochOrder, FixedSize, SimilarLengths, TokenBudget
 
 
 def steps(order: EpochOrder) -> list[list[int]]:
@@ -26,6 +26,21 @@ def test_fixed_steps_hold_every_row_once_and_the_last_one_the_rest() -> None:
     assert first != second
     assert first == steps(FixedSize(7, 3, seed=1).epoch(0))
     assert first != steps(FixedSize(7, 3, seed=2).epoch(0))
+
+
+def test_steps_of_similar_lengths_hold_every_row_once() -> None:
+    lengths = np.tile([1, 9, 5], 41)[:121]
+    order = SimilarLengths(lengths, 10, seed=1)
+    first, second = steps(order.epoch(0)), steps(order.epoch(1))
+    assert sorted(map(len, first)) == [1, *[10] * 12]
+    assert len(first) == order.steps_per_epoch
+    assert sorted(itertools.chain(*first)) == sorted(itertools.chain(*second)) == list(range(121))
+    assert first != second
+    assert first == steps(SimilarLengths(lengths, 10, seed=1).epoch(0))
+    mixed = [step for step in first if len({*lengths[step].tolist()}) > 1]
+    assert len(mixed) <= 2  # where one length ends and the next begins
+    of_steps = [int(lengths[step[0]]) for step in first]
+    assert of_steps != sorted(of_steps)
 
 
 def test_a_budget_of_forty_tokens_takes_rows_of_one_bucket() -> None:

@@ -1,0 +1,126 @@
+"""A trained model on new texts: mentions given or detected, records in and out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsmeta.tasks.base import Predicts
+from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.disambiguation.profiles import add_entities
+from tests.conftest import REPOSITORY
+from tests.tasks.disambiguation.helpers import CONTEXTS, write_lines, write_world
+from tests.tasks.disambiguation.test_training import arguments
+
+Launch = Callable[..., subprocess.CompletedProcess[str]]
+TRAIN, PREDICT = (REPOSITORY / "bsmeta" / name for name in ("train.py", "predict.py"))
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
+    """A run that has learned the meanings of the small world, with its data beside it."""
+    from tests.conftest import command, run_warm
+
+    folder = tmp_path_factory.mktemp("trained")
+    write_world(folder)
+    more = ("num_train_epochs=8", "evals_per_epoch=null", "eval_steps=0", "keep_best_by=null")
+    done = run_warm(command(TRAIN, *arguments(folder, encoder, folder / "run", *more), processes=1))
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "run"
+
+
+def sentence(theme: str, word: str) -> str:
+    return f"the {CONTEXTS[theme][0]} near {word} with {CONTEXTS[theme][1]}"
+
+
+def test_mentions_given_and_detected(run_folder: Path) -> None:
+    task, folder = open_task(str(run_folder), {})
+    assert isinstance(task, Predicts)
+    model = task.load(folder)
+    river, money = sentence("river", "Bass"), sentence("money", "seal")
+    place = river.index("Bass")
+    found = task.predict(
+        model,
+        [
+            {"text": river, "mentions": [{"start": place, "end": place + 4, "alias": "bass"}]},
+            {"text": money},
+            {"text": "nothing here"},
+            {"text": river, "mentions": [{"start": 0, "end": 3}]},
+            {"text": " ".join([money] * 40)},
+        ],
+    )
+    given, detected, none, unknown, long = (record["entities"] for record in found)
+    (entity,) = given
+    assert entity.pop("score") > 0.5
+    assert entity == {
+        "mention": "Bass", "start": place, "end": place + 4, "alias": "bass",
+        "entity": "bass-river", "title": "bass (river)",
+    }  # fmt: skip
+    assert [(entity["mention"], entity["entity"]) for entity in detected] == [
+        ("seal", "seal-money")
+    ]
+    assert none == unknown == []
+    # A long text has a mention every 28 characters, in as many rows as it takes.
+    assert [entity["start"] for entity in long] == [
+        money.index("seal") + n * (len(money) + 1) for n in range(40)
+    ]
+    assert {entity["entity"] for entity in long} == {"seal-money"}
+
+
+def test_predictions_below_the_lowest_score_are_dropped(run_folder: Path) -> None:
+    task, folder = open_task(str(run_folder), {"min_score": 1.0})
+    assert isinstance(task, Predicts)
+    (record,) = task.predict(task.load(folder), [{"text": "bank"}])
+    assert record == {"entities": []}
+
+
+def test_an_added_entity_is_a_candidate_at_once_without_encoding_the_others_again(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bsmeta.tasks.disambiguation.embeddings import EntityEncoder
+
+    task, folder = open_task(str(run_folder), {})
+    assert isinstance(task, Predicts)
+    assert [*task.predict(task.load(folder), [{"text": sentence("money", "crane")}])]
+    new: dict[str, Any] = {
+        "entity_id": "crane-new", "mentions": [["crane", 1000.0], ["zorp", 1.0]], "title": "crane",
+        "description": "coin loan price", "types": {}, "relations": [],
+    }  # fmt: skip
+    add_entities(write_lines(run_folder / "new.jsonl", [new]), run_folder.parent / "entities")
+    encoded: list[int] = []
+    encode = EntityEncoder.encode
+
+    def counted(self: EntityEncoder, entities: np.ndarray, **how: Any) -> np.ndarray:
+        encoded.extend(entities.tolist())
+        return encode(self, entities, **how)
+
+    monkeypatch.setattr(EntityEncoder, "encode", counted)
+    task, folder = open_task(str(run_folder), {})
+    assert isinstance(task, Predicts)
+    texts = [{"text": sentence("money", word)} for word in ("zorp", "crane")]
+    first, _ = task.predict(task.load(folder), texts)
+    assert [entity["entity"] for entity in first["entities"]] == ["crane-new"]
+    assert encoded == [len(task.data.table) - 1]  # type: ignore[attr-defined]
+
+
+def test_the_program_writes_the_entities_of_each_record(
+    launch: Launch, run_folder: Path, tmp_path: Path
+) -> None:
+    records = [
+        {"id": n, "text": sentence("river", word)} for n, word in enumerate(("bass", "match"))
+    ]
+    write_lines(tmp_path / "in.jsonl", records)
+    launch(
+        PREDICT, f"checkpoint={run_folder}", f"input={tmp_path}/in.jsonl",
+        f"output={tmp_path}/out.jsonl",
+    )  # fmt: skip
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [(record["id"], record["entities"][0]["entity"]) for record in found] == [
+        (0, "bass-river"), (1, "match-river"),
+    ]  # fmt: skip
