@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from scipy.special import expit, logit
+from scipy.special import expit
 from torch import nn
 
 from bsmeta.config.errors import DataError
@@ -50,8 +50,10 @@ from bsmeta.tasks.spelling.scoring import logits_of_words
 from bsmeta.tasks.spelling.table import Table, open_table
 from bsmeta.tasks.spelling.text import Span, cut, words
 
+logger = logging.getLogger(__name__)
+
 CALIBRATION = "calibration.json"
-"""The file beside the model with the threshold for `wanted_precision`."""
+"""The file beside the model with the threshold for `wanted_precision`, a logit."""
 
 
 class Detection(ABC):
@@ -61,7 +63,7 @@ class Detection(ABC):
         transformers.utils.logging.disable_progress_bar()
         self._config = config
         self._calibration: Calibration | None = None
-        self._least = 0.0  # the logit above which a unit is flagged
+        self._least = np.float64(0)  # the logit above which a unit is flagged
 
     @cached_property
     def table(self) -> Table:
@@ -142,7 +144,7 @@ class Detection(ABC):
         clean = self._logits(model, [pair.correct for pair in pairs], context)
         labels = [self._labels(pair) for pair in pairs]
         flat, truth = np.concatenate(logits), np.concatenate(labels)
-        self._calibration = calibrate(expit(flat), truth, self._config.wanted_precision)
+        self._calibration = calibrate(flat.astype(np.float64), truth, self._config.wanted_precision)
         flags = [(row > 0).astype(int).tolist() for row in logits]
         counts = detection_counts(flags, [row.tolist() for row in labels])
         losses = np.logaddexp(0, np.where(truth > 0, -flat, flat))
@@ -185,7 +187,7 @@ class Detection(ABC):
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = load_detector(folder)
-        self._least = _saved_threshold(folder) if self._config.abstains else 0.0
+        self._least = _saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
 
     @property
@@ -293,18 +295,21 @@ class SequenceDetection(Detection):
         return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
 
 
-def _saved_threshold(folder: Path) -> float:
-    """The logit of the threshold beside a model; infinite if no threshold was precise enough."""
+def _saved_threshold(folder: Path) -> np.float64:
+    """The logit above which `abstains` flags; infinite if no threshold was precise enough."""
     file = folder / CALIBRATION
     try:
-        threshold = json.loads(file.read_text(encoding="utf-8"))["threshold"]
-    except (OSError, ValueError, KeyError) as error:
+        found = Calibration(**json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
         raise DataError(
             f"abstains: {file} cannot be read: {error}; it is written by a run with validation "
             "samples (val_splits)"
         ) from error
-    # The threshold itself is flagged.
-    return math.inf if threshold is None else math.nextafter(float(logit(threshold)), -math.inf)
+    if found.threshold is None:
+        logger.warning("abstains: %s", found)
+        return np.float64(np.inf)
+    # What has the threshold itself is flagged. In float64: float32 logits are compared exactly.
+    return np.nextafter(np.float64(found.threshold), -np.inf)
 
 
 def wrong_words(pair: Pair) -> np.ndarray:
