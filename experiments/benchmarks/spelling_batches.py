@@ -2,9 +2,9 @@
 
     python experiments/benchmarks/spelling_batches.py texts.txt
 
-Prints one JSON line for each task: the share of padding in an epoch, and real tokens per second of
-CPU time (forward, backward and update; a median over the steps), with buckets of `--span` tokens
-and with one bucket for all lengths. Without buckets, a step still has as many tokens as the budget.
+Prints one JSON line for each task and form of batches (buckets of `--span` tokens, or one bucket
+for all lengths): the share of padding in an epoch, the share of the budget that real tokens fill,
+and real tokens per second of CPU time (forward, backward and update; a median over the steps).
 """
 
 from __future__ import annotations
@@ -37,7 +37,12 @@ def task_of(config: SpellingConfig) -> Detection | Correction:
 
 
 def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
-    """Padding share of an epoch, and tokens per CPU second over some of its steps."""
+    """Padding share of an epoch, and tokens per CPU second over some of its steps.
+
+    Args:
+        config: The run.
+        steps: Steps to train on.
+    """
     task = task_of(config)
     torch.manual_seed(0)
     model = task.build_model()
@@ -54,6 +59,7 @@ def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
     return {
         "steps": epoch,
         "padding_share": round(padding / (tokens + padding), 4),
+        "filled_share": round(tokens / (epoch * config.batch_max_length), 4),
         "tokens_per_cpu_second": round(statistics.median(rates)),
         "largest_step": max(batch.tokens + batch.padding for batch in batches),
     }

@@ -21,7 +21,8 @@ from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Correction as Change
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections
-from bsmeta.tasks.spelling.detector import ROOM, Inputs, load_detector
+from bsmeta.tasks.spelling.detector import load_detector
+from bsmeta.tasks.spelling.inputs import ROOM, Inputs
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import (
     VALIDATION,
@@ -46,6 +47,9 @@ from bsmeta.tasks.spelling.seq2seq import (
 )
 from bsmeta.tasks.spelling.table import Table, open_table
 from bsmeta.tasks.spelling.text import cut, words
+
+ROOM_OF_BYTES = 1.2
+"""Bytes of a text with errors, compared with the correct text, for which a batch has room."""
 
 
 class Correction:
@@ -78,7 +82,8 @@ class Correction:
             correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
             source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
             has_noise = np.array([s.target is None for s in samples])
-            roomy = np.ceil(correct * ROOM).astype(np.int64)
+            room = ROOM if self._config.model_name else ROOM_OF_BYTES
+            roomy = np.ceil(correct * room).astype(np.int64)
             found.append(np.where(has_noise, roomy, np.maximum(source, correct)))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
@@ -227,6 +232,8 @@ class Correction:
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the best checkpoint; writes the report."""
+        if self._config.benchmarks is None:
+            return []
         best = self.load(context.best / "model").to(context.device)
         return finish(self._config, lambda lines: self.judge(best, lines, context), context)
 

@@ -25,7 +25,6 @@ from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (
-    Inputs,
     build_detector,
     build_inputs,
     load_detector,
@@ -34,6 +33,7 @@ from bsmeta.tasks.spelling.detector import (
     word_logits,
     word_losses,
 )
+from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
 from bsmeta.tasks.spelling.pairs import (
     VALIDATION,
@@ -162,8 +162,8 @@ class Detection(ABC):
     ) -> list[np.ndarray]:
         """The logits of the units of each text: of its words, or one of the whole text."""
         budget = self._config.batch_max_length
-        words = logits_of_words(model, self._inputs, texts, budget, context)
-        return [self._units(row) for row in words]
+        rows = logits_of_words(model, self._inputs, texts, budget, context)
+        return [self._units(row) for row in rows]
 
     @abstractmethod
     def _units(self, logits: np.ndarray) -> np.ndarray:
@@ -182,6 +182,10 @@ class Detection(ABC):
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the best checkpoint; writes the report."""
+        if self._calibration is None:  # resumed after the last evaluation
+            self.evaluate(model, context)
+        if self._config.benchmarks is None:
+            return []
         best = self.load(context.best / "model").to(context.device)
         return finish(self._config, lambda lines: self.judge(best, lines, context), context)
 

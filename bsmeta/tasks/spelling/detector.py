@@ -8,10 +8,10 @@ so both tasks train and export the same kind of model, and one can start from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,154 +21,15 @@ from transformers import AutoConfig, AutoModelForTokenClassification, PreTrained
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.spelling import DetectionConfig
-from bsmeta.data.seeds import derive
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs
 from bsmeta.tasks.spelling.table import Table
 from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
-from bsmeta.tasks.spelling.words import FILE, WordCounts, form_tensors, word_list
-
-WINDOW_WORDS = 256
-"""Most words of a text that the small detector sees at once."""
-ROOM = 1.5
-"""Tokens of a text with errors, compared with the correct text, for which a batch has room."""
+from bsmeta.tasks.spelling.words import FILE, WordCounts, word_list
 
 TINY = 1e-6
 """The least probability of an error in a text, for finite logarithms."""
-
-Words = Sequence[str]
-
-
-class Inputs(Protocol):
-    """Words → the inputs of a detector."""
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        """The most tokens that each text may have, int64 [texts]."""
-
-    def fits(self, words: Words, length: int) -> bool:
-        """Whether a text with errors has at most so many tokens."""
-
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        """The inputs of texts.
-
-        Args:
-            texts: The words of each text, as read.
-            own: The correct words of each, if the texts are of the training split.
-        """
-
-    def windows(self, words: Words) -> list[Words]:
-        """A text in parts that the model can read at once."""
-
-    def write(self, folder: Path) -> None:
-        """Writes what is needed to build the inputs beside a model."""
-
-
-Tensors = dict[str, torch.Tensor]
-
-
-class FormInputs:
-    """The inputs of the small detector: a token is a word.
-
-    Args:
-        counts: How frequent words are.
-        word_bytes: Bytes of a word that are read.
-        hidden_counts: Share of the training samples whose words are not looked up in the training
-            text. Which ones follows from the sample's text, whose errors differ in every epoch.
-    """
-
-    def __init__(self, counts: WordCounts, word_bytes: int, hidden_counts: float = 0.0) -> None:
-        self._counts = counts
-        self._word_bytes = word_bytes
-        self._hidden_counts = hidden_counts
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        return np.array([len(words) for words in texts], np.int64)
-
-    def fits(self, words: Words, length: int) -> bool:
-        return len(words) <= length
-
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        if own is None:
-            features = [self._counts.features(words) for words in texts]
-        else:
-            features = [
-                self._counts.features(words, correct, hides_text=self._hides_text(words))
-                for words, correct in zip(texts, own, strict=True)
-            ]
-        return form_tensors(texts, features, self._word_bytes)
-
-    def _hides_text(self, words: Words) -> bool:
-        return derive("counts", *words) < self._hidden_counts * 2**64
-
-    def windows(self, words: Words) -> list[Words]:
-        return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
-
-    def write(self, folder: Path) -> None:
-        self._counts.write(folder)
-
-
-class TokenInputs:
-    """The inputs of an encoder of transformers: the tokens of each word by itself."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
-        self._tokenizer = tokenizer
-        self._longest = longest
-
-    def lengths(self, texts: Sequence[Words]) -> np.ndarray:
-        counts = np.array([len(self._encode(words)[0]) for words in texts], np.int64)
-        roomy = np.ceil(counts * ROOM).astype(np.int64)
-        return roomy if self._longest is None else np.minimum(roomy, self._longest)
-
-    def fits(self, words: Words, length: int) -> bool:
-        return len(self._encode(words)[0]) <= length
-
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        encoded = [self._encode(words) for words in texts]
-        width, words = max(len(ids) for ids, _ in encoded), max(map(len, texts))
-        ids = np.full((len(texts), width), self._tokenizer.pad_token_id, np.int64)
-        mask = np.zeros((len(texts), width), np.int64)
-        # The word of a token; special tokens and padding belong to a column that is cut off.
-        places = np.full((len(texts), width), words, np.int64)
-        for row, (own_ids, own_places) in enumerate(encoded):
-            ids[row, : len(own_ids)] = own_ids
-            mask[row, : len(own_ids)] = 1
-            known = own_places >= 0
-            places[row, : len(own_ids)][known] = own_places[known]
-        is_word = np.arange(words) < np.array([[len(text)] for text in texts])
-        arrays = {"input_ids": ids, "attention_mask": mask, "places": places, "is_word": is_word}
-        return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-    def windows(self, words: Words) -> list[Words]:
-        if self._longest is None:
-            return [words] if words else []
-        found, start = [], 0
-        while start < len(words):
-            end = len(words)
-            while end > start + 1 and self._is_too_long(words[start:end]):
-                end = start + (end - start) // 2
-            found.append(words[start:end])
-            start = end
-        return found
-
-    def write(self, folder: Path) -> None:
-        self._tokenizer.save_pretrained(str(folder))
-
-    def _is_too_long(self, words: Words) -> bool:
-        whole = self._tokenizer(list(words), is_split_into_words=True, verbose=False)
-        return self._longest is not None and len(whole["input_ids"]) > self._longest
-
-    def _encode(self, words: Words) -> tuple[list[int], np.ndarray]:
-        """The tokens of a text that the model can read, and the word of each.
-
-        Returns:
-            The token ids, and for each the index of its word; -1 for special tokens.
-        """
-        encoded = self._tokenizer(
-            list(words), is_split_into_words=True, truncation=self._longest is not None,
-            max_length=self._longest, verbose=False,
-        )  # fmt: skip
-        places = [-1 if word is None else word for word in encoded.word_ids()]
-        return encoded["input_ids"], np.array(places, np.int64)
 
 
 def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -38,10 +38,9 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     """Scores the test sets of the run with its best checkpoint; rank 0 writes the report.
 
     Returns:
-        The metrics of the model, the same on every rank; [] if the run has no test sets.
+        The metrics of the model, the same on every rank.
     """
-    if config.benchmarks is None:
-        return []
+    assert config.benchmarks is not None
     test_sets = read_test_sets(Path(config.benchmarks), config.task, config.benchmark_lines)
     results = judge_test_sets(
         config.task, test_sets, judge, context,

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.spelling.detector import Inputs, Words, word_logits
+from bsmeta.tasks.spelling.detector import word_logits
+from bsmeta.tasks.spelling.inputs import Inputs, Words
 
 
 def spread(

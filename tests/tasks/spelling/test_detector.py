@@ -13,13 +13,12 @@ from transformers import BertConfig, BertModel
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.detector import (
-    FormInputs,
-    TokenInputs,
     sequence_logit,
     sequence_losses,
     word_logits,
     word_losses,
 )
+from bsmeta.tasks.spelling.inputs import FormInputs, TokenInputs
 from bsmeta.tasks.spelling.scoring import logits_of_words, spread
 from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
 from bsmeta.tasks.spelling.words import WordCounts, bare, form_tensors, symbols, word_list

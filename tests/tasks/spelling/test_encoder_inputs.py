@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bsmeta.tasks.spelling.detector import TokenInputs, sequence_logit, sequence_losses, word_logits
+from bsmeta.tasks.spelling.detector import sequence_logit, sequence_losses, word_logits
+from bsmeta.tasks.spelling.inputs import TokenInputs
 
 TOKENIZER = Path(__file__).resolve().parents[3] / "examples" / "tokenizer"
 
