@@ -1,0 +1,288 @@
+"""What each key of Bootleg's configurations is converted to, by generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from bsmeta.config.disambiguation import ENTITY_TEXT
+from bsmeta.config.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Our keys for a key, and a note; without keys, why nothing corresponds to it."""
+
+    ours: tuple[tuple[str, Any], ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A configuration of Bootleg.
+
+    Attributes:
+        values: Its values by dotted key.
+        is_first: Whether it is of the first generation.
+    """
+
+    values: dict[str, Any]
+    is_first: bool
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key."""
+        return self.values.get(key, default)
+
+    def path(self, name: str) -> str:
+        """A path in the data folder."""
+        return str(PurePosixPath(str(self.get("data_config.data_dir", "data")), name))
+
+    def implied(self) -> list[tuple[str, Any]]:
+        """Our keys that follow from the generation, not from a key."""
+        is_total = self.is_first or self.get("emmental.dataparallel") is True
+        pairs: list[tuple[str, Any]] = []
+        if "train_config.batch_size" in self.values:
+            pairs.append(("data_config.batch_scope", "total" if is_total else "per_device"))
+        for split in ("train", "dev", "test"):
+            if "data_config.data_dir" in self.values and not self._has_file(split):
+                pairs.append((f"data_config.{split}_file", self.path(f"{split}.jsonl")))
+        return pairs
+
+    def _has_file(self, split: str) -> bool:
+        return f"data_config.{split}_dataset.file" in self.values
+
+
+Rule = Callable[[Any, Source], Converted]
+
+
+def _to(name: str, note: str = "") -> Rule:
+    """The same value under another name."""
+    return lambda value, _: Converted(((name, value),), note)
+
+
+def _no(reason: str) -> Rule:
+    return lambda *_: Converted((), reason)
+
+
+def _file(split: str) -> Rule:
+    name = f"data_config.{split}_file"
+    return lambda value, source: Converted(((name, source.path(str(value))),), "")
+
+
+def _weak_labels(value: Any, source: Source) -> Converted:
+    if value is False:
+        return Converted((), "leave out the mentions with gold=false: they are trained on")
+    return Converted((), "as always: weak labels are trained on, and never scored")
+
+
+def _entity_dir(value: Any, source: Source) -> Converted:
+    table = f"{value}/table"
+    if source.is_first:
+        emb_dir = source.get("data_config.emb_dir")
+        build = f"entity_dir={value}" + (f" emb_dir={emb_dir}" if emb_dir else "")
+    else:
+        build = "profiles=PROFILES.jsonl"
+    note = f"built by bsmeta/entities.py table={table} {build}"
+    return Converted((("data_config.entity_table", table),), note)
+
+
+def _total_eval_batch_size(value: Any, source: Source) -> Converted:
+    gpus = int(source.get("run_config.ngpus_per_node", 1))
+    gpus *= int(source.get("run_config.nodes", 1))
+    if int(value) % gpus:
+        raise ConfigurationError(
+            f"run_config.eval_batch_size={value} is the total of {gpus} GPUs and no multiple of "
+            "their number; correct it"
+        )
+    note = f"a total, of {gpus} GPUs: ours is that of each"
+    return Converted((("data_config.per_device_eval_batch_size", int(value) // gpus),), note)
+
+
+def _evaluation_freq(value: Any, source: Source) -> Converted:
+    unit = source.get("emmental.counter_unit", "epoch")
+    if unit == "batch":
+        return Converted((("eval_steps", int(value)),), "")
+    if unit != "epoch":
+        return Converted((), f"counter_unit={unit}: set eval_steps or evals_per_epoch")
+    return Converted((("evals_per_epoch", max(1, round(1 / value))),), "")
+
+
+def _checkpoint_freq(value: Any, source: Source) -> Converted:
+    """Counts evaluations."""
+    every = float(source.get("emmental.evaluation_freq", 1)) * float(value)
+    if source.get("emmental.counter_unit", "epoch") == "batch":
+        return Converted((("save_steps", int(every)),), "")
+    return Converted((("saves_per_epoch", max(1, round(1 / every))),), "")
+
+
+def _checkpoint_metric(value: Any, source: Source) -> Converted:
+    """`NED/Bootleg/dev/final_loss/acc_notincand:max`: the slice is the last part but one."""
+    path = next(iter(value)) if isinstance(value, dict) else str(value).partition(":")[0]
+    parts = path.split("/")
+    if not parts[-1].startswith("acc") or len(parts) < 2:
+        return Converted((("keep_best_by", "loss"),), "")
+    name = "accuracy" if parts[-2] == "final_loss" else f"{parts[-2]}_accuracy"
+    return Converted((("keep_best_by", name),), "")
+
+
+def _scheduler(value: Any, source: Source) -> Converted:
+    known = {"linear": "linear", "cosine_annealing": "cosine", None: "constant"}
+    if value not in known:
+        return Converted((), "expected linear, cosine_annealing or null; set lr_scheduler_type")
+    return Converted((("lr_scheduler_type", known[value]),), "")
+
+
+def _optimizer(value: Any, source: Source) -> Converted:
+    note = "AdamW is used" if str(value).lower() in ("adam", "adamw", "bert_adam") else (
+        f"{value} is not offered; AdamW is used"
+    )  # fmt: skip
+    return Converted((), note)
+
+
+def _fp16(value: Any, source: Source) -> Converted:
+    return Converted((("mixed_precision", "fp16" if value else "no"),), "")
+
+
+def _writer(value: Any, source: Source) -> Converted:
+    known = {"tensorboard": ["tensorboard"], "wandb": ["wandb"], "json": []}
+    return Converted((("trackers", known.get(value, [])),), "metrics.jsonl is always written")
+
+
+def _steps(value: Any, source: Source) -> Converted:
+    return Converted((("max_train_steps", value), ("num_train_epochs", None)), "")
+
+
+def _text_part(value: Any, source: Source) -> Converted:
+    """The three switches together say what the text of an entity has."""
+    parts = {
+        "types": "data_config.entity_type_data.use_entity_types",
+        "relations": "data_config.entity_kg_data.use_entity_kg",
+        "description": "data_config.use_entity_desc",
+    }
+    chosen = [part for part in ENTITY_TEXT if source.get(parts.get(part, ""), True)]
+    return Converted((("data_config.entity_text", chosen),), "")
+
+
+def _normalize(value: Any, source: Source) -> Converted:
+    if value:
+        return Converted((), "as always")
+    return Converted((), "embeddings are always normalized; scores are cosines")
+
+
+_LAUNCH = _no("of the launch: accelerate launch --num_processes N [--num_machines M]")
+_FOLDERS = _no("of the table's folder; built by bsmeta/entities.py")
+_CACHE = _no("the environment: HF_HOME")
+_STALE = _no("the store is refused by the name of the setting that changed; delete it then")
+_OUTPUT = _no("predict.py writes the predictions")
+
+_BOTH: dict[str, Rule] = {
+    "run_config.eval_slices": _to("eval_slices"),
+    "run_config.dataset_threads": _to("data_config.prep_workers"),
+    "run_config.dataloader_threads": _to("data_config.num_workers"),
+    "run_config.spawn_method": _no("loader processes are forked"),
+    "run_config.log_level": _no("the progress is in metrics.jsonl"),
+    "run_config.result_label_file": _OUTPUT,
+    "run_config.result_emb_file": _OUTPUT,
+    "run_config.dump_embs": _OUTPUT,
+    "run_config.ngpus_per_node": _LAUNCH,
+    "train_config.batch_size": _to("data_config.batch_size"),
+    "data_config.data_dir": _no("the folder of the files of the splits"),
+    "data_config.train_dataset.file": _file("train"),
+    "data_config.dev_dataset.file": _file("dev"),
+    "data_config.test_dataset.file": _file("test"),
+    "data_config.train_dataset.use_weak_label": _weak_labels,
+    "data_config.dev_dataset.use_weak_label": _weak_labels,
+    "data_config.test_dataset.use_weak_label": _weak_labels,
+    "data_config.data_prep_dir": lambda value, source: Converted(
+        (("data_config.prep_dir", source.path(str(value))),), ""
+    ),
+    "data_config.eval_slices": _to("eval_slices"),
+    "data_config.entity_dir": _entity_dir,
+    "data_config.entity_map_dir": _FOLDERS,
+    "data_config.entity_prep_dir": _FOLDERS,
+    "data_config.alias_cand_map": _FOLDERS,
+    "data_config.alias_idx_map": _FOLDERS,
+    "data_config.overwrite_preprocessed_data": _STALE,
+    "data_config.print_examples_prep": _no("not offered"),
+    "data_config.train_in_candidates": _to("train_in_candidates"),
+    "data_config.word_embedding.cache_dir": _CACHE,
+    "data_config.word_embedding.bert_model": _to("model_name"),
+}
+
+FIRST: dict[str, Rule] = {
+    **_BOTH,
+    "run_config.distributed": _LAUNCH,
+    "run_config.nodes": _LAUNCH,
+    "run_config.node_rank": _LAUNCH,
+    "run_config.gpu": _LAUNCH,
+    "run_config.dist_backend": _no("nccl on GPUs, gloo on CPUs"),
+    "run_config.eval_batch_size": _total_eval_batch_size,
+    "run_config.eval_steps": _to("eval_steps"),
+    "run_config.log_every": _to("logging_steps"),
+    "run_config.max_epochs": _to("num_train_epochs"),
+    "run_config.save_dir": _to("out_dir"),
+    "run_config.seed": _to("seed"),
+    "run_config.init_checkpoint": _no("resume_from_checkpoint_dir=latest resumes out_dir"),
+    "train_config.lr": _to("learning_rate"),
+    "train_config.weight_decay": _to("weight_decay"),
+    "train_config.seed": _to("seed"),
+    "train_config.dropout": _no("that of the encoder's own configuration"),
+    "model_config.*": _no("the model is the bi-encoder of Bootleg 1.1, for both generations"),
+    "prep_config.*": _no("prep follows the keys of data_config"),
+    "data_config.emb_dir": _no("types and relations are in the table of entities"),
+    "data_config.ent_embeddings": _no("entities are encoded from their texts"),
+    "data_config.type_prediction.*": _no("the first generation's model only"),
+    "data_config.max_aliases": _to("data_config.max_mentions"),
+    "data_config.max_word_token_len": _to("data_config.max_words"),
+    "data_config.word_embedding.layers": _to("encoder_layers"),
+    "data_config.word_embedding.freeze": lambda value, _: Converted(
+        (("train_layers", 0),) if value else (), "" if value else "as always"
+    ),
+}
+
+SECOND: dict[str, Rule] = {
+    **_BOTH,
+    "emmental.lr": _to("learning_rate"),
+    "emmental.l2": _to("weight_decay"),
+    "emmental.n_epochs": _to("num_train_epochs"),
+    "emmental.n_steps": _steps,
+    "emmental.optimizer": _optimizer,
+    "emmental.lr_scheduler": _scheduler,
+    "emmental.warmup_percentage": _to("warmup_share"),
+    "emmental.warmup_steps": _to("num_warmup_steps"),
+    "emmental.grad_clip": _to("gradient_clipping"),
+    "emmental.gradient_accumulation_steps": _to("gradient_accumulation_steps"),
+    "emmental.seed": _to("seed"),
+    "emmental.log_path": _to("out_dir"),
+    "emmental.use_exact_log_path": _no("out_dir is used as it is"),
+    "emmental.writer": _writer,
+    "emmental.counter_unit": _no("the unit of evaluation_freq"),
+    "emmental.evaluation_freq": _evaluation_freq,
+    "emmental.checkpointing": _no("a run always saves; save_steps=0: only at its end"),
+    "emmental.checkpoint_freq": _checkpoint_freq,
+    "emmental.checkpoint_metric": _checkpoint_metric,
+    "emmental.checkpoint_all": _no("keep_last_checkpoints says how many are kept"),
+    "emmental.clear_intermediate_checkpoints": _no("keep_last_checkpoints says how many are kept"),
+    "emmental.distributed_backend": _no("nccl on GPUs, gloo on CPUs"),
+    "emmental.fp16": _fp16,
+    "emmental.dataparallel": _no("processes are started by the launch; see batch_scope"),
+    "emmental.online_eval": _no("evaluations follow eval_steps or evals_per_epoch"),
+    "run_config.eval_batch_size": _to("data_config.per_device_eval_batch_size"),
+    "model_config.hidden_size": _to("embedding_size"),
+    "model_config.temperature": _to("temperature"),
+    "model_config.normalize": _normalize,
+    "data_config.max_seq_len": _no("rows are limited by max_words and by the encoder"),
+    "data_config.max_seq_window_len": _to(
+        "data_config.window_length", "used with data_config.mention_encoding=window"
+    ),
+    "data_config.max_ent_len": _to("data_config.max_entity_length"),
+    "data_config.entity_type_data.use_entity_types": _text_part,
+    "data_config.entity_kg_data.use_entity_kg": _text_part,
+    "data_config.use_entity_desc": _text_part,
+    "data_config.entity_type_data.*": _FOLDERS,
+    "data_config.entity_kg_data.*": _FOLDERS,
+    "data_config.word_embedding.context_layers": _to("encoder_layers"),
+    "data_config.word_embedding.entity_layers": _no("entities have all layers of their encoder"),
+}
