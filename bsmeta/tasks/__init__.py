@@ -115,6 +115,12 @@ def _disambiguation(config: DisambiguationConfig) -> Task:
     return EntityDisambiguator(config)
 
 
+def _evaluate_disambiguator(config: Any, locations: Sequence[Any], ranks: Any, device: Any) -> None:
+    from bsmeta.tasks.disambiguation.evaluate import run
+
+    run(config, locations, ranks, device)
+
+
 def _prepare_disambiguation(config: DisambiguationConfig) -> bool:
     if config.prep_only:
         from bsmeta.tasks.disambiguation.data import prepare
@@ -155,7 +161,8 @@ TASKS: dict[str, TaskEntry] = {
         value_problems=disambiguation_checks.value_problems,
         summary=disambiguation_checks.summary_rows,
         prepare=_prepare_disambiguation,
-        programs=("predict.py",),
+        evaluate=_evaluate_disambiguator,
+        programs=("evaluate.py", "predict.py"),
         has_epochs=True,
     ),
 }

@@ -1,81 +1,82 @@
-"""Scores the gold mentions of a split with a model, in training or trained."""
+"""`evaluate.py` for `task=disambiguation`: the test split again, or another file of sentences.
+
+Bands follow from the training data of the run, which must still be there. Another model is scored
+beside with `+overrides.compare_with=RUN`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 
-import numpy as np
-from torch import nn
+import torch
+import transformers
 
+from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.evaluation.checkpoints import Location
+from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.disambiguation.batches import MentionTexts, Row
-from bsmeta.tasks.disambiguation.candidates import candidates_of
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.embeddings import (
-    EntityEncoder,
-    FrozenVectors,
-    split_embeddings,
-)
-from bsmeta.tasks.disambiguation.scoring import Scorer, ranks_of
-from bsmeta.tasks.disambiguation.slices import Scored, own_slices
+from bsmeta.tasks.disambiguation.finish import score_and_report
+from bsmeta.tasks.disambiguation.model import load_model
+
+USED = (
+    "checkpoint", "training_config", "overrides", "out_dir", "validation_file",
+    "per_device_eval_batch_size", "bootstrap_resamples", "seed",
+)  # fmt: skip
+"""The keys of `EvaluateConfig` that have a meaning for this task."""
 
 
-class Evaluator:
-    """Scores rows of held-out data.
+def run(
+    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
+) -> None:
+    """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
-    Args:
-        config: The run.
-        data: Its data, whose training counts place each mention in a band.
+    Raises:
+        UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-
-    def __init__(self, config: DisambiguationConfig, data: Data) -> None:
-        self._config = config
-        self._data = data
-
-    def score(
-        self,
-        model: nn.Module,
-        rows: Sequence[Row],
-        frozen: FrozenVectors | None,
-        context: EvaluationContext,
-    ) -> Scored:
-        """Scores the mentions of some rows; every process calls it and gets the same.
-
-        Args:
-            model: The bi-encoder, wrapped or not, in evaluation mode.
-            rows: At least one, each with a mention, all of them gold.
-            frozen: The vectors of the entities' encoder, if it is not trained.
-            context: The processes.
-        """
-        data, config = self._data, self._config
-        aliases = np.concatenate([row.aliases for row in rows])
-        entities = np.concatenate([row.entities for row in rows])
-        candidates = candidates_of(data.table, aliases, entities)
-        distinct = np.unique(candidates.entities)
-        distinct = distinct[distinct >= 0] if (distinct >= 0).any() else np.zeros(1, np.int64)
-        encoder = EntityEncoder(
-            model, data.texts, data.tokenizer, context.device, config.mixed_precision
+    refuse_out_of_bounds(config)
+    default = EvaluateConfig()
+    names = [field.name for field in fields(config) if field.name not in USED]
+    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
+    if unused:
+        raise ConfigurationError(
+            f"{', '.join(unused)}: without a meaning for a checkpoint of task=disambiguation; "
+            f"expected some of {', '.join(USED)}"
         )
-        scorer = Scorer(
-            model,
-            not config.train_in_candidates,
-            data.table,
-            MentionTexts(data.tokenizer, config),
-            split_embeddings(distinct, encoder, frozen, model, context),
-            context.device,
-            config.mixed_precision,
-        )
-        batch_size = config.data_config.per_device_eval_batch_size
-        ranks, losses = ranks_of(scorer, rows, batch_size, context)
-        return Scored(
-            rank=ranks,
-            place=candidates.gold,
-            candidates=(candidates.entities >= 0).sum(1),
-            counts=data.counts[entities],
-            documents=np.repeat(
-                np.array([row.document for row in rows]), [len(row.aliases) for row in rows]
-            ),
-            own=own_slices([own for row in rows for own in row.slices]),
-            loss=losses,
+    transformers.utils.logging.disable_progress_bar()
+    for location in locations:
+        _evaluate(config, location, ranks, device)
+
+
+def _evaluate(
+    config: EvaluateConfig, location: Location, ranks: Ranks, device: torch.device
+) -> None:
+    file = location.config if config.training_config is None else Path(config.training_config)
+    assert file is not None  # the task is known from it
+    train = saved_config(file, {"disambiguation": DisambiguationConfig}, config.overrides)
+    assert isinstance(train, DisambiguationConfig)
+    train = replace(train, bootstrap_resamples=config.bootstrap_resamples, seed=config.seed)
+    train.tokenizer_name = location.model
+    own = train.data_config
+    if config.per_device_eval_batch_size is not None:
+        own.per_device_eval_batch_size = config.per_device_eval_batch_size
+    split, folder = "dev" if own.test_file is None else "test", "evaluation"
+    if config.validation_file is not None:
+        own.test_file = config.validation_file
+        name = Path(config.validation_file).name.partition(".")[0]
+        split, folder = f"other-{name}", f"evaluation-{name}"
+    out_dir = Path(location.run_folder or location.model) / folder
+    if config.out_dir is not None:
+        out_dir = Path(config.out_dir)
+    model = load_model(Path(location.model)).to(device)
+    context = EvaluationContext(ranks.rank, ranks.world_size, device, ranks.gather)
+    if score_and_report(train, Data(train), model, split, context, out_dir) is None:
+        raise DataError(
+            f"checkpoint={location.name}: its run has neither a dev_file nor a test_file; name "
+            "sentences: validation_file=FILE"
         )

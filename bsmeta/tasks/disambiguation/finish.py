@@ -1,4 +1,4 @@
-"""After the last step: the test set, once, with the best checkpoint, beside the baselines."""
+"""The result of a trained model on a split, beside the baselines: scores and report."""
 
 from __future__ import annotations
 
@@ -6,49 +6,59 @@ from dataclasses import replace
 from pathlib import Path
 
 from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import saved_config
 from bsmeta.evaluation.checkpoints import locate
-from bsmeta.tasks.base import EvaluationContext, FinishContext
+from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.embeddings import FrozenVectors
-from bsmeta.tasks.disambiguation.evaluate import Evaluator
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import print_report, write_report
 from bsmeta.tasks.disambiguation.results import results_of
+from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.slices import Scored
 
 
-def finish(
+def score_and_report(
     config: DisambiguationConfig,
     data: Data,
     model: BiEncoder,
-    frozen: FrozenVectors | None,
-    context: FinishContext,
+    split: str,
+    context: EvaluationContext,
+    folder: Path,
 ) -> Scored | None:
-    """Scores the test split (without one, the dev split) and writes the report (rank 0).
+    """Scores a split with a trained model and writes the report (rank 0).
 
-    Every process calls it and gets the same; None if there is neither split.
+    Every process calls it and gets the same; None if there is no such split.
+
+    Args:
+        config: The run.
+        data: Its data.
+        model: The model.
+        split: `dev` or `test`; anything else names another file, which is then `test_file`.
+        context: The processes.
+        folder: Where the report goes.
     """
-    name = "dev" if config.data_config.test_file is None else "test"
-    sentences = data.split(name)
+    file = config.data_config.dev_file if split == "dev" else config.data_config.test_file
+    sentences = data.split(split, file)
     if sentences is None:
         return None
     rows = sentences.gold()
-    scored = Evaluator(config, data).score(model, rows, frozen, context)
+    if not rows:
+        raise DataError(f"{file} has no gold mention to score")
+    scored = Evaluator(config, data).score(model, rows, data.frozen, context)
     others = {}
     if config.compare_with is not None:
-        others[label_of(config.compare_with)] = other_model(config, name, context).is_right
+        others[label_of(config.compare_with)] = other_model(config, split, context).is_right
     if context.rank == 0:
         results = results_of(
             scored,
             others,
-            source=Path(str(getattr(config.data_config, f"{name}_file"))).name,
+            source=Path(str(file)).name,
             chosen=config.eval_slices,
             resamples=config.bootstrap_resamples,
             seed=config.seed,
         )
-        print_report(results, write_report(results, context.folder / "evaluation"))
+        print_report(results, write_report(results, folder))
     return scored
 
 
@@ -73,7 +83,8 @@ def other_model(config: DisambiguationConfig, split: str, context: EvaluationCon
     other.tokenizer_name = location.model
     data = Data(other)
     model = load_model(Path(location.model)).to(context.device)
-    sentences = data.split(split)
+    file = own.dev_file if split == "dev" else own.test_file
+    sentences = data.split(split, file)
     assert sentences is not None  # this run has it
     return Evaluator(other, data).score(model, sentences.gold(), data.frozen, context)
 

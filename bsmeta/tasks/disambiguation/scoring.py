@@ -13,11 +13,19 @@ import numpy as np
 import torch
 from torch import nn
 
+from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.disambiguation.batches import Mentions, MentionTexts, Row
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
-from bsmeta.tasks.disambiguation.embeddings import Embeddings
+from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.embeddings import (
+    Embeddings,
+    EntityEncoder,
+    FrozenVectors,
+    split_embeddings,
+)
 from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.slices import Scored, own_slices
 
 
 @dataclass(frozen=True)
@@ -155,3 +163,87 @@ def _losses(ranked: Ranked, has_nil: bool) -> np.ndarray:
         gold = np.where(gold < 0, ranked.scores.shape[1] - 1, gold)
     values = -ranked.log_probabilities()[np.arange(len(gold)), gold]
     return np.where(gold >= 0, values, np.nan)
+
+
+class Evaluator:
+    """Scores rows of held-out data.
+
+    Args:
+        config: The run.
+        data: Its data, whose training counts place each mention in a band.
+    """
+
+    def __init__(self, config: DisambiguationConfig, data: Data) -> None:
+        self._config = config
+        self._data = data
+
+    def score(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        frozen: FrozenVectors | None,
+        context: EvaluationContext,
+    ) -> Scored:
+        """Scores the mentions of some rows; every process calls it and gets the same.
+
+        Args:
+            model: The bi-encoder, wrapped or not, in evaluation mode.
+            rows: At least one, each with a mention, all of them gold.
+            frozen: The vectors of the entities' encoder, if it is not trained.
+            context: The processes.
+        """
+        return self.rank(model, rows, self.embeddings(model, rows, frozen, context), context)
+
+    def embeddings(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        frozen: FrozenVectors | None,
+        context: EvaluationContext,
+    ) -> Embeddings:
+        """The embeddings of all candidates of some rows; the arguments are those of `score`."""
+        data = self._data
+        lists = [data.table.candidates(int(a))[0] for a in _of_mentions(rows, "aliases") if a >= 0]
+        entities = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
+        encoder = EntityEncoder(
+            model, data.texts, data.tokenizer, context.device, self._config.mixed_precision
+        )
+        return split_embeddings(entities, encoder, frozen, model, context)
+
+    def rank(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        embeddings: Embeddings,
+        context: EvaluationContext,
+    ) -> Scored:
+        """Scores mentions with the embeddings of their candidates."""
+        data, config = self._data, self._config
+        aliases, entities = _of_mentions(rows, "aliases"), _of_mentions(rows, "entities")
+        candidates = candidates_of(data.table, aliases, entities)
+        scorer = Scorer(
+            model,
+            not config.train_in_candidates,
+            data.table,
+            MentionTexts(data.tokenizer, config),
+            embeddings,
+            context.device,
+            config.mixed_precision,
+        )
+        batch_size = config.data_config.per_device_eval_batch_size
+        ranks, losses = ranks_of(scorer, rows, batch_size, context)
+        documents = [np.full(len(row.aliases), row.document) for row in rows]
+        return Scored(
+            rank=ranks,
+            place=candidates.gold,
+            candidates=(candidates.entities >= 0).sum(1),
+            counts=data.counts[entities],
+            documents=np.concatenate(documents),
+            own=own_slices([own for row in rows for own in row.slices]),
+            loss=losses,
+        )
+
+
+def _of_mentions(rows: Sequence[Row], name: str) -> np.ndarray:
+    """An array of all mentions of some rows."""
+    return np.concatenate([getattr(row, name) for row in rows])

@@ -22,10 +22,10 @@ from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import IGNORED, Row, TrainingBatches
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.evaluate import Evaluator
-from bsmeta.tasks.disambiguation.finish import finish
+from bsmeta.tasks.disambiguation.finish import score_and_report
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
+from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.slices import ALL, Scored, metrics_of, slices_of
 
 
@@ -94,17 +94,17 @@ class EntityDisambiguator:
         return Loss(losses.sum(), {"accuracy": (right.sum(), is_trained.sum())})
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Scores the gold mentions of the dev split; [] if there is none."""
+        """Scores the gold mentions of the dev split; [] if there are none."""
         rows = self._dev_rows
-        if rows is None:
+        if not rows:
             return []
         scored = self._evaluator.score(model, rows, self.data.frozen, context)
         return metrics(scored, self._config, "validation")
 
     @cached_property
-    def _dev_rows(self) -> list[Row] | None:
+    def _dev_rows(self) -> list[Row]:
         dev = self.data.split("dev")
-        return None if dev is None else dev.gold()
+        return [] if dev is None else dev.gold()
 
     @cached_property
     def _evaluator(self) -> Evaluator:
@@ -113,7 +113,10 @@ class EntityDisambiguator:
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the best checkpoint."""
         best = models.load_model(context.best / "model").to(context.device)
-        scored = finish(self._config, self.data, best, self.data.frozen, context)
+        split = "dev" if self._config.data_config.test_file is None else "test"
+        scored = score_and_report(
+            self._config, self.data, best, split, context, context.folder / "evaluation"
+        )
         return [] if scored is None else metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -1,0 +1,152 @@
+"""The bi-encoder: what it computes, what is trained, and what is saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2Model
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation.model import (
+    BiEncoder,
+    build_model,
+    load_model,
+    mean_of_tokens,
+    save_model,
+)
+from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS, load_tokenizer
+from tests.tasks.disambiguation.helpers import write_encoder
+
+
+def built(encoder: Path, **more: Any) -> BiEncoder:
+    config = replace(DisambiguationConfig(model_name=str(encoder)), **more)
+    config.data_config.max_entity_length = config.data_config.window_length = 32
+    return build_model(config, load_tokenizer(str(encoder))).eval()
+
+
+def inputs(mentions: int = 2, entities: int = 3) -> dict[str, torch.Tensor]:
+    torch.manual_seed(1)
+    return {
+        "input_ids": torch.randint(5, 20, (1, 6)),
+        "attention_mask": torch.ones(1, 6, dtype=torch.int64),
+        "mention_tokens": torch.tensor([[1, 2], [4, -1]])[:mentions],
+        "entity_ids": torch.randint(5, 20, (entities, 4)),
+        "entity_mask": torch.ones(entities, 4, dtype=torch.int64),
+        "allowed": torch.tensor([[True, True, False], [True, True, True]]),
+        "log_prior": torch.tensor([[-0.1, -3.0, -9.0], [-1.0, -1.0, -1.0]]),
+    }
+
+
+def test_the_vector_of_a_mention_is_the_mean_of_its_tokens() -> None:
+    hidden = torch.arange(12.0).reshape(2, 3, 2)
+    found = mean_of_tokens(hidden, torch.tensor([[0, 2], [4, -1]]))
+    assert found.tolist() == [[2.0, 3.0], [8.0, 9.0]]
+
+
+def test_scores_are_cosines_over_the_temperature_plus_the_weighted_prior(encoder: Path) -> None:
+    model = built(encoder, temperature=0.5, log_prior="scores")
+    with torch.no_grad():
+        model.prior_weight.fill_(2.0)  # type: ignore[union-attr]
+        found = model(**inputs())
+    assert found.mentions.shape == (2, 200)
+    assert found.entities.norm(dim=1) == pytest.approx([1.0] * 3, abs=1e-5)
+    expected = found.mentions @ found.entities.T / 0.5 + 2.0 * inputs()["log_prior"]
+    assert torch.allclose(found.scores[inputs()["allowed"]], expected[inputs()["allowed"]])
+    assert found.scores[0, 2] == -torch.inf
+
+
+def test_nil_is_a_first_column_that_is_always_allowed(encoder: Path) -> None:
+    model = built(encoder, train_in_candidates=False)
+    with torch.no_grad():
+        found = model(**inputs())
+    assert found.scores.shape == (2, 4)
+    assert found.scores[:, 0].isfinite().all()
+
+
+def test_what_was_computed_before_is_not_computed_again(encoder: Path) -> None:
+    model = built(encoder)
+    with torch.no_grad():
+        whole = model(**inputs())
+        texts = {name: inputs()[name] for name in ("entity_ids", "entity_mask")}
+        vectors = model(**texts).entity_vectors
+        rest = {name: value for name, value in inputs().items() if name not in texts}
+        again = model(**rest, entity_vectors=vectors)
+        embedded = model(**rest, entities=model(entity_vectors=vectors).entities)
+    assert torch.equal(whole.scores, again.scores)
+    assert torch.equal(whole.scores, embedded.scores)
+
+
+@pytest.mark.parametrize(
+    ("more", "trained"),
+    [
+        ({}, {"mention_encoder", "entity_encoder", "mention_layer", "entity_layer"}),
+        ({"share_encoders": True}, {"mention_encoder", "mention_layer", "entity_layer"}),
+        (
+            {"train_entity_encoder": False, "train_layers": 0, "log_prior": "scores"},
+            {"mention_layer", "entity_layer", "prior_weight"},
+        ),
+    ],
+)
+def test_what_is_trained(encoder: Path, more: dict[str, Any], trained: set[str]) -> None:
+    model = built(encoder, **more).train()
+    found = model(**inputs()).scores
+    found[found.isfinite()].sum().backward()
+    with_gradient = {
+        name.split(".")[0] for name, p in model.named_parameters() if p.grad is not None
+    }
+    assert with_gradient == trained
+    # DDP expects a gradient of every weight that is trained.
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+def test_only_the_last_layers_are_trained(encoder: Path) -> None:
+    model = built(encoder, train_layers=1)
+    of_encoder = model.mention_encoder.named_parameters()
+    assert {name.split(".")[0] for name, p in of_encoder if p.requires_grad} == {"encoder"}
+    with pytest.raises(ConfigurationError, match="train_layers=2: the encoder has 1 layers"):
+        built(encoder, train_layers=2)
+
+
+def test_a_frozen_encoder_has_no_dropout_in_training(encoder: Path) -> None:
+    model = built(encoder, train_entity_encoder=False).train()
+    texts = {name: inputs()[name] for name in ("entity_ids", "entity_mask")}
+    assert torch.equal(model(**texts).entity_vectors, model(**texts).entity_vectors)
+
+
+def test_special_tokens_begin_as_the_separator(encoder: Path) -> None:
+    tokenizer = load_tokenizer(str(encoder))
+    weights = built(encoder).mention_encoder.get_input_embeddings().weight
+    for token in SPECIAL_TOKENS:
+        number = tokenizer.convert_tokens_to_ids(token)
+        assert torch.equal(weights[number], weights[tokenizer.sep_token_id])
+
+
+@pytest.mark.parametrize("more", [{}, {"share_encoders": True, "train_in_candidates": False}])
+def test_a_saved_model_gives_the_same_scores(
+    encoder: Path, tmp_path: Path, more: dict[str, Any]
+) -> None:
+    model = built(encoder, **more)
+    save_model(model, model.state_dict(), tmp_path / "model")
+    with torch.no_grad():
+        assert torch.equal(
+            load_model(tmp_path / "model")(**inputs()).scores, model(**inputs()).scores
+        )
+
+
+def test_another_model_is_refused(encoder: Path) -> None:
+    with pytest.raises(DataError, match="expected the model/ of a run"):
+        load_model(encoder)
+
+
+def test_any_architecture_can_be_the_encoder(encoder: Path, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path / "gpt2")
+    shape = GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    GPT2Model(shape).save_pretrained(folder)
+    model = built(folder, encoder_layers=1)
+    assert model.mention_encoder.config.num_hidden_layers == 1
+    assert model(**inputs()).scores.shape == (2, 3)
