@@ -75,6 +75,9 @@ class Launcher:
             print(place, "running …", flush=True)
             started = time.monotonic()
             code = self._execute(command, run)
+            if code and is_in_use(run.folder):  # an earlier call's run, then just starting, is it
+                self._wait_for_another(run, place)
+                code = 0 if progress_of(run).state == DONE else code
             now = progress_of(run)
             took = f"{time.monotonic() - started:,.0f} s"
             print(place, f"{now.state} (step {now.step}, {took}, exit code {code})", flush=True)

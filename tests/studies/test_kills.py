@@ -1,0 +1,98 @@
+"""A study that is killed: with its processes, and alone, so that its run is left without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.conftest import TIMEOUT_S
+from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment
+
+STEPS = 40
+
+
+def study_file(folder: Path) -> Path:
+    arms = {
+        "none": {"overrides": ["data_config.metadata_config.metadata_list=[]"]},
+        "url": {"overrides": ["data_config.metadata_config.metadata_list=[url]"]},
+    }
+    overrides = [one for one in SMALL if not one.startswith("save_steps")]
+    overrides += [f"max_train_steps={STEPS}", "save_steps=10", "eval_documents=1"]
+    study = {
+        "out_dir": "study", "config": "demo", "seeds": [1], "baseline": "none", "arms": arms,
+        "overrides": overrides, "curve": [0.5, 1.0],
+        "measure": {"max_documents": 8, "max_characters": 200, "resamples": 200, "sites": 2},
+    }  # fmt: skip
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump(study, sort_keys=False))
+    return path
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(EXPERIMENTS / "study.py"), str(study_file(folder))],
+        cwd=folder,
+        env=environment(BSMETA_PROCESSES="1", OMP_NUM_THREADS="1"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + TIMEOUT_S
+    while not metrics.exists() or f'"step": {step},' not in metrics.read_text():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def trainers(folder: Path) -> list[int]:
+    """The processes that train in a folder."""
+    command = ["pgrep", "-f", f"{folder}/study/runs"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    return [int(line) for line in found.stdout.split()]
+
+
+@pytest.mark.faults
+def test_a_killed_study_continues(tmp_path: Path) -> None:
+    none, url = (tmp_path / "study/runs" / f"{arm}-seed1" for arm in ("none", "url"))
+    first = start(tmp_path)
+    wait_for_step(none, 13, first)
+    os.killpg(first.pid, signal.SIGKILL)
+    for process in trainers(tmp_path):  # torchrun's processes have sessions of their own
+        os.kill(process, signal.SIGKILL)
+    first.wait()
+
+    second = start(tmp_path)
+    wait_for_step(url, 3, second)
+    saved = os.stat(none / "metrics.jsonl").st_mtime_ns
+    second.kill()  # the study alone: its run goes on
+    second.wait()
+
+    code, output = end(start(tmp_path))
+    assert code == 0, output
+    assert "[1/2] none seed 1: done before" in output
+    assert "[2/2] url seed 1: still running, started by an earlier call; waiting" in output
+    assert "[2/2] url seed 1: done before" in output
+    assert os.stat(none / "metrics.jsonl").st_mtime_ns == saved
+    for run in (none, url):
+        events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        steps = [event["step"] for event in events if event["event"] == "step"]
+        assert steps == list(range(1, STEPS + 1))
+        assert ("resume" in {event["event"] for event in events}) == (run == none)
+    assert "used without metadata" in (tmp_path / "study/report.md").read_text()
+    measured = {path.name for path in (tmp_path / "study").glob("measured-*/*.npz")}
+    assert measured == {
+        f"{arm}-seed1-step{step}.npz" for arm in ("none", "url") for step in (20, 40)
+    }
