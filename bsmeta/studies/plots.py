@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bsmeta.studies.results import AXES, FLOPS, WITH, WITHOUT, Gain, Results
+from bsmeta.studies.measured import AXES, FLOPS, WITH, WITHOUT
+from bsmeta.studies.results import Gain, Results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -141,6 +141,22 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Share:
+    """A share, or a bound of it.
+
+    Attributes:
+        value: The share.
+        bound: `above` or `below` if the share is only known to be above or below the value.
+    """
+
+    value: float
+    bound: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.bound} {self.value:.0%}".lstrip()
+
+
+@dataclass(frozen=True)
 class Saving:
     """The share of its data that an arm saves: 1 - its amount / what the baseline needs.
 
@@ -148,21 +164,20 @@ class Saving:
     the share is only known to be above, or below, a bound.
 
     Attributes:
-        value: The share, or the bound.
-        low, high: 95% interval; a bound where the next two say so.
-        is_above, is_below: Whether the value is a bound: the share is above it, or below it.
-        low_is_open, high_is_open: Whether an end of the interval is a bound.
-        needed: What the baseline needs; None if the value is a bound.
+        share: The share.
+        low, high: Its 95% interval.
+        needed: What the baseline needs; None if the share is a bound.
     """
 
-    value: float
-    low: float
-    high: float
-    is_above: bool
-    is_below: bool
-    low_is_open: bool
-    high_is_open: bool
+    share: Share
+    low: Share
+    high: Share
     needed: float | None
+
+    def __str__(self) -> str:
+        if self.low == self.high == self.share:
+            return f"{self.share}"
+        return f"{self.share} [{self.low} to {self.high}]"
 
 
 def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
@@ -181,19 +196,12 @@ def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     first, last = float(baseline.amounts[0]), float(baseline.amounts[-1])
     low, high = np.percentile(draws, [2.5, 97.5], method="inverted_cdf")
 
-    def share(needs: float) -> float:
-        return 1 - amount / min(max(needs, first), last)
+    def share(needs: float) -> Share:
+        bound = "above" if needs > last else "below" if needs < first else ""
+        return Share(1 - amount / min(max(needs, first), last), bound)
 
-    return Saving(
-        value=share(needed),
-        low=share(low),
-        high=share(high),
-        is_above=bool(needed > last),
-        is_below=bool(needed < first),
-        low_is_open=bool(low < first),
-        high_is_open=bool(high > last),
-        needed=float(needed) if first <= needed <= last else None,
-    )
+    is_inside = bool(first <= needed <= last)
+    return Saving(share(needed), share(low), share(high), float(needed) if is_inside else None)
 
 
 def needed_amounts(amounts: Floats, bits: Floats, targets: Floats) -> Floats:

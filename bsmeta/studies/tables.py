@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bsmeta.evaluation.tables import NONE, Table
-from bsmeta.studies.results import (
-    FLOPS,
-    TEXT,
-    TOKENS,
-    WITH,
-    WITHOUT,
-    ArmResult,
-    Claim,
-    Results,
-)
+from bsmeta.studies.measured import FLOPS, TEXT, TOKENS, WITH, WITHOUT
+from bsmeta.studies.results import ArmResult, Claim, Results
 from bsmeta.studies.statistics import Estimate, Saving
 
 INTERVALS = (
@@ -69,7 +61,7 @@ def effect_table(results: Results) -> Table:
             for axis in (TEXT, TOKENS):
                 there = base.curves[WITHOUT][axis].at(arm.amounts[axis])
                 cells.append(NONE if there is None else difference(arm.last(mode) - there))
-            cells += [share(by_axis[axis]) for axis in (TEXT, TOKENS)]
+            cells += [str(by_axis[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append(cells)
     return table
 
@@ -135,14 +127,6 @@ def difference(estimate: Estimate) -> str:
     return f"{estimate.value:+.4f} [{estimate.low:+.4f} to {estimate.high:+.4f}]"
 
 
-def share(saving: Saving) -> str:
-    """A share that is saved, with its interval; bounds are named as such."""
-    value = "above " * saving.is_above + "below " * saving.is_below + f"{saving.value:.0%}"
-    low = "below " * saving.low_is_open + f"{saving.low:.0%}"
-    high = "above " * saving.high_is_open + f"{saving.high:.0%}"
-    return f"{value} [{low} to {high}]"
-
-
 def sentences(results: Results) -> list[str]:
     """What the data support, do not support, and leave open."""
     found = [
@@ -165,19 +149,19 @@ def _why(claim: Claim) -> str:
 def saved(base: ArmResult, arm: ArmResult, saving: Saving) -> str:
     """The data efficiency in a sentence."""
     used = f"{arm.amounts[TEXT]:,.0f} text tokens"
-    if saving.is_above:
+    value = saving.share.value
+    if saving.needed is None and saving.share.bound == "above":
         return (
             f"{base.label} does not reach its bits per byte within its "
             f"{base.amounts[TEXT]:,.0f} text tokens; the arm has used {used}, which is at least "
-            f"{saving.value:.0%} less data."
+            f"{value:.0%} less data."
         )
-    if saving.is_below:
+    if saving.needed is None:
         return f"worse after {used} than {base.label} was at the first point of its curve."
-    assert saving.needed is not None
-    less = "less" if saving.value >= 0 else "more"
+    less = "less" if value >= 0 else "more"
     return (
         f"{base.label} needs {saving.needed:,.0f} text tokens for what it does with {used}: "
-        f"{abs(saving.value):.0%} {less} data ({share(saving)})."
+        f"{abs(value):.0%} {less} data (less data: {saving})."
     )
 
 

@@ -1,14 +1,15 @@
-"""Whole studies of a corpus whose metadata is worth exactly four bits a document.
+"""Whole studies of a corpus whose metadata is worth exactly two bits a document.
 
-A document is `=`, one of sixteen letters at random, and four letters more; its metadata is the
-first of these. Nothing predicts the letters but the metadata, so a model that reads it needs four
-bits less for the five bytes that are scored, and one that reads other letters needs none less.
+A document is `=`, one of four letters and another character, at random; its metadata is the letter.
+Nothing else predicts it, so a model that reads it needs two bits less for the two bytes that are
+scored, and one that reads other letters needs none less.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import math
 import random
 from pathlib import Path
 
@@ -18,55 +19,58 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.study import ArmConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.measured import WITH, WITHOUT
 from bsmeta.studies.measuring import measure_all
 from bsmeta.studies.pairing import pairing
 from bsmeta.studies.report import write_report
-from bsmeta.studies.results import SUPPORTED, WITH, WITHOUT, Results, results_of
+from bsmeta.studies.results import SUPPORTED, Results, results_of
 from bsmeta.studies.runs import overrides_of, runs_of
 from bsmeta.studies.statistics import Estimate
 from tests.conftest import REPOSITORY, command, run_warm
 
-LETTERS = "abcdefghijklmnop"
-GAIN = 4 / 5
-STEPS = 120
+LETTERS = "abcd"  # two bits a letter
+OTHERS = [chr(code) for code in range(33, 127) if chr(code) not in LETTERS + "=|"]
+BITS = 2
+GAIN = BITS / 2  # bits per byte
+STEPS = 100
 
 
 def write_corpus(folder: Path) -> None:
     draw = random.Random(4)
-    for number, count in enumerate((300, 300, 200)):
+    for number, count in enumerate((4000, 4000, 40)):
         lines = []
         for _ in range(count):
-            letters = "".join(draw.choices(LETTERS, k=5))
-            record = {"key": "secret", "type": "global", "value": letters[0]}
-            lines.append(json.dumps({"text": f"={letters}", "metadata_secret": [record]}))
+            letter, other = draw.choice(LETTERS), draw.choice(OTHERS)
+            record = {"key": "secret", "type": "global", "value": letter}
+            lines.append(json.dumps({"text": f"={letter}{other}", "metadata_secret": [record]}))
         path = folder / f"part-{number}.jsonl.gz"
         path.write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
 def write_model(folder: Path) -> None:
-    characters = ["<eos>", "=", "|", *LETTERS, *"qrstuvwxyz :"]
+    characters = ["<eos>", "=", "|", *LETTERS, *OTHERS, " "]
     vocabulary = {character: number for number, character in enumerate(characters)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
     fast.save_pretrained(str(folder))
     shape = json.loads((REPOSITORY / "examples/model/config.json").read_text())
-    shape |= {"vocab_size": len(characters), "hidden_size": 32, "intermediate_size": 64}
+    shape |= {"vocab_size": len(characters), "hidden_size": 64, "intermediate_size": 128}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
     (folder / "model.json").write_text(json.dumps(shape))
 
 
 def make_study(folder: Path) -> StudyConfig:
     metadata = "data_config.metadata_config"
-    secret = f"{metadata}.metadata_list=[secret]"
+    secret = [f"{metadata}.metadata_list=[secret]"]
+    secret.append(f"{metadata}.metadata_templates={{secret: '{{value}}'}}")
     shared = [
         f"data_config.train_file={folder}/*.jsonl.gz",
         f"data_config.validation_file={folder}/part-2.jsonl.gz",
         "data_config.num_streams=4", "data_config.window_documents=64",
         "data_config.per_device_train_batch_size=32", "data_config.on_test_overlap=drop",
-        f"{metadata}.metadata_key_value_sep=''", f"{metadata}.metadata_prefix_sep='|'",
-        f"{metadata}.metadata_text_sep=''",
-        f"{metadata}.metadata_probability=0.5", f"{metadata}.max_seq_len=32",
+        f"{metadata}.metadata_prefix_sep='|'", f"{metadata}.metadata_text_sep=''",
+        f"{metadata}.metadata_probability=0.8", f"{metadata}.max_seq_len=32",
         f"{metadata}.random_sample_metadata=false",
         f"model_config_file={folder}/model.json", f"tokenizer_name={folder}",
         "learning_rate=1e-2", "lr_scheduler_type=constant", "num_warmup_steps=10",
@@ -75,13 +79,13 @@ def make_study(folder: Path) -> StudyConfig:
     ]  # fmt: skip
     arms = {
         "none": ArmConfig(overrides=[f"{metadata}.metadata_list=[]"]),
-        "own": ArmConfig(overrides=[secret]),
+        "own": ArmConfig(overrides=secret),
     }
     for values in ("shuffled", "constant"):
-        overrides = [secret, f"{metadata}.metadata_values={values}"]
+        overrides = [*secret, f"{metadata}.metadata_values={values}"]
         arms[values] = ArmConfig(overrides=overrides, control_of="own")
     return StudyConfig(
-        title="four bits", out_dir=str(folder / "study"), config="demo", overrides=shared,
+        title="two bits", out_dir=str(folder / "study"), config="demo", overrides=shared,
         seeds=[1, 2, 3], baseline="none", arms=arms, curve=[0.25, 0.5, 1.0],
         measure=MeasureConfig(position_edges=[0, 2], length_edges=[100], resamples=4000),
     )  # fmt: skip
@@ -91,7 +95,7 @@ def make_study(folder: Path) -> StudyConfig:
 def study(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> StudyConfig:
-    folder = tmp_path_factory.mktemp("four-bits")
+    folder = tmp_path_factory.mktemp("two-bits")
     write_corpus(folder)
     write_model(folder)
     study = make_study(folder)
@@ -115,17 +119,18 @@ def to_base(results: Results, arm: str, mode: str) -> Estimate:
 
 
 @pytest.mark.slow
-def test_the_gain_of_the_content_is_four_bits_a_document(results: Results) -> None:
-    assert results.documents > 190
-    assert results.bytes == 5 * results.documents
-    assert results.arms["none"].last(WITHOUT).value == pytest.approx(4, abs=0.15)
+def test_the_gain_of_the_content_is_two_bits_a_document(results: Results) -> None:
+    assert results.documents > 30
+    assert results.bytes == 2 * results.documents
+    nothing = (BITS + math.log2(len(OTHERS))) / 2
+    assert results.arms["none"].last(WITHOUT).value == pytest.approx(nothing, abs=0.2)
     gain = to_base(results, "own", WITH)
     assert gain.value == pytest.approx(-GAIN, abs=0.1)
-    assert gain.low <= -GAIN + 0.05
-    assert gain.high < -0.5
+    assert gain.low <= -GAIN + 0.1
+    assert gain.high < -GAIN / 2
     # All of it is in the byte that the metadata names.
     parts = {one.name: one.shown for one in results.arms["own"].gains if one.by == "position"}
-    assert parts["from byte 0"].value == pytest.approx(-4, abs=0.4)
+    assert parts["from byte 0"].value == pytest.approx(-BITS, abs=0.2)
     assert parts["from byte 2"].value == pytest.approx(0, abs=0.1)
 
 

@@ -116,8 +116,8 @@ def test_the_saving_of_a_shifted_power_law_is_its_closed_form(factor: float) -> 
         *points, reached = estimates([*cells, arm], 500)
         found = saving(Curve(AMOUNTS, points), end, reached)
         assert found.needed is not None
-        covered += found.low - 0.005 <= 1 - 1 / factor <= found.high + 0.005
-        assert found.value == pytest.approx(1 - 1 / factor, abs=0.2)
+        covered += found.low.value - 0.005 <= 1 - 1 / factor <= found.high.value + 0.005
+        assert found.share.value == pytest.approx(1 - 1 / factor, abs=0.2)
     assert covered >= 17
 
 
@@ -128,15 +128,15 @@ def exact(values: list[float]) -> list[Estimate]:
 def test_a_saving_outside_the_curve_is_a_bound() -> None:
     baseline = Curve(AMOUNTS, exact([4.0, 3.5, 3.0, 2.5, 2.0]))
     above = saving(baseline, 8e4, exact([1.9])[0])
-    assert (above.value, above.is_above, above.needed) == (0.5, True, None)
-    assert above.high_is_open
+    assert (str(above), above.needed) == ("above 50%", None)
     below = saving(baseline, 2e4, exact([4.5])[0])
-    assert (below.value, below.is_below, below.needed) == (-1.0, True, None)
+    assert (str(below), below.needed) == ("below -100%", None)
     inside = saving(baseline, 4e4, exact([2.5])[0])
-    assert inside.value == pytest.approx(0.5)
     assert inside.needed == pytest.approx(8e4)
-    bounds = (inside.is_above, inside.is_below, inside.low_is_open, inside.high_is_open)
-    assert not any(bounds)
+    assert inside.share.value == pytest.approx(0.5)
+    assert str(inside) == "50%"
+    near = saving(baseline, 8e4, Estimate(2.1, np.linspace(1.9, 2.3, 200)))
+    assert str(near) == "43% [25% to above 50%]"
 
 
 def test_a_curve_that_rises_stays_at_its_lowest_value() -> None:
