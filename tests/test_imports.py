@@ -22,7 +22,15 @@ ALLOWED = {
     "studies": {"studies", "evaluation", "training.metrics", "data", "metadata", "config"},
     "generation": {"generation", "evaluation", "data", "metadata", "config"},
     "explaining": {"explaining", "data", "metadata", "config"},
-    "annotate": {"annotate", "tasks.base", "tasks.checkpoints", "data", "metadata", "config"},
+    "annotate": {
+        "annotate",
+        "tasks.base",
+        "tasks.checkpoints",
+        "tasks.disambiguation.task",
+        "data",
+        "metadata",
+        "config",
+    },
     "models": {"models", "config"},
     "tasks": {"tasks", "training", "models", "evaluation", "data", "metadata", "config"},
 }

@@ -44,7 +44,9 @@ def main(config: AnnotateConfig) -> int:
     output = output_folder(config.output)
     annotators = make_annotators(config)
     if config.disambiguation is not None and not needs_index(annotators):
-        raise ConfigurationError("disambiguation is made from entities: add entity to annotators")
+        raise ConfigurationError(
+            "disambiguation is made from links: add entity to annotators, with entity_source=links"
+        )
     try:
         return _annotate(config, annotators, inputs, output)
     except Stopped as stopped:

@@ -31,7 +31,7 @@ _PAGE = msgspec.json.Decoder(LinkedPage)
 
 def needs_index(annotators: Sequence[Annotator]) -> bool:
     """Whether an annotator looks pages up."""
-    return any(isinstance(annotator, Entity) for annotator in annotators)
+    return any(isinstance(one, Entity) and one.reads_links for one in annotators)
 
 
 def make_index(

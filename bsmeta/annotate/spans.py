@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.disambiguation import Disambiguator
 from bsmeta.annotate.links import LinkIndex, index_digest, index_path, mentions
 from bsmeta.annotate.page import PARAGRAPHS
 from bsmeta.annotate.row import Columns, Row, global_record, local_record
@@ -87,9 +88,13 @@ def _block_ends(row: Row) -> dict[int, str]:
 
 
 class Entity(Annotator):
-    """Mentions of other pages of the crawl: the anchors of the links that lead to them.
+    """Mentions of entities; a record's value is the title, with underscores.
 
-    A record's value is the title of the page, with underscores; `url` is its address.
+    They are the anchors of the links to other pages of the crawl (`url` is the address of the
+    page), or the mentions that a trained disambiguator detects (`entity` is the identifier).
+
+    Attributes:
+        reads_links: Whether they are links.
     """
 
     name = "entity"
@@ -98,17 +103,26 @@ class Entity(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
+        self.reads_links = config.entity_source == "links"
         self._path = index_path(Path(config.output or ""))
         self._index = LinkIndex(self._path)
+        self._model = None if self.reads_links else Disambiguator(config)
 
     def annotate(self, row: Row) -> Columns:
         records = []
+        if self._model is not None:
+            for found in self._model.entities(row.text):
+                title, span = found["title"].replace(" ", "_"), (found["start"], found["end"])
+                records.append(local_record("entity", title, *span, entity=found["entity"]))
+            return {"metadata_entity": records}
         for start, end, page in mentions(row.page, row.needed_url(), self._index):
             title = page.title.replace(" ", "_")
             records.append(local_record("entity", title, start, end, url=page.key))
         return {"metadata_entity": records}
 
     def fingerprint(self) -> str:
+        if self._model is not None:
+            return self.digest({"model": self._model.fingerprint()})
         return self.digest({"pages": index_digest(self._path)})
 
 

@@ -10,7 +10,7 @@ from bsmeta.config.keys import key
 PROFILES = ("published", "all")
 EXECUTORS = ("local", "slurm", "ray")
 SPLITTERS = ("rules", "full_stops")
-ENTITY_SOURCES = ("links",)
+ENTITY_SOURCES = ("links", "checkpoint")
 
 
 @dataclass(kw_only=True)
@@ -100,8 +100,20 @@ class AnnotateConfig:
     entity_source: str = key(
         "links",
         "entity: links (an anchor's text is a mention of the page that it leads to, if that is "
-        "among the input)",
+        "among the input) or checkpoint (what a trained disambiguator detects)",
         choices=ENTITY_SOURCES,
+    )
+    entity_model: str | None = key(
+        None,
+        "entity_source=checkpoint: a run of task=entity_disambiguation, or one of its checkpoints",
+        is_path=True,
+    )
+    entity_min_score: float | None = key(
+        None,
+        "entity_source=checkpoint: entities with a lower probability are dropped; null: the "
+        "`min_score` of the model's run",
+        at_least=0,
+        at_most=1,
     )
     disambiguation: str | None = key(
         None,

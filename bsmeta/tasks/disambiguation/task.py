@@ -135,8 +135,12 @@ class EntityDisambiguator:
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
         """Yields the entities of each record's text; see `Predictor`."""
+        yield from self.predictor(model)(records)
+
+    def predictor(self, model: nn.Module) -> Predictor:
+        """Disambiguates with a model, for those who predict more than once."""
         assert isinstance(model, BiEncoder)
-        yield from Predictor(self._config, self.data, model)(records)
+        return Predictor(self._config, self.data, model)
 
 
 def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Metric]:

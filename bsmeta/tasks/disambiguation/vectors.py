@@ -56,8 +56,8 @@ class EntityVectors:
         self, folder: Path, count: int, size: int, text: Callable[[int], str], encode: Encode
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(folder / "lock")
-        with self._lock:
+        self._lock = folder / "lock"
+        with FileLock(self._lock):
             self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
             self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
         self.size = size
@@ -74,7 +74,7 @@ class EntityVectors:
         if len(asked):
             hashes = np.array([self._text_hash(int(entity)) for entity in asked], np.uint64)
             if (self._hashes[asked] != hashes).any():
-                with self._lock:
+                with FileLock(self._lock):  # a new one: processes may have been forked since
                     self._compute(asked, hashes)
             self._is_current[asked] = True
         return np.asarray(self._vectors[entities])

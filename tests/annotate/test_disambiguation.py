@@ -1,0 +1,98 @@
+"""The entities that a trained disambiguator finds in pages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.annotate.registry import fingerprints, make_annotators
+from bsmeta.config.annotate import AnnotateConfig
+from bsmeta.config.errors import ConfigurationError
+from tests.annotate.helpers import annotate, rows, write_pages
+from tests.conftest import REPOSITORY, command, run_warm
+from tests.tasks.disambiguation.helpers import write_encoder, write_world
+
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+SENTENCE = "the boat near the old bank saw fish with water by the spring . "
+
+
+def train(*arguments: str) -> None:
+    done = run_warm(command(TRAIN, *arguments, processes=1))
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def disambiguator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("disambiguator")
+    encoder = write_encoder(folder / "encoder", dropout=0.0)
+    train(
+        "--config-name", "disambiguation", f"model_name={encoder}", *write_world(folder),
+        "data_config.max_entity_length=32", "num_train_epochs=6", "learning_rate=3e-3",
+        "trackers=[]", "mixed_precision=no", "bootstrap_resamples=10", f"out_dir={folder}/run",
+    )  # fmt: skip
+    return folder / "run"
+
+
+def pages(path: Path) -> str:
+    """A page of two paragraphs, and one without mentions."""
+    html = f"<h1>About</h1><p>{SENTENCE}</p><p>Nothing . {SENTENCE}</p>"
+    found = [{"url": "https://example.org/a", "html": html}]
+    found.append({"url": "https://example.org/b", "html": f"<p>{'nothing ' * 20}</p>"})
+    return str(write_pages(path / "pages.jsonl.gz", found))
+
+
+def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path) -> None:
+    source = pages(tmp_path)
+    settings: dict[str, Any] = {
+        "annotators": ["html", "entity", "entity_paragraph"], "profile": "all",
+        "entity_source": "checkpoint", "entity_model": str(disambiguator),
+    }  # fmt: skip
+    for workers in (1, 2):
+        assert annotate(source, tmp_path / str(workers), workers=workers, **settings) == 0
+    row, other = rows(tmp_path / "1" / "pages.jsonl.gz")
+    assert [row, other] == rows(tmp_path / "2" / "pages.jsonl.gz")
+    assert row["annotation_errors"] == {}
+    found = [
+        (row["text"][one["char_start_idx"] : one["char_end_idx"]], one["value"], one["entity"])
+        for one in row["metadata_entity"]
+    ]
+    mentions = [
+        ("bank", "bank_(river)", "bank-river"),
+        ("spring", "spring_(river)", "spring-river"),
+    ]
+    assert found == mentions * 2
+    assert [one["value"] for one in row["metadata_entity_paragraph"]] == [
+        "bank_(river)", "spring_(river)",
+    ] * 2  # fmt: skip
+    assert other["metadata_entity"] == []
+
+
+def test_improbable_entities_are_dropped(disambiguator: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"annotators": ["html", "entity"], "profile": "all"}
+    settings |= {"entity_source": "checkpoint", "entity_model": str(disambiguator)}
+    source = pages(tmp_path)
+    assert annotate(source, tmp_path / "out", entity_min_score=1.0, **settings) == 0
+    assert [row["metadata_entity"] for row in rows(tmp_path / "out/pages.jsonl.gz")] == [[], []]
+    changed = [
+        fingerprints(make_annotators(AnnotateConfig(entity_min_score=score, **settings)))["entity"]
+        for score in (None, 0.5, 0.5)
+    ]
+    assert changed[0] != changed[1] == changed[2]
+
+
+def test_a_model_must_be_named() -> None:
+    with pytest.raises(ConfigurationError, match="entity_model=runs/disambiguation"):
+        make_annotators(AnnotateConfig(annotators=["entity"], entity_source="checkpoint"))
+
+
+def test_a_model_of_another_task_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text("task: sed_words\n")
+    config = AnnotateConfig(
+        annotators=["entity"], entity_source="checkpoint", entity_model=str(tmp_path)
+    )
+    with pytest.raises(ConfigurationError, match="is a model of another task"):
+        make_annotators(config)
