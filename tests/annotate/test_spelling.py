@@ -11,7 +11,7 @@ from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.annotate.row import InputRecord
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.tasks.spelling.detector import FormInputs
+from bsmeta.tasks.spelling.inputs import FormInputs
 from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
 from bsmeta.tasks.spelling.words import FEATURES, WordCounts
 from tests.annotate.helpers import annotate, annotated, rows, some_pages, values, write_pages
