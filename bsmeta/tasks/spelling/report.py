@@ -135,14 +135,14 @@ def _lines(results: Sequence[TestResult]) -> str:
 
 def _cells(task: str, system: SystemResult) -> list[str]:
     values = values_of(task, system)
-    last = f"{values['edit_distance']:.4f}" if task == "sec" else f"{values['accuracy']:.3f}"
+    last = f"{values['edit_distance']:.4f}" if task == "sec" else _number(values["accuracy"])
     alarms, difference = system.false_alarms, system.difference
     compared = NONE if difference is None else _cell(
         difference.difference, difference.interval, sign="+"
     )  # fmt: skip
     return [
-        system.system, _cell(values["f1"], system.f1), f"{values['precision']:.3f}",
-        f"{values['recall']:.3f}", last, NONE if alarms is None else f"{alarms:.2%}", compared,
+        system.system, _cell(values["f1"], system.f1), _number(values["precision"]),
+        _number(values["recall"]), last, NONE if alarms is None else f"{alarms:.2%}", compared,
     ]  # fmt: skip
 
 
@@ -151,22 +151,28 @@ def summary(results: Sequence[TestResult]) -> list[str]:
     sentences = []
     for result in results:
         model, *others = result.systems
-        sentence = f"{result.name}: the model's F1 is {model.counts.f1:.3f}"
+        sentence = f"{result.name}: the model's F1 is {_number(model.counts.f1)}"
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
             difference, interval = best.difference.difference, best.difference.interval
             unclear = "" if best.difference.is_significant else ": not distinguishable"
             sentence += (
-                f", {difference:+.3f} compared with {best.system} (95% interval "
-                f"{interval.low:+.3f} to {interval.high:+.3f}{unclear})"
+                f", {_number(difference, '+')} compared with {best.system} (95% interval "
+                f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{unclear})"
             )
         sentences.append(f"{sentence}.")
     return sentences
 
 
 def _cell(value: float, interval: Interval, sign: str = "") -> str:
-    return f"{value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+    ends = f"{_number(interval.low, sign)} to {_number(interval.high, sign)}"
+    return f"{_number(value, sign)} ({ends})"
+
+
+def _number(value: float, sign: str = "") -> str:
+    """Three decimals without the zero before the point: the table is wide."""
+    return f"{value:{sign}.3f}".replace("0.", ".", 1) if abs(value) < 1 else f"{value:{sign}.3f}"
 
 
 def _ends(interval: Interval) -> list[float]:

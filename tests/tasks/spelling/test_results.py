@@ -59,9 +59,9 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert dictionary.difference.difference == -0.5
     row = table_of("sed_words", [result]).rows[0]
     assert row[:2] == ["small/dev", "model"]
-    assert row[2].startswith("0.500 (")
-    assert row[3:7] == ["0.500", "0.500", "0.714", "14.29%"]
-    assert summary([result])[0].startswith("small/dev: the model's F1 is 0.500, -0.500 compared")
+    assert row[2].startswith(".500 (")
+    assert row[3:7] == [".500", ".500", ".714", "14.29%"]
+    assert summary([result])[0].startswith("small/dev: the model's F1 is .500, -.500 compared")
 
 
 def test_only_the_first_lines_are_read_and_others_are_refused(tmp_path: Path) -> None:
