@@ -1,0 +1,64 @@
+"""Mistakes in the configuration are found before anything is loaded, with the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.tasks.disambiguation.checks import value_problems
+
+
+def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
+    config = DisambiguationConfig()
+    data = config.data_config
+    data.train_file = data.dev_file = str(folder / "train.jsonl")
+    data.entity_table = str(folder / "entities")
+    for name, value in more.items():
+        setattr(data if hasattr(data, name) else config, name, value)
+    return {problem.key: (problem.found, problem.fix) for problem in value_problems(config)}
+
+
+@pytest.mark.parametrize(
+    ("more", "key", "found", "fix"),
+    [
+        ({"train_file": None}, "data_config.train_file", "null", "data_config.train_file=PATH"),
+        (
+            {"entity_table": "/nowhere"}, "data_config.entity_table", "/nowhere",
+            "correct data_config.entity_table",
+        ),
+        (
+            {"dev_file": None, "keep_best_by": "accuracy"}, "keep_best_by", "accuracy",
+            "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file",
+        ),
+        (
+            {"share_encoders": True, "train_entity_encoder": False}, "share_encoders", "true",
+            "share_encoders=false, or train_entity_encoder=true",
+        ),
+        (
+            {"share_encoders": True, "train_layers": 2}, "train_layers", "2",
+            "train_layers=null, or share_encoders=false",
+        ),
+        (
+            {"mask_rarest": 0.9, "mask_most_frequent": 0.5}, "data_config.mask_rarest", "0.9",
+            "exchange them, or set both to 0 to mask nothing",
+        ),
+        (
+            {"entity_text": ["title", "descripton"]}, "data_config.entity_text",
+            "['title', 'descripton']",
+            "data_config.entity_text=[title, types, relations, description]",
+        ),
+        ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
+    ],
+)  # fmt: skip
+def test_mistakes(world: Path, more: dict[str, Any], key: str, found: str, fix: str) -> None:
+    reported = problems(world, **more)
+    assert [*reported] == [key]
+    assert reported[key][1] == fix
+    assert found in reported[key][0]
+
+
+def test_the_default_configuration_needs_only_its_data(world: Path) -> None:
+    assert problems(world) == {}
