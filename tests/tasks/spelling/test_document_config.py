@@ -15,6 +15,7 @@ from bsmeta.config.compose import register, to_plain
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import REPOSITORY
 from bsmeta.config.spelling import SedWordsConfig
+from tests.config.test_refusals import start
 
 FOLDER = REPOSITORY / "examples" / "spelling" / "configs"
 VARIABLES = {"NSC_DATA_DIR": "texts", "NSC_DATA_LIMIT": "1000", "NSC_EXPERIMENT_DIR": "runs"}
@@ -80,3 +81,17 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     (folder / "preprocessing" / "mixed_noise.yaml").unlink()
     with pytest.raises(ConfigurationError, match=r"preprocessing/mixed_noise.yaml.*no such file"):
         compose(folder)
+
+
+def test_the_command_line_of_train_py(tmp_path: Path) -> None:
+    for name in ("wikidump", "bookcorpus"):
+        folder = tmp_path / "texts" / "processed" / f"{name}_paragraphs_sed_words_and_sec"
+        folder.mkdir(parents=True)
+        (folder / "texts.txt").write_text("One text.\n")
+    arguments = ["--config-dir", str(FOLDER), "--config-name", "train_sed_words"]
+    done = start(tmp_path, *arguments, "document.epochs=3", "seed=5", "check_only=true")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "those of 3 epochs" in done.stdout
+    wrong = start(tmp_path, *arguments, "document.epochs=many", "check_only=true")
+    assert wrong.returncode == 2
+    assert "num_train_epochs in Hydra configuration" in wrong.stderr
