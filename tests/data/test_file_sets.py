@@ -203,3 +203,10 @@ def test_a_killed_download_is_continued(source: Path, tmp_path: Path) -> None:
         fetch(source / "manifest.json", tmp_path / "out", mirror=server.address)
     assert server.ranges == [None, f"bytes={size}-"]
     assert (tmp_path / "out/large.bin").read_bytes() == large
+
+
+def test_the_manifest_of_the_shipped_sample(tmp_path: Path) -> None:
+    fetch(REPOSITORY / "examples/senses_sample/manifest.json", tmp_path)
+    names = ["LICENSE.txt", "dev.jsonl.gz", "profiles.jsonl.gz", "train.jsonl.gz"]
+    assert files_in(tmp_path) == names
+    assert sum((tmp_path / name).stat().st_size for name in names) < 300_000
