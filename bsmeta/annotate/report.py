@@ -110,8 +110,9 @@ def summary(report: Report) -> str:
     """The report in one line."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
+    shards = f"{len(report.shards):,} shard{'s' * (len(report.shards) != 1)}"
     return (
-        f"{total.pages:,} pages, {total.rows:,} rows in {len(report.shards):,} shards "
+        f"{total.pages:,} pages, {total.rows:,} rows in {shards} "
         f"({report.bytes / 1e6:,.1f} MB){speed}"
     )
 
@@ -181,7 +182,7 @@ def _values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
             values = [str(one["value"]) for one in records if one.get("type") == "global"]
             yield from ((name, value[:_LONGEST_VALUE]) for value in values)
             if len(records) > len(values):
-                yield name, f"{len(records) - len(values):,} places"
+                yield name, f"{len(records) - len(values):,} spans"
 
 
 def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -91,14 +91,14 @@ class SequenceBlocks(IterableDataset):
         self._pad = pad
 
     def __iter__(self) -> Iterator[Block | UserError]:
-        if not gc.get_freeze_count():
+        worker = get_worker_info()
+        if worker or not gc.get_freeze_count():  # a worker inherits what the trainer has frozen
             # Existing objects (mostly of libraries) are long-lived: scanning all of them in every
             # full collection would take a tenth of the time.
             gc.collect()
             gc.freeze()
             # Nothing here leaves cycles, but a window's documents would set off many collections.
             gc.set_threshold(CONTAINERS)
-        worker = get_worker_info()
         sequences = self._sequences(worker.id if worker else 0)
         while True:
             try:
@@ -242,13 +242,15 @@ def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positio
 
 
 def set_up_worker(_: int) -> None:
-    """Sets up signals in a loader process: stopping is left to the trainer, which must save first.
+    """Sets up garbage collection and signals in a loader process.
 
-    Schedulers signal every process of a job, so signals from other processes are ignored (and the
-    handlers inherited from the trainer do not run); a SIGTERM from the trainer ends the process. So
+    Stopping is left to the trainer, which must save first: schedulers signal every process of a
+    job, so signals from other processes are ignored (and the handlers inherited from the trainer
+    do not run); a SIGTERM from the trainer ends the process. So
     does the trainer's exit, which a process waiting for data would not notice for minutes.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    gc.enable()  # the trainer may have disabled it for its loop
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # threads do not survive a fork
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader
 
-from bsmeta.data.loader import SequenceBlocks, merged, stacked
+from bsmeta.data.loader import CONTAINERS, SequenceBlocks, merged, set_up_worker, stacked
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position
+from bsmeta.training.garbage import GarbageCollection
 
 
 def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:
@@ -66,3 +69,19 @@ def test_what_was_there_before_the_loader_is_not_looked_through_again() -> None:
     assert frozen > 10_000
     next(iter(blocks))
     assert gc.get_freeze_count() <= frozen
+
+
+def collecting(_: int) -> Iterator[PackedSequence]:
+    """Sequences that begin with the state of the garbage collector in this process."""
+    while True:
+        yield sequence(gc.isenabled(), 1, types=[gc.get_threshold()[0]])
+
+
+def test_a_process_forked_while_the_trainer_collects_no_garbage_collects_its_own() -> None:
+    with GarbageCollection():
+        blocks = SequenceBlocks(collecting, size=1, length=1, pad=0)
+        loader = DataLoader(blocks, batch_size=None, num_workers=1, worker_init_fn=set_up_worker)
+        block = next(iter(loader))
+        assert not gc.isenabled()
+    assert block.tensors["input_ids"].tolist() == [[True]]
+    assert block.tensors["document_types"].tolist() == [[CONTAINERS]]
