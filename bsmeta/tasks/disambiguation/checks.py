@@ -65,6 +65,16 @@ def _model(config: DisambiguationConfig) -> Iterator[Problem]:
         expected = "false, because train_entity_encoder=false keeps the weights of one of them"
         fix = "share_encoders=false, or train_entity_encoder=true"
         yield Problem("share_encoders", HYDRA, show(True), expected, fix)
+    if config.model_config_file is not None:
+        expected = "null, because the weights of entities' encoder before training are used"
+        for key, is_wrong in (
+            ("train_entity_encoder=false", not config.train_entity_encoder),
+            ("hard_negatives", config.hard_negatives > 0),
+        ):
+            if is_wrong:
+                found = show(config.model_config_file)
+                fix = f"model_name=FOLDER without model_config_file, or without {key}"
+                yield Problem("model_config_file", HYDRA, found, expected, fix)
     for key in ("encoder_layers", "train_layers"):
         if config.share_encoders and getattr(config, key) is not None:
             expected = "null, because share_encoders=true makes it the encoder of entities, too"

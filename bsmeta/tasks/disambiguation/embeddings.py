@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.disambiguation.model import BiEncoder, build_model
+from bsmeta.tasks.disambiguation.encoders import build_model
+from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import EntityTexts, pad
 from bsmeta.tasks.disambiguation.vectors import EntityVectors, folder_name, weights_hash
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import DataError
-from bsmeta.tasks.disambiguation.batches import MentionTexts, Row
 from bsmeta.tasks.disambiguation.chunks import divide, overlapping
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
+from bsmeta.tasks.disambiguation.mentions import MentionTexts, Row
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.scoring import Scorer
 

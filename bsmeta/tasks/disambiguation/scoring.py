@@ -15,7 +15,6 @@ from torch import nn
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.disambiguation.batches import Mentions, MentionTexts, Row
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import (
@@ -25,6 +24,7 @@ from bsmeta.tasks.disambiguation.embeddings import (
     split_embeddings,
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.mentions import Mentions, MentionTexts, Row
 from bsmeta.tasks.disambiguation.slices import Scored, own_slices
 
 

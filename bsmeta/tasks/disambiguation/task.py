@@ -20,9 +20,11 @@ from bsmeta.data.table.order import SimilarLengths
 from bsmeta.data.table.stream import TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
-from bsmeta.tasks.disambiguation.batches import IGNORED, Row, TrainingBatches
+from bsmeta.tasks.disambiguation.batches import IGNORED, TrainingBatches
 from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.finish import score_and_report
+from bsmeta.tasks.disambiguation.mentions import Row
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
 from bsmeta.tasks.disambiguation.scoring import Evaluator
@@ -38,7 +40,7 @@ class EntityDisambiguator:
         self.data = Data(config)
 
     def build_model(self) -> BiEncoder:
-        return models.build_model(self._config, self.data.tokenizer)
+        return build_model(self._config, self.data.tokenizer)
 
     def _order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch

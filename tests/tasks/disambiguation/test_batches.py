@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.tasks.disambiguation.batches import IGNORED, Row
+from bsmeta.tasks.disambiguation.batches import IGNORED
+from bsmeta.tasks.disambiguation.mentions import Row
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
 Make = Callable[..., EntityDisambiguator]

@@ -50,6 +50,11 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "['title', 'descripton']",
             "data_config.entity_text=[title, types, relations, description]",
         ),
+        (
+            {"model_config_file": __file__, "train_entity_encoder": False}, "model_config_file",
+            "test_checks.py", "model_name=FOLDER without model_config_file, or without "
+            "train_entity_encoder=false",
+        ),
         ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
     ],
 )  # fmt: skip

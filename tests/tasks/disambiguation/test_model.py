@@ -12,9 +12,9 @@ from transformers import GPT2Config, GPT2Model
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import (
     BiEncoder,
-    build_model,
     load_model,
     mean_of_tokens,
     save_model,

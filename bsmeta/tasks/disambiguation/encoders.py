@@ -1,0 +1,156 @@
+"""The encoders of a model: loaded, or of random weights; cut to some layers, partly frozen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+
+from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
+from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
+
+MOST_TOKENS = 512
+"""Tokens of a text, at most, if the encoder has no limit of its own."""
+
+
+def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> BiEncoder:
+    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
+
+    Raises:
+        ConfigurationError: If an encoder cannot be built.
+        DataError: If the weights are not those of the encoder.
+    """
+    _check_lengths(config, most_tokens(config, tokenizer))
+    with whole_weights():  # DeepSpeed partitions the module as a whole
+        mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
+        entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
+    if config.train_layers is not None:
+        _freeze(mention_encoder, config.train_layers)
+    return BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
+
+
+def _check_lengths(config: DisambiguationConfig, most: int) -> None:
+    for name in ("max_entity_length", "window_length"):
+        length = getattr(config.data_config, name)
+        if length > most:
+            raise ConfigurationError(
+                f"data_config.{name}={length}: the encoder takes {most:,} tokens; expected at most "
+                "as many"
+            )
+
+
+def _encoder(
+    config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
+) -> PreTrainedModel:
+    key, source = _source(config)
+    shape = _shape(config)
+    if layers is not None:
+        _cut(shape, layers)
+    is_real = torch.get_default_device().type != "meta"
+    try:
+        if config.model_config_file is not None or not is_real:
+            encoder = AutoModel.from_config(shape, dtype=torch.float32)
+        else:
+            encoder = _pretrained(source, f"{key}={source}", shape)
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise _unknown_model(key, source, error) from error
+    encoder = bare(encoder)
+    if is_real:
+        _add_tokens(encoder, tokenizer)
+    return encoder
+
+
+def _freeze(encoder: PreTrainedModel, trained: int) -> None:
+    """Leaves only the last layers of an encoder to be trained."""
+    count = encoder.config.num_hidden_layers
+    if trained > count:
+        raise ConfigurationError(
+            f"train_layers={trained}: the encoder has {count} layers; expected at most as many"
+        )
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
+    layers = next(found for found in lists if len(found) == count)
+    encoder.requires_grad_(False)
+    for layer in layers[count - trained :]:
+        layer.requires_grad_(True)
+
+
+def _cut(shape: Any, layers: int) -> None:
+    """Keeps the first layers of an encoder."""
+    if layers > shape.num_hidden_layers:
+        raise ConfigurationError(
+            f"encoder_layers={layers}: the encoder has {shape.num_hidden_layers} layers; expected "
+            "at most as many"
+        )
+    shape.num_hidden_layers = layers
+
+
+def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
+    check_files(source, where)
+    model, info = AutoModel.from_pretrained(
+        source, config=shape, output_loading_info=True, dtype=torch.float32
+    )
+    missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+    if missing or info["mismatched_keys"]:
+        raise DataError(
+            f"{where}: its weights are not those of the encoder of its config.json (missing: "
+            f"{', '.join(missing[:3]) or 'none'}; of another shape: "
+            f"{len(info['mismatched_keys'])}); copy the folder again, or fix its config.json"
+        )
+    return model
+
+
+def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
+    if len(tokenizer) > encoder.get_input_embeddings().weight.shape[0]:
+        encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
+    if like is None:
+        return
+    weight = encoder.get_input_embeddings().weight
+    with torch.no_grad():
+        weight[tokenizer.convert_tokens_to_ids([*SPECIAL_TOKENS])] = weight[like].clone()
+
+
+def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The most tokens of a text, with the special ones, that encoder and tokenizer accept.
+
+    Raises:
+        ConfigurationError: If the configuration of the encoder cannot be read.
+    """
+    shape = _shape(config)
+    limits = [tokenizer.model_max_length, MOST_TOKENS]
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None:
+        # The positions of these begin after that of the padding.
+        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
+        limits.append(positions - (shape.pad_token_id + 1 if is_roberta else 0))
+    return int(min(limits))
+
+
+def _source(config: DisambiguationConfig) -> tuple[str, str]:
+    """The key that names the encoder, and its value."""
+    if config.model_config_file is not None:
+        return "model_config_file", config.model_config_file
+    return "model_name", config.model_name
+
+
+def _shape(config: DisambiguationConfig) -> Any:
+    """The transformers config of the encoder."""
+    key, source = _source(config)
+    try:
+        return AutoConfig.from_pretrained(source)
+    except (OSError, ValueError, KeyError) as error:
+        raise _unknown_model(key, source, error) from error
+
+
+def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationError:
+    return ConfigurationError(
+        f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
+        "of a model that AutoModel knows"
+    )
