@@ -249,3 +249,17 @@ def test_the_soak_test_names_a_word_that_is_no_setting() -> None:
     command = [sys.executable, str(REPOSITORY / "experiments" / "soak.py"), "kills"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.startswith("unknown: kills; expected")) == (2, True)
+
+
+def test_a_task_of_an_array_makes_one_run_of_a_study(tmp_path: Path) -> None:
+    started = run(
+        "experiments/slurm/study.sbatch", tmp_path, ["studies/mine.yaml"], SLURM_ARRAY_TASK_ID="3"
+    )
+    assert started == ["python experiments/study.py studies/mine.yaml --run 3"]
+
+
+def test_an_array_without_tasks_is_refused(tmp_path: Path) -> None:
+    command = ["bash", str(REPOSITORY / "experiments/slurm/study.sbatch"), "studies/mine.yaml"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "expected sbatch --array=0-N" in done.stderr
