@@ -204,19 +204,18 @@ def _gains(
         only = np.zeros_like(sizes)
         only[:, number] = sizes[:, number]
         parts.append(("position", f"from byte {edge:,}", only))
+    parts = [part for part in parts if part[2].any()]
+    cells = [(cell * (own > 0)).sum(2) for _, _, own in parts for cell in whole]
+    found = iter(measured.bits(cells, [own.sum(1) for _, _, own in parts for _ in whole]))
     for by, name, own in parts:
-        count = int((own.sum(1) > 0).sum())
-        if not count:
-            continue
-        cells = [(cell * (own > 0)).sum(2) for cell in whole]
-        text, without, shown = measured.bits(cells, [own.sum(1)] * 3)
-        yield Gain(by, name, count, without - text, shown - text)
+        text, without, shown = next(found), next(found), next(found)
+        yield Gain(by, name, int(own.any(1).sum()), without - text, shown - text)
     for name, nats in measured.types(arm).items():
         has = ~np.isnan(nats).any(axis=0)
         if has.any():
-            own = sizes.sum(1) * has
+            sizes_of_type = sizes.sum(1) * has
             cells = [whole[1].sum(2) * has, np.nan_to_num(nats)]
-            without, shown = measured.bits(cells, [own, own])
+            without, shown = measured.bits(cells, [sizes_of_type] * 2)
             yield Gain("type", name, int(has.sum()), None, shown - without)
 
 
