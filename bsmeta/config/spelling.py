@@ -144,6 +144,13 @@ class SpellingConfig(RunConfig):
     )
     tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     small_model: SmallModelConfig = key(SmallModelConfig, "the model without the keys above")
+    word_list: str | None = key(
+        None,
+        "words with counts that the small detector knows beside those of the training text: a file "
+        "of lines `word count`, or symspellpy (the English list of that package); the dictionary "
+        "baseline has this list, too (null: symspellpy)",
+        is_path=True,
+    )
 
     benchmarks: str | None = key(
         None,
@@ -163,19 +170,13 @@ class SpellingConfig(RunConfig):
 class DetectionConfig(SpellingConfig):
     """What the two tasks that detect errors share."""
 
-    word_list: str | None = key(
-        None,
-        "words with counts that the small model knows beside those of the training text: a file "
-        "of lines `word count`, or symspellpy (the English list of that package)",
-        is_path=True,
-        heading="Detection",
-    )
     hidden_counts: float = key(
         0.5,
         "share of the training samples in which the small model does not see how frequent a word "
         "is in the training text: other texts have more words that it does not know",
         at_least=0,
         at_most=1,
+        heading="Detection",
     )
     wanted_precision: float = key(
         0.95,

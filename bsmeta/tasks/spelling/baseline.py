@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.errors import ConfigurationError
@@ -37,13 +36,14 @@ class Dictionary:
     """Detects and corrects misspellings with a list of words.
 
     Args:
-        word_list: A file of lines `word count`; None: the English words of symspellpy.
+        word_list: A file of lines `word count`; None or `symspellpy`: the English words of that
+            package.
 
     Raises:
         ConfigurationError: If symspellpy is not installed, or the file cannot be read.
     """
 
-    def __init__(self, word_list: Path | None = None) -> None:
+    def __init__(self, word_list: str | None = None) -> None:
         self._speller = _load_speller(word_list)
         self.correct_word = lru_cache(2**18)(self._correct_word)
 
@@ -90,7 +90,7 @@ class Dictionary:
         return with_case_of(word, found[0].term) if found else word
 
 
-def baselines(task: str, word_list: Path | None = None) -> dict[str, Judge]:
+def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
     """The baselines of a task, by name.
 
     Args:
@@ -120,7 +120,7 @@ def baselines(task: str, word_list: Path | None = None) -> dict[str, Judge]:
 
 
 @cache
-def _load_speller(word_list: Path | None) -> SymSpell:
+def _load_speller(word_list: str | None) -> SymSpell:
     """Reads the words, which takes seconds: once per process."""
     try:
         from symspellpy import SymSpell
@@ -130,8 +130,10 @@ def _load_speller(word_list: Path | None) -> SymSpell:
             "install symspellpy, or the extra `spelling`)"
         ) from error
     speller = SymSpell(MOST_EDITS)
-    file = word_list or resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt"
-    if not speller.load_dictionary(str(file), 0, 1, encoding="utf-8-sig") or not speller.words:
+    file = word_list
+    if word_list in (None, "symspellpy"):
+        file = str(resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt")
+    if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
         raise ConfigurationError(
             f"word_list: {file} is missing, or has no line with a word and its count; expected "
             "lines `word count`"

@@ -131,6 +131,7 @@ def judge_test_sets(
     model: Judge,
     context: EvaluationContext,
     *,
+    word_list: str | None,
     resamples: int,
     seed: int,
 ) -> list[TestResult]:
@@ -141,6 +142,7 @@ def judge_test_sets(
         test_sets: The test sets.
         model: Runs the model on all ranks.
         context: The processes; rank 0 runs the baselines.
+        word_list: The words of the dictionary (see `baseline.Dictionary`).
         resamples: Resamples of the lines for each interval, the same for all systems.
         seed: Their seed.
     """
@@ -150,7 +152,7 @@ def judge_test_sets(
         if context.rank != 0:
             continue
         systems = {MODEL: (judged, clean)}
-        for name, judge in baselines(task).items():
+        for name, judge in baselines(task, word_list).items():
             systems[name] = (judge(test_set.corrupt), judge(test_set.clean))
         found.append(_result(task, test_set, systems, resamples=resamples, seed=seed))
     results: list[TestResult] = context.gather(found)[0]

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from bsmeta.config.checks.files import is_path, missing
 from bsmeta.config.checks.problems import HYDRA, Problem, show
 from bsmeta.config.launch import Launch
-from bsmeta.config.spelling import LEAST_TOKENS, DetectionConfig, SecConfig, SpellingConfig
+from bsmeta.config.spelling import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.tasks.spelling.misspellings import CODESPELL
 
@@ -104,11 +104,10 @@ def _model(config: SpellingConfig) -> Iterator[Problem]:
     if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
         expected = "model/ of a run of sed_words"
         yield missing("detector", str(config.detector), expected, "correct detector")
-    if isinstance(config, DetectionConfig):
-        name = config.word_list
-        if name not in (None, "symspellpy") and not os.path.isfile(str(name)):
-            expected = "symspellpy, or a file of lines `word count`"
-            yield missing("word_list", str(name), expected, "correct word_list")
+    name = config.word_list
+    if name not in (None, "symspellpy") and not os.path.isfile(str(name)):
+        expected = "symspellpy, or a file of lines `word count`"
+        yield missing("word_list", str(name), expected, "correct word_list")
 
 
 def _batches(config: SpellingConfig) -> Iterator[Problem]:

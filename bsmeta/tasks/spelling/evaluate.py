@@ -87,7 +87,7 @@ def _evaluate(
 
     return train.task, judge_test_sets(
         train.task, test_sets, judge, context,
-        resamples=config.bootstrap_resamples, seed=config.seed,
+        word_list=train.word_list, resamples=config.bootstrap_resamples, seed=config.seed,
     )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     test_sets = read_test_sets(Path(config.benchmarks), config.task, config.benchmark_lines)
     results = judge_test_sets(
         config.task, test_sets, judge, context,
-        resamples=config.bootstrap_resamples, seed=config.seed,
+        word_list=config.word_list, resamples=config.bootstrap_resamples, seed=config.seed,
     )  # fmt: skip
     if context.rank == 0:
         files = write_report(config.task, results, context.folder / "evaluation")
