@@ -39,7 +39,7 @@ class Spelling(Annotator):
                 "a run of task=sed_words",
                 ["spelling_model"],
             )
-        # There is a worker for each core, and torch's threads would not outlive the fork.
+        # There is a worker for each core, and torch's threads would not survive the fork.
         torch.set_num_threads(1)
         self._task = task
         self._model = task.load(self._folder).eval()

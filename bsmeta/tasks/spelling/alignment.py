@@ -103,8 +103,9 @@ def _costs(source: str, target: str) -> np.ndarray:
 
 
 def _word_numbers(text: str) -> list[int]:
-    """For each position, and the end, of a text: the index of its word; a space belongs to the
-    word before it."""
+    """The index of the word at each position of a text and at its end; a space is the last part of
+    the word before it.
+    """
     return [0, *accumulate(character == " " for character in text)]
 
 

@@ -36,12 +36,12 @@ class Correction:
 
 @dataclass(frozen=True)
 class Flag:
-    """A word that is held to be wrong.
+    """A word (or a text) that is flagged as wrong.
 
     Attributes:
         start: Where it begins in the text, in characters.
         end: Where it ends (exclusive).
-        text: The word.
+        text: What is there.
         probability: The probability that it is wrong.
     """
 
