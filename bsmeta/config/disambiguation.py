@@ -160,9 +160,9 @@ class DisambiguationConfig(RunConfig):
     )
     log_prior: str = key(
         "none",
-        "a trained weight times the logarithm of a candidate's share of its alias's score is added "
-        "to its score; leave_one_out: less the training mentions of the same document, for tables "
-        "whose scores count these",
+        "trained weights times the logarithms of a candidate's share of its alias's scores, and of "
+        "its rank, are added to its score; leave_one_out: less the training mentions of the same "
+        "document, for tables whose scores count these",
         choices=("none", "scores", "leave_one_out"),
     )
 

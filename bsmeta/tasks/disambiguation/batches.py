@@ -94,7 +94,7 @@ class TrainingBatches:
             "allowed": torch.from_numpy(compared.allowed),
         }
         if self._config.log_prior != "none":
-            tensors["log_prior"] = torch.from_numpy(compared.log_prior)
+            tensors["prior"] = torch.from_numpy(compared.prior)
         sizes = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
         trained = int((targets != IGNORED).sum())
         weak = sum(int((~row.is_gold).sum()) for row in rows)
@@ -142,10 +142,10 @@ class TrainingBatches:
         else:  # all but the mention's entity in another form
             allowed = entities[None, :] != mentions.entities[:, None]
             allowed[rows[has_gold], targets[has_gold]] = True
-        prior = np.repeat(candidates.log_floor[:, None], len(keys), axis=1)
+        prior = np.repeat(candidates.floor[:, None], len(keys), axis=1)
         width = candidates.entities.shape[1]
         present = np.nonzero(columns[:, :width] >= 0)
-        prior[present[0], columns[:, :width][present]] = candidates.log_prior[present]
+        prior[present[0], columns[:, :width][present]] = candidates.prior[present]
         if not self._config.train_in_candidates:
             targets = targets + 1  # column 0 is NIL, the target of mentions without a candidate
         return _Compared(entities, (keys % 2).astype(bool), targets, allowed, prior)
@@ -175,14 +175,14 @@ class _Compared:
         is_masked: bool [columns]: whether the title is masked.
         targets: int64 [mentions]: the column of the mention's entity; -1: it is not trained on.
         allowed: bool [mentions, columns].
-        log_prior: float32 [mentions, columns].
+        prior: float32 [mentions, columns, 2].
     """
 
     entities: np.ndarray
     is_masked: np.ndarray
     targets: np.ndarray
     allowed: np.ndarray
-    log_prior: np.ndarray
+    prior: np.ndarray
 
 
 class _Draws:

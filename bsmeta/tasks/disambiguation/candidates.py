@@ -19,14 +19,15 @@ class Candidates:
 
     Attributes:
         entities: int64 [mentions, K], the most popular first; -1 where there are no more.
-        log_prior: float32 [mentions, K]: the logarithm of each candidate's share of the scores.
-        log_floor: float32 [mentions]: that of an entity that is no candidate.
+        prior: float32 [mentions, K, 2]: the logarithm of each candidate's share of the scores, and
+            minus that of its rank by score (from 1).
+        floor: float32 [mentions, 2]: the same of an entity that is no candidate.
         gold: int64 [mentions]: the place of the mention's entity among them, -1 if it is none.
     """
 
     entities: np.ndarray
-    log_prior: np.ndarray
-    log_floor: np.ndarray
+    prior: np.ndarray
+    floor: np.ndarray
     gold: np.ndarray
 
     def first(self, most: int) -> Candidates:
@@ -34,11 +35,11 @@ class Candidates:
         if self.entities.shape[1] <= most:
             return self
         rows = np.flatnonzero(self.gold >= most)
-        entities, prior, gold = self.entities.copy(), self.log_prior.copy(), self.gold.copy()
+        entities, prior, gold = self.entities.copy(), self.prior.copy(), self.gold.copy()
         entities[rows, most - 1] = entities[rows, gold[rows]]
         prior[rows, most - 1] = prior[rows, gold[rows]]
         gold[rows] = most - 1
-        return Candidates(entities[:, :most], prior[:, :most], self.log_floor, gold)
+        return Candidates(entities[:, :most], prior[:, :most], self.floor, gold)
 
 
 class DocumentCounts:
@@ -98,11 +99,16 @@ def candidates_of(
         scores = scores.clip(min=0)
     totals = scores.sum(1) + FLOOR * is_candidate.sum(1)
     log_totals = np.log(np.maximum(totals, FLOOR))
+    # Without the own document, another candidate may come first; of equal scores, the first one.
+    order = np.argsort(np.where(is_candidate, -scores, np.inf), axis=1, kind="stable")
+    ranks = np.argsort(order, axis=1) + 1
+    prior = np.stack([np.log(scores + FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
+    floor = np.stack([np.log(FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
     is_gold = is_candidate & (entities == golds[:, None])
     return Candidates(
         entities,
-        (np.log(scores + FLOOR) - log_totals[:, None]).astype(np.float32),
-        (np.log(FLOOR) - log_totals).astype(np.float32),
+        prior.astype(np.float32),
+        floor.astype(np.float32),
         np.where(is_gold.any(1), is_gold.argmax(1), -1),
     )
 

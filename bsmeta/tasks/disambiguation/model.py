@@ -2,7 +2,7 @@
 
 Each encoder's vector goes through a linear layer and tanh to an embedding of length 1, as in
 Bootleg 1.1 (seed document 001); the score of a candidate is the cosine divided by the temperature,
-plus a trained weight times the logarithm of its prior.
+plus trained weights times the logarithms of its share of the alias's scores and of its rank.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import DataError
 from bsmeta.models.pretrained import check_files, whole_weights
 
+PRIOR_AT_FIRST = (1.0, 0.0)
+"""The weights of share and rank before training: the share alone, as a probability."""
+PRIOR_SCALE = 10.0
+"""What one unit of the trained parameters changes them by: Adam moves every parameter by about the
+learning rate a step, which suits matrices and is too little for a single weight."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -95,7 +100,7 @@ class BiEncoder(nn.Module):
         self.mention_layer = nn.Linear(mention_encoder.config.hidden_size, size)
         of_entities = mention_encoder if entity_encoder is None else entity_encoder
         self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
-        self.prior_weight = nn.Parameter(torch.ones(1)) if settings.has_prior else None
+        self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
         if settings.is_frozen and entity_encoder is not None:
             entity_encoder.requires_grad_(False)
@@ -117,7 +122,7 @@ class BiEncoder(nn.Module):
         entity_mask: torch.Tensor | None = None,
         entity_vectors: torch.Tensor | None = None,
         entities: torch.Tensor | None = None,
-        log_prior: torch.Tensor | None = None,
+        prior: torch.Tensor | None = None,
         allowed: torch.Tensor | None = None,
     ) -> Output:
         """Computes what its inputs suffice for.
@@ -129,7 +134,7 @@ class BiEncoder(nn.Module):
             entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities, or
             entity_vectors: float [entities, hidden], what the encoder made of them, or
             entities: float [entities, size], their embeddings.
-            log_prior: float [mentions, entities].
+            prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
@@ -146,7 +151,7 @@ class BiEncoder(nn.Module):
             output.mentions = _embedding(self.mention_layer, vectors)
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
-            output.scores = self._scores(output.mentions, output.entities, log_prior, allowed)
+            output.scores = self._scores(output.mentions, output.entities, prior, allowed)
         return output
 
     def _encode_entities(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
@@ -163,13 +168,14 @@ class BiEncoder(nn.Module):
         self,
         mentions: torch.Tensor,
         entities: torch.Tensor,
-        log_prior: torch.Tensor | None,
+        prior: torch.Tensor | None,
         allowed: torch.Tensor,
     ) -> torch.Tensor:
         scores = mentions @ entities.T / self.settings.temperature
-        if self.prior_weight is not None:
-            assert log_prior is not None
-            scores = scores + self.prior_weight * log_prior
+        if self.prior_weights is not None:
+            assert prior is not None
+            first = prior.new_tensor(PRIOR_AT_FIRST)
+            scores = scores + prior @ (first + PRIOR_SCALE * self.prior_weights)
         scores = scores.masked_fill(~allowed, -math.inf)
         if self.nil is not None:
             nil = functional.normalize(self.nil, dim=0)

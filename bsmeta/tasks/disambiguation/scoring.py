@@ -102,15 +102,15 @@ class Scorer:
         distinct, columns = np.unique(own, return_inverse=True)
         columns = columns.reshape(own.shape)
         is_own = np.zeros((len(own), len(distinct)), bool)
-        prior = np.zeros(is_own.shape, np.float32)
+        prior = np.zeros((*is_own.shape, 2), np.float32)
         places = np.arange(len(own))[:, None]
         is_own[places, columns] = True
         is_own &= (distinct >= 0)[None, :]
-        prior[places, columns] = candidates.log_prior
+        prior[places, columns] = candidates.prior
         tensors, _ = self._texts.tensors(rows)
         tensors |= {
             "entities": torch.from_numpy(self._embeddings(distinct.clip(min=0))),
-            "log_prior": torch.from_numpy(prior),
+            "prior": torch.from_numpy(prior),
             "allowed": torch.from_numpy(is_own),
         }
         autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)

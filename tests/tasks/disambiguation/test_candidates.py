@@ -35,8 +35,9 @@ def test_candidates_of_mentions(table: EntityTable) -> None:
     ]  # fmt: skip
     assert found.gold.tolist() == [1, -1, -1]
     # Scores 10, 9 and 1, each with 0.1 added.
-    assert found.log_prior[0] == pytest.approx(np.log(np.array([10.1, 9.1, 1.1]) / 20.3))
-    assert found.log_floor[0] == pytest.approx(np.log(0.1 / 20.3))
+    assert found.prior[0, :, 0] == pytest.approx(np.log(np.array([10.1, 9.1, 1.1]) / 20.3))
+    assert found.prior[0, :, 1] == pytest.approx(-np.log([1, 2, 3]))
+    assert found.floor[0] == pytest.approx([np.log(0.1 / 20.3), -np.log(4)])
 
 
 def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
@@ -48,7 +49,7 @@ def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
     found = candidates_of(
         table, [bank, bank, bank], np.array([river, money, money]), np.array([7, 8, 9]), counts
     )
-    assert np.exp(found.log_prior) == pytest.approx(np.array([
+    assert np.exp(found.prior[:, :, 0]) == pytest.approx(np.array([
         [8.1 / 17.3, 8.1 / 17.3, 1.1 / 17.3],  # 10 - 2, 9 - 1, 1
         [10.1 / 19.3, 8.1 / 19.3, 1.1 / 19.3],
         [10.1 / 20.3, 9.1 / 20.3, 1.1 / 20.3],
@@ -66,7 +67,7 @@ def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> 
         ["bank-river", "bank-money"],
     ]
     assert found.gold.tolist() == [1, 0, -1]
-    assert np.exp(found.log_prior[0]) == pytest.approx(np.array([10.1, 1.1]) / 20.3)
+    assert np.exp(found.prior[0, :, 0]) == pytest.approx(np.array([10.1, 1.1]) / 20.3)
 
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:

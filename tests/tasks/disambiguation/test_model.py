@@ -38,7 +38,7 @@ def inputs(mentions: int = 2, entities: int = 3) -> dict[str, torch.Tensor]:
         "entity_ids": torch.randint(5, 20, (entities, 4)),
         "entity_mask": torch.ones(entities, 4, dtype=torch.int64),
         "allowed": torch.tensor([[True, True, False], [True, True, True]]),
-        "log_prior": torch.tensor([[-0.1, -3.0, -9.0], [-1.0, -1.0, -1.0]]),
+        "prior": torch.tensor([[[-0.1, 0.0], [-3.0, -0.7], [-9.0, -1.1]], [[-1.0, -0.5]] * 3]),
     }
 
 
@@ -51,11 +51,13 @@ def test_the_vector_of_a_mention_is_the_mean_of_its_tokens() -> None:
 def test_scores_are_cosines_over_the_temperature_plus_the_weighted_prior(encoder: Path) -> None:
     model = built(encoder, temperature=0.5, log_prior="scores")
     with torch.no_grad():
-        model.prior_weight.fill_(2.0)  # type: ignore[union-attr]
+        model.prior_weights.copy_(torch.tensor([0.1, 0.3]))  # type: ignore[union-attr]
         found = model(**inputs())
     assert found.mentions.shape == (2, 200)
     assert found.entities.norm(dim=1) == pytest.approx([1.0] * 3, abs=1e-5)
-    expected = found.mentions @ found.entities.T / 0.5 + 2.0 * inputs()["log_prior"]
+    expected = found.mentions @ found.entities.T / 0.5 + inputs()["prior"] @ torch.tensor(
+        [2.0, 3.0]
+    )
     assert torch.allclose(found.scores[inputs()["allowed"]], expected[inputs()["allowed"]])
     assert found.scores[0, 2] == -torch.inf
 
@@ -88,7 +90,7 @@ def test_what_was_computed_before_is_not_computed_again(encoder: Path) -> None:
         ({"share_encoders": True}, {"mention_encoder", "mention_layer", "entity_layer"}),
         (
             {"train_entity_encoder": False, "train_layers": 0, "log_prior": "scores"},
-            {"mention_layer", "entity_layer", "prior_weight"},
+            {"mention_layer", "entity_layer", "prior_weights"},
         ),
     ],
 )
