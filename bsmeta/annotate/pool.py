@@ -35,6 +35,7 @@ Work = Callable[[Chunk, Failures, "Status"], Any]
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 _DEATHS = 2  # on one page, after which it is the page's fault: the first may be anybody's
 _POLL_S = 0.5
+_CONTAINERS = 50_000  # that set off a garbage collection; a page leaves no cycles
 _OUTSIDE = -1.0
 
 
@@ -207,7 +208,7 @@ def _serve(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     _limit_memory(memory_bytes)
-    gc.freeze()  # the collector need not visit what was loaded before the fork
+    collect_rarely()
     while True:
         chunk, failures = connection.recv()
         try:
@@ -216,6 +217,12 @@ def _serve(
             answer = traceback.format_exc(), None
         status.end()
         connection.send(answer)
+
+
+def collect_rarely() -> None:
+    """Keeps the garbage collector from visiting what was loaded before, and pages at work."""
+    gc.freeze()
+    gc.set_threshold(_CONTAINERS)
 
 
 def _limit_memory(more: int) -> None:

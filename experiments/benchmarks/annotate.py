@@ -26,7 +26,7 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Annotation, Chunk
 from bsmeta.annotate.inputs import list_inputs
 from bsmeta.annotate.page import parse_page
-from bsmeta.annotate.pool import Status
+from bsmeta.annotate.pool import Status, collect_rarely
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.row import InputRecord, Row
 from bsmeta.annotate.sources import Item, decode, open_source
@@ -39,6 +39,7 @@ PAGE_BYTES = 100_000_000
 
 def main(config: AnnotateConfig) -> None:
     """Prints the measurements."""
+    collect_rarely()
     limit, repeats = int(OWN["limit"]), int(OWN["repeats"])
     paths = [path for path, _ in list_inputs(config.input)]
     items = [item for path in paths for item, _ in open_source(path, PAGE_BYTES).items(0)]
