@@ -95,16 +95,22 @@ def make_noise(config: SpellingConfig) -> Noise:
 def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
     """The pair without those of its last errors for which a batch has no room.
 
+    If errors merge or split words, it is the pair without any error.
+
     Args:
         pair: A pair whose correct text fits.
         fits: Whether a text has at most so many tokens.
         room: The tokens that the batch has room for.
     """
+    if fits(pair.source, room):
+        return pair
+    if len(pair.source) != len(pair.correct):
+        return replace(pair, source=pair.correct)
     source = list(pair.source)
     for place in reversed(range(len(source))):
+        source[place] = pair.correct[place]
         if fits(source, room):
             break
-        source[place] = pair.correct[place]
     return replace(pair, source=source)
 
 

@@ -103,6 +103,9 @@ def test_errors_without_room_are_left_out_from_the_end() -> None:
     assert fitting(pair, fits, 20).source == ["teeeh", "caaat", "saaat"]
     assert fitting(pair, fits, 13).source == ["teeeh", "caaat", "sat"]
     assert fitting(pair, fits, 9).source == ["the", "cat", "sat"]
+    split = Pair(["t", "h", "eeeeeeee"], ["the"], "name")
+    assert fitting(split, fits, 10) is split
+    assert fitting(split, fits, 4).source == ["the"]
 
 
 @pytest.mark.parametrize(
