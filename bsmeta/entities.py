@@ -2,7 +2,7 @@
 
 python bsmeta/entities.py table=entities profiles=profiles.jsonl.gz
 python bsmeta/entities.py table=entities entity_dir=data/entity_db emb_dir=data/emb_data
-python bsmeta/entities.py table=entities add=new.jsonl
+python bsmeta/entities.py table=entities add=new.jsonl [checkpoint=runs/disambiguation]
 python bsmeta/entities.py table=entities
 """
 
@@ -30,6 +30,8 @@ def main(config: EntitiesConfig) -> None:
         )
     if config.emb_dir is not None and config.entity_dir is None:
         raise ConfigurationError("emb_dir is set without entity_dir; set both", ["emb_dir"])
+    if config.checkpoint is not None and config.add is None:
+        raise ConfigurationError("checkpoint is set without add; set both", ["checkpoint"])
     print(f"{config.table}: {_summary(config, Path(config.table))}")
 
 
@@ -55,7 +57,22 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
     if config.add is None:
         return table.summary()
     more = add_entities(Path(config.add), folder)
+    if config.checkpoint is not None:
+        _encode(config.checkpoint, folder, len(table), len(more))
     return f"{len(more) - len(table):,} added: {more.summary()}"
+
+
+def _encode(checkpoint: str, table: Path, start: int, end: int) -> None:
+    """Encodes the entities from number `start` on with a trained model, which keeps the result."""
+    import numpy as np
+
+    from bsmeta.tasks.checkpoints import open_task
+    from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+
+    task, folder = open_task(checkpoint, {"data_config.entity_table": str(table)})
+    if not isinstance(task, EntityDisambiguator):
+        raise ConfigurationError(f"checkpoint={checkpoint} is no disambiguator", ["checkpoint"])
+    task.predictor(task.load(folder).eval()).embeddings.get(np.arange(start, end))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@
 
 writes `examples/senses_sample/`: sentences of the first documents with the mentions of the most
 frequent aliases, the profiles of all entities that these aliases may mean, and the manifest by
-which bsmeta/download.py copies them. The same source gives the same bytes.
+which bsmeta/download.py copies them. The result depends on the source only.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def with_aliases(profiles: Iterable[dict[str, Any]], aliases: set[str]) -> Itera
             chosen.append(profile | {"mentions": mentions})
     ids = {profile["entity_id"] for profile in chosen}
     for profile in chosen:
-        relations = [one for one in profile["relations"] if one["object"] in ids]
+        relations = [known for known in profile["relations"] if known["object"] in ids]
         yield profile | {"relations": relations}
 
 

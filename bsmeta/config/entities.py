@@ -35,3 +35,9 @@ class EntitiesConfig:
     add: str | None = key(
         None, "profiles of entities to add to the table, which keeps its numbers", is_path=True
     )
+    checkpoint: str | None = key(
+        None,
+        "a run folder or a checkpoint, whose model encodes the added entities at once; null: each "
+        "when it is first a candidate",
+        is_path=True,
+    )

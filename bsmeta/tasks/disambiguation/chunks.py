@@ -95,28 +95,27 @@ def _groups(
         return []
     least = -(-len(order) // limits.mentions)
     size = -(-len(order) // least)
+    words, tokens = in_words.tolist(), in_tokens.tolist()  # arrays are slow one by one
     groups: list[list[int]] = []
+    last_word = last_token = 0
     for mention in order:
-        group = [*groups[-1], mention] if groups else [mention]
+        last_word = max(last_word, words[mention][1])
+        last_token = max(last_token, tokens[mention][1])
         if (
             groups
-            and len(group) <= size
-            and _length(in_words[group]) <= limits.words
-            and _length(in_tokens[group]) <= limits.tokens
+            and len(groups[-1]) < size
+            and last_word - words[groups[-1][0]][0] <= limits.words
+            and last_token - tokens[groups[-1][0]][0] <= limits.tokens
         ):
-            groups[-1] = group
+            groups[-1].append(mention)
         else:
             groups.append([mention])
+            last_word, last_token = words[mention][1], tokens[mention][1]
     return groups
 
 
 def _hull(ranges: np.ndarray) -> tuple[int, int]:
     return int(ranges[:, 0].min()), int(ranges[:, 1].max())
-
-
-def _length(ranges: np.ndarray) -> int:
-    start, end = _hull(ranges)
-    return end - start
 
 
 def _window(

@@ -198,7 +198,8 @@ class EntityTable:
         rows = self._slice("relations_ends", index)
         names = self._arrays["relations"][rows].tolist()
         objects = self._arrays["relation_objects"][rows].tolist()
-        return [(self.relation_names[name], one) for name, one in zip(names, objects, strict=True)]
+        pairs = zip(names, objects, strict=True)
+        return [(self.relation_names[name], entity) for name, entity in pairs]
 
     def _slice(self, name: str, index: int) -> slice:
         ends = self._arrays[name]

@@ -6,7 +6,7 @@
                                  ({qid: {relation: [qid, …]}}), kg_conn.txt (tab-separated pairs);
                                  each may be missing
 
-`qid2eid.json` gives the order of the entities; its numbers begin at 1.
+The order of the entities is that of their numbers in `qid2eid.json`, which begin at 1.
 """
 
 from __future__ import annotations
@@ -186,10 +186,10 @@ def _types(emb_dir: Path | None, known: Mapping[str, str]) -> dict[str, dict[str
     _refuse_unknown(file, file.content, known)
     found = {}
     for qid, types in file.content.items():
-        for one in types:
-            if isinstance(one, int) and one not in names:
-                file.add(qid, f"{qid!r} has the type {one}, which is not in {vocabulary.name}")
-        found[qid] = {"types": [names.get(one, str(one)) for one in types]}
+        for number in types:
+            if isinstance(number, int) and number not in names:
+                file.add(qid, f"{qid!r} has the type {number}, which is not in {vocabulary.name}")
+        found[qid] = {"types": [names.get(number, str(number)) for number in types]}
     file.close()
     return found
 
@@ -204,7 +204,7 @@ def _relations(emb_dir: Path | None, known: Mapping[str, str]) -> dict[str, list
         for qid, relations in file.content.items():
             for name, objects in relations.items():
                 _refuse_unknown(file, objects, known)
-                found[qid] += [Relation(name, one) for one in objects]
+                found[qid] += [Relation(name, other) for other in objects]
         file.close()
     for subject, other in _pairs(emb_dir / "kg_conn.txt" if emb_dir else None, known):
         if all(relation.object != other for relation in found[subject]):

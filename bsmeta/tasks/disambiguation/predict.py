@@ -44,6 +44,9 @@ class Predictor:
         config: The configuration that it was trained with.
         data: The entities and the tokenizer.
         model: The model, in evaluation mode.
+
+    Attributes:
+        embeddings: Those of the entities, on disk.
     """
 
     def __init__(self, config: DisambiguationConfig, data: Data, model: BiEncoder) -> None:
@@ -51,13 +54,15 @@ class Predictor:
         self._data = data
         device = next(model.parameters()).device
         encoder = EntityEncoder(model, data.texts, data.tokenizer, device, config.mixed_precision)
-        embeddings = saved_embeddings(model, encoder, data.texts, len(data.table), data.vectors_dir)
+        self.embeddings = saved_embeddings(
+            model, encoder, data.texts, len(data.table), data.vectors_dir
+        )
         self._scorer = Scorer(
             model,
             model.settings.has_nil,
             data.table,
             MentionTexts(data.tokenizer, config),
-            embeddings.get,
+            self.embeddings.get,
             device,
             config.mixed_precision,
         )

@@ -216,9 +216,9 @@ class _Columns:
             for name in types:
                 self.types.append(self.type_names.number(name))
         self.type_ends.append(len(self.types))
-        for one in profile.relations:
-            place, _ = self._objects.setdefault(one.object, (len(self._objects), line))
-            self.relations.append(self.relation_names.number(one.relation))
+        for relation in profile.relations:
+            place, _ = self._objects.setdefault(relation.object, (len(self._objects), line))
+            self.relations.append(self.relation_names.number(relation.relation))
             self.relation_objects.append(place)
         self.relation_ends.append(len(self.relations))
         for alias, score in profile.mentions:

@@ -34,7 +34,7 @@ CITY = {
 
 
 def write(path: Path, profiles: list[Any]) -> Path:
-    lines = (one if isinstance(one, str) else json.dumps(one) for one in profiles)
+    lines = (line if isinstance(line, str) else json.dumps(line) for line in profiles)
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
@@ -158,7 +158,7 @@ NAMES = st.sampled_from(["a", "b", "ß", "日本", "a b"])
 PROFILES = st.lists(
     st.builds(
         dict,
-        mentions=st.dictionaries(NAMES, st.integers(0, 3)).map(lambda one: list(one.items())),
+        mentions=st.dictionaries(NAMES, st.integers(0, 3)).map(lambda scores: list(scores.items())),
         title=st.text(max_size=3),
         types=st.dictionaries(NAMES, st.lists(NAMES, max_size=2), max_size=2),
     ),
@@ -188,7 +188,7 @@ def test_adding_equals_building(
             for profile in profiles
             if alias in dict(profile["mentions"])
         ]
-        best = sorted(expected, key=lambda one: -one[0])[:most]
+        best = sorted(expected, key=lambda candidate: -candidate[0])[:most]
         assert candidates_of(table, alias) == [(name, score) for score, name in best]
 
 

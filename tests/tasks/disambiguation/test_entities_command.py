@@ -35,6 +35,7 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"profiles": "a.jsonl"}, "table is not set"),
         ({"table": "t", "add": "a.jsonl", "profiles": "b.jsonl"}, "profiles and add are set"),
         ({"table": "t", "emb_dir": "emb"}, "emb_dir is set without entity_dir"),
+        ({"table": "t", "checkpoint": "run"}, "checkpoint is set without add"),
         ({"table": "t", "max_candidates": 0}, "max_candidates=0: expected"),
     ],
 )

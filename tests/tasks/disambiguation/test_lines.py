@@ -29,8 +29,9 @@ CHARACTERS = {
 
 def read(folder: Path, lines: list[Any]) -> list[Line]:
     path = folder / "train.jsonl.gz"
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
     with gzip.open(path, "wt") as file:
-        file.writelines(f"{one if isinstance(one, str) else json.dumps(one)}\n" for one in lines)
+        file.writelines(f"{text}\n" for text in texts)
     problems = Problems(path)
     found = list(read_lines(path, problems))
     problems.close()

@@ -30,7 +30,7 @@ def test_the_tutorial_is_followed_literally(tmp_path: Path) -> None:
 
     def found(name: str) -> dict[str, str]:
         entities = json.loads((tmp_path / "data" / name).read_text())["entities"]
-        return {one["mention"]: one["entity"] for one in entities}
+        return {entity["mention"]: entity["entity"] for entity in entities}
 
     assert "way" not in found("entities.jsonl")
     assert found("more_entities.jsonl")["way"] == "x1"
