@@ -8,6 +8,7 @@ python bsmeta/entities.py table=entities
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
@@ -56,23 +57,28 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
     table = EntityTable.open(folder)
     if config.add is None:
         return table.summary()
+    encode = None if config.checkpoint is None else _encoder(config.checkpoint, folder)
     more = add_entities(Path(config.add), folder)
-    if config.checkpoint is not None:
-        _encode(config.checkpoint, folder, len(table), len(more))
+    if encode is not None:
+        encode(len(table), len(more))
     return f"{len(more) - len(table):,} added: {more.summary()}"
 
 
-def _encode(checkpoint: str, table: Path, start: int, end: int) -> None:
-    """Encodes the entities from number `start` on with a trained model, which keeps the result."""
+def _encoder(checkpoint: str, table: Path) -> Callable[[int, int], None]:
+    """Encodes a range of entities with a trained model, which keeps the result on disk."""
     import numpy as np
 
     from bsmeta.tasks.checkpoints import open_task
     from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 
-    task, folder = open_task(checkpoint, {"data_config.entity_table": str(table)})
+    task, folder = open_task(checkpoint, {"data_config": {"entity_table": str(table)}})
     if not isinstance(task, EntityDisambiguator):
         raise ConfigurationError(f"checkpoint={checkpoint} is no disambiguator", ["checkpoint"])
-    task.predictor(task.load(folder).eval()).embeddings.get(np.arange(start, end))
+
+    def encode(start: int, end: int) -> None:
+        task.predictor(task.load(folder).eval()).embeddings.get(np.arange(start, end))
+
+    return encode
 
 
 if __name__ == "__main__":
