@@ -18,6 +18,8 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.jsonl import Problems
+from bsmeta.tasks.disambiguation.lines import read_lines
 from bsmeta.tasks.disambiguation.prep import Prep, open_prep
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.conftest import REPOSITORY
@@ -228,3 +230,30 @@ def test_a_build_that_is_killed_is_resumed(
     assert open_lines().rows[:] == expected
     assert encoded == [8, 10, 12]  # 0 to 6 are two groups, completed before the kill
     assert sorted(file.name for file in (tmp_path / "prep").iterdir()) == ["train", "train.lock"]
+
+
+def test_every_mention_of_the_shipped_sentences_is_in_one_row(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    sample = REPOSITORY / "examples/senses_sample"
+    table = build_entities(sample / "profiles.jsonl.gz", tmp_path / "table")
+    path = sample / "dev.jsonl.gz"
+    found = open_prep(path, table, tokenizer, tmp_path / "prep", Limits(2, 12, 30))
+    expected = {}
+    for line in read_lines(path, Problems(path)):
+        for mention in line.mentions:
+            surface = line.text[mention.start : mention.end]
+            key = (line.number, mention.position)
+            expected[key] = (mention.alias, mention.entity, surface.split())
+    rows: dict[tuple[int, int], tuple[str, str, list[str]]] = {}
+    for row in found.rows:
+        assert 0 < len(row["alias"]) <= 2
+        columns = (row[name] for name in ("position", "start", "end", "alias", "entity"))
+        for position, start, end, alias, entity in zip(*columns, strict=True):
+            assert (row["line"], position) not in rows
+            text = tokenizer.decode(row["input_ids"][start:end]).split()
+            names = table.alias(alias), table.entity_id(entity)
+            rows[row["line"], position] = (*names, text)
+    assert rows == expected
+    assert found.facts["lost"] == 0
+    assert found.facts["bytes_per_mention"] < 260
