@@ -72,6 +72,12 @@ class Prep:
     rows: Dataset
     facts: dict[str, Any]
 
+    def __str__(self) -> str:
+        return (
+            "{sentences:,} sentences, {rows:,} rows, {mentions:,} mentions ({lost:,} left out), "
+            "{bytes_per_mention:.0f} bytes a mention"
+        ).format(**self.facts)
+
 
 def open_prep(
     path: Path,
@@ -115,7 +121,9 @@ def open_prep(
     shutil.rmtree(work, ignore_errors=True)
     facts = json.loads(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-    return Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]})
+    prep = Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]})
+    log.info("%s: %s", path, prep)
+    return prep
 
 
 def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> Dataset:

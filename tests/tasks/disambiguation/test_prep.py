@@ -96,6 +96,7 @@ def test_rows_have_the_tokens_and_the_mentions(
     assert first["document"] == second["document"] > 0
     facts = {"sentences": 1, "rows": 2, "mentions": 3, "lost": 0}
     assert {name: found.facts[name] for name in facts} == facts
+    assert str(found).startswith("1 sentences, 2 rows, 3 mentions (0 left out), ")
     assert [file.name for file in (tmp_path / "prep").iterdir()] == ["train.lock", "train"]
     assert found.rows.features["input_ids"].feature.dtype == "uint16"
 
