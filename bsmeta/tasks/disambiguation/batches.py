@@ -202,9 +202,13 @@ class _Draws:
             entities: int64 [mentions, candidates]; -1: none.
             probability: float64 [entities of the table].
         """
-        distinct, places = np.unique(entities, return_inverse=True)
-        own = np.where(distinct >= 0, probability[distinct], 0.0)
-        return (self._uniform("titles", len(distinct)) < own)[places.reshape(entities.shape)]
+        is_candidate = entities >= 0  # the rest is padding, which depends on other rows
+        distinct, places = np.unique(entities[is_candidate], return_inverse=True)
+        found = np.zeros(entities.shape, bool)
+        found[is_candidate] = (self._uniform("titles", len(distinct)) < probability[distinct])[
+            places
+        ]
+        return found
 
     def _uniform(self, what: str, count: int) -> np.ndarray:
         words = np.random.PCG64(derive(*self._key, what)).random_raw(count)
