@@ -43,7 +43,7 @@ demo-spelling: env
 	bash experiments/demo_spelling.sh
 
 test: env
-	python -m pytest -n 2 --dist worksteal -m "not slow and not slurm"
+	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm"
 
 test-slow: env
 	python -m pytest -m slow

@@ -62,7 +62,7 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
         tracker.event("eval", 1, loss=1.0)
         tracker.event("eval", 2, loss=0.5)
     assert broken.calls == 1
-    assert "Broken gets no more figures (ConnectionError: gone)" in caplog.text
+    assert "Broken gets no more metrics (ConnectionError: gone)" in caplog.text
     logged = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [one["loss"] for one in logged] == [1.0, 0.5]
 
