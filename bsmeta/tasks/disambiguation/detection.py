@@ -98,6 +98,8 @@ class Detector:
                 forms.pop(form, None)
             elif count.alias >= 0:
                 forms[form] = count.alias
+        # The lines of a table in a text are no mentions of "one".
+        forms = {form: alias for form, alias in forms.items() if any(map(str.isalnum, form))}
         self._aliases = np.fromiter(forms.values(), np.int64, len(forms))
         self.forms = tuple(forms)
         patterns = [_WORD_EDGE.sub(_EDGE, form) for form in self.forms]

@@ -49,6 +49,11 @@ def test_the_longest_whole_words_are_found(tmp_path: Path) -> None:
     assert detector("") == []
 
 
+def test_signs_alone_are_no_mentions(tmp_path: Path) -> None:
+    table = table_of(tmp_path, "one", "|", "--")
+    assert found(Detector(table), table, "| one -- two |") == [("one", "one")]
+
+
 def test_lemmas_are_written_without_their_part_of_speech(tmp_path: Path) -> None:
     table = table_of(tmp_path, "vice_president.n", "man.n", "man.v", "st._louis.n")
     detector = Detector(table, "lemma_pos")
