@@ -40,7 +40,7 @@ from bsmeta.config.secrets import redact, redact_values
 REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
-# SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) tells a scheduler to requeue it.
+# SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
 EXIT_PREEMPTED = 75
 
 Config = TypeVar("Config")

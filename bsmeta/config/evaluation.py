@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -184,3 +184,24 @@ def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
         ) from error
     assert isinstance(changed, type(config))
     return changed
+
+
+def refuse_unused(config: EvaluateConfig, used: Sequence[str], task: str) -> None:
+    """Refuses keys that are set although they have no meaning for a task.
+
+    Args:
+        config: The configuration of `evaluate.py`.
+        used: The keys that have a meaning.
+        task: The task, as the message names it.
+
+    Raises:
+        ConfigurationError: With these keys.
+    """
+    default = EvaluateConfig()
+    names = [field.name for field in fields(config) if field.name not in used]
+    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
+    if unused:
+        raise ConfigurationError(
+            f"{', '.join(unused)}: without a meaning for a checkpoint of {task}; expected some of "
+            f"{', '.join(used)}"
+        )

@@ -62,3 +62,20 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
             "ones). Expected its files (tokenizer.json, tokenizer_config.json) beside the model: "
             "copy them there"
         )
+
+
+def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub name, with a padding token.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded, or has no token to pad with.
+    """
+    tokenizer = tokenizer_of(name)
+    if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"tokenizer_name: {name} has neither a padding nor an end-of-text token; name a "
+                "tokenizer that has a pad_token"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,17 +18,18 @@ import transformers
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.errors import ConfigurationError, DataError, UserError
-from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.config.errors import DataError, UserError
+from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import read_records
+from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.finish import test_results, training_texts, unit_of
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.model import load_model, load_tokenizer
+from bsmeta.tasks.classification.model import load_model
 from bsmeta.tasks.classification.report import print_report, write_report
 from bsmeta.tasks.classification.results import Results, results_of
 from bsmeta.tasks.classification.scoring import Scored, score
@@ -52,23 +53,12 @@ def run(
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     refuse_out_of_bounds(config)
-    _refuse_unused(config)
+    refuse_unused(config, USED, "task=classification")
     transformers.utils.logging.disable_progress_bar()
     for location in locations:
         results = _evaluate(config, location, ranks, device)
         if ranks.is_main:
             print_report(results, write_report(results, [], _folder(config, location)))
-
-
-def _refuse_unused(config: EvaluateConfig) -> None:
-    default = EvaluateConfig()
-    names = [field.name for field in fields(config) if field.name not in USED]
-    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
-    if unused:
-        raise ConfigurationError(
-            f"{', '.join(unused)}: without a meaning for a checkpoint of task=classification; "
-            f"expected some of {', '.join(USED)}"
-        )
 
 
 def _evaluate(
@@ -81,7 +71,7 @@ def _evaluate(
     assert isinstance(train, ClassificationConfig)
     train = replace(train, bootstrap_resamples=config.bootstrap_resamples, seed=config.seed)
     model = load_model(Path(location.model)).to(device)
-    tokenizer = load_tokenizer(location.model)
+    tokenizer = padded_tokenizer_of(location.model)
     labels = tuple(model.config.id2label[number] for number in range(model.config.num_labels))
     examples: Examples | None = None
     try:

@@ -28,7 +28,6 @@ from transformers import (
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, whole_weights
 
 logger = logging.getLogger(__name__)
@@ -39,23 +38,6 @@ DROPOUTS = (
     "attention_dropout", "seq_classif_dropout", "embd_pdrop", "resid_pdrop", "attn_pdrop",
     "activation_dropout", "hidden_dropout", "embedding_dropout", "mlp_dropout", "pooler_dropout",
 )  # fmt: skip
-
-
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a folder or Hub name, with a padding token.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded, or has no token to pad with.
-    """
-    tokenizer = tokenizer_of(name)
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise ConfigurationError(
-                f"tokenizer_name: {name} has neither a padding nor an end-of-text token; name a "
-                "tokenizer that has a pad_token"
-            )
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
 
 
 def build_model(

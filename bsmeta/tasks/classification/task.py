@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream
+from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.examples import Chunk, Examples
@@ -38,7 +39,7 @@ class TextClassifier:
     def __init__(self, config: ClassificationConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
         self._config = config
-        self.tokenizer = models.load_tokenizer(config.tokenizer_name or config.model_name)
+        self.tokenizer = padded_tokenizer_of(config.tokenizer_name or config.model_name)
         self._validation: list[Chunk] | None = None
 
     @cached_property

@@ -7,7 +7,7 @@ beside with `+overrides.compare_with=RUN`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,8 +15,8 @@ import transformers
 
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.config.errors import DataError
+from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext
@@ -40,14 +40,7 @@ def run(
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     refuse_out_of_bounds(config)
-    default = EvaluateConfig()
-    names = [field.name for field in fields(config) if field.name not in USED]
-    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
-    if unused:
-        raise ConfigurationError(
-            f"{', '.join(unused)}: without a meaning for a checkpoint of task=disambiguation; "
-            f"expected some of {', '.join(USED)}"
-        )
+    refuse_unused(config, USED, "task=disambiguation")
     transformers.utils.logging.disable_progress_bar()
     for location in locations:
         _evaluate(config, location, ranks, device)

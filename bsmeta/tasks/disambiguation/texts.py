@@ -14,8 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import ENTITY_TEXT
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import tokenizer_of
+from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
 START, END = "[ent_start]", "[ent_end]"
@@ -32,14 +31,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: If it cannot be loaded, or has no token to pad with.
     """
-    tokenizer = tokenizer_of(name)
-    if tokenizer.pad_token_id is None:
-        if tokenizer.eos_token_id is None:
-            raise ConfigurationError(
-                f"tokenizer_name: {name} has neither a padding nor an end-of-text token; name a "
-                "tokenizer that has a pad_token"
-            )
-        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = padded_tokenizer_of(name)
     if tokenizer.mask_token_id is None:
         tokenizer.add_special_tokens({"mask_token": "[MASK]"})
     tokenizer.add_tokens([*SPECIAL_TOKENS], special_tokens=True)

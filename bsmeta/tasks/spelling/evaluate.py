@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.ranks import Ranks
@@ -45,23 +44,12 @@ def run(
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     refuse_out_of_bounds(config)
-    _refuse_unused(config)
+    refuse_unused(config, USED, "a spelling task")
     context = EvaluationContext(ranks.rank, ranks.world_size, device, ranks.gather)
     for location in locations:
         task, results = _evaluate(config, location, context)
         if ranks.is_main:
             print_report(task, results, write_report(task, results, _folder(config, location)))
-
-
-def _refuse_unused(config: EvaluateConfig) -> None:
-    default = EvaluateConfig()
-    names = [field.name for field in fields(config) if field.name not in USED]
-    unused = [name for name in names if getattr(config, name) != getattr(default, name)]
-    if unused:
-        raise ConfigurationError(
-            f"{', '.join(unused)}: without a meaning for a checkpoint of a spelling task; expected "
-            f"some of {', '.join(USED)}"
-        )
 
 
 def _evaluate(
