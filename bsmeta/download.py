@@ -26,8 +26,8 @@ from rich.progress import (
 
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
-from bsmeta.config.download import DownloadConfig
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.tools import DownloadConfig
 
 
 def main(config: DownloadConfig) -> int:

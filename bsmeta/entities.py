@@ -13,8 +13,8 @@ from pathlib import Path
 
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.entities import EntitiesConfig
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.tools import EntitiesConfig
 
 _SOURCES = ("profiles", "entity_dir", "add")
 

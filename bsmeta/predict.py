@@ -26,7 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.predict import PredictConfig
+from bsmeta.config.tools import PredictConfig
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, read_records
 

@@ -9,31 +9,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.keys import key
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.keys import inherited, key
+from bsmeta.config.schema import PretrainedConfig
 
 
 @dataclass(kw_only=True)
-class CausalLMConfig(RunConfig):
+class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
 
-    task: str = key("causal_lm", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+    task: str = inherited(PretrainedConfig, "task", "causal_lm")
     data_config: DataConfig = key(DataConfig, "where documents come from")
-
-    model_name: str = key(
-        "gpt2",
-        "a folder or Hub name to load; its weights unless model_config_file",
-        is_path=True,
-        heading="Model",
-    )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: start from random weights of this shape instead",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     attn_implementation: str = key(
         "auto",
         "how attention is computed; auto: flash_attention_2 where it is installed and can be used, "

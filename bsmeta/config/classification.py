@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.keys import key
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.keys import inherited, key
+from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 
 
 @dataclass(kw_only=True)
-class ClassificationDataConfig:
+class ClassificationDataConfig(TableDataConfig):
     """The table of texts and labels, its chunks and its splits."""
 
     csv: str | None = key(
@@ -71,40 +71,20 @@ class ClassificationDataConfig:
         deepspeed="train_micro_batch_size_per_gpu",
         at_least=1,
     )
-    per_device_eval_batch_size: int = key(
-        32, "rows in an evaluation batch of one process", at_least=1
-    )
-    num_workers: int = key(
-        0, "loader processes of each rank (0: in the training process)", at_least=0
-    )
 
 
 @dataclass(kw_only=True)
-class ClassificationConfig(RunConfig):
+class ClassificationConfig(PretrainedConfig):
     """A training run of a text classifier."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
 
-    task: str = key(
-        "classification", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task"
-    )
+    task: str = inherited(PretrainedConfig, "task", "classification")
     data_config: ClassificationDataConfig = key(
         ClassificationDataConfig, "the table of texts and labels"
     )
-    prep_only: bool = key(False, "read the table into its database, and stop")
 
-    model_name: str = key(
-        "google-bert/bert-base-uncased",
-        "a folder or Hub name to load; its weights unless model_config_file",
-        is_path=True,
-        heading="Model",
-    )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: start from random weights of this shape instead",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+    model_name: str = inherited(PretrainedConfig, "model_name", "google-bert/bert-base-uncased")
     dropout: float | None = key(
         None, "every dropout of the model; null: those of its config", at_least=0, below=1
     )
@@ -129,3 +109,5 @@ class ClassificationConfig(RunConfig):
         "resamples of the test set's texts (or groups) for each interval of the report",
         at_least=1,
     )
+
+    prep_only: bool = key(False, "read the table into its database, and stop", heading="Data")

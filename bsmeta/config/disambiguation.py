@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bsmeta.config.keys import key
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.keys import inherited, key
+from bsmeta.config.schema import PretrainedConfig, TableDataConfig
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
 """The parts that the text of an entity may have, in their order."""
 
 
 @dataclass(kw_only=True)
-class DisambiguationDataConfig:
+class DisambiguationDataConfig(TableDataConfig):
     """The sentences, the table of entities, and how both become batches."""
 
     train_file: str | None = key(
@@ -96,28 +96,20 @@ class DisambiguationDataConfig:
         "per_device: it is that of each",
         choices=("total", "per_device"),
     )
-    per_device_eval_batch_size: int = key(
-        64, "rows in an evaluation batch of one process", at_least=1
-    )
-    num_workers: int = key(
-        0, "loader processes of each rank (0: in the training process)", at_least=0
-    )
+    per_device_eval_batch_size: int = inherited(TableDataConfig, "per_device_eval_batch_size", 64)
 
 
 @dataclass(kw_only=True)
-class DisambiguationConfig(RunConfig):
+class DisambiguationConfig(PretrainedConfig):
     """A training run of an entity disambiguator."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.batch_size"
     batch_scope_key: ClassVar[str | None] = "data_config.batch_scope"
 
-    task: str = key(
-        "disambiguation", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task"
-    )
+    task: str = inherited(PretrainedConfig, "task", "disambiguation")
     data_config: DisambiguationDataConfig = key(
         DisambiguationDataConfig, "the sentences and the entities"
     )
-    prep_only: bool = key(False, "encode the sentences, and stop")
 
     model_name: str = key(
         "google-bert/bert-base-uncased",
@@ -125,12 +117,6 @@ class DisambiguationConfig(RunConfig):
         is_path=True,
         heading="Model",
     )
-    model_config_file: str | None = key(
-        None,
-        "JSON of a transformers config: start from random weights of this shape instead",
-        is_path=True,
-    )
-    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     encoder_layers: int | None = key(
         None, "layers of the encoder of mentions: the first so many; null: all", at_least=1
     )
@@ -208,3 +194,5 @@ class DisambiguationConfig(RunConfig):
     bootstrap_resamples: int = key(
         2000, "resamples of the documents for each interval of the report", at_least=1
     )
+
+    prep_only: bool = key(False, "encode the sentences, and stop", heading="Data")

@@ -82,6 +82,12 @@ def key(
     return field(default=default, metadata=metadata)
 
 
+def inherited(section: type, name: str, default: Any) -> Any:
+    """A field of a base class, with another default."""
+    described = next(field_ for field_ in fields(section) if field_.name == name)
+    return field(default=default, metadata=described.metadata)
+
+
 def values_of(described: Field[Any]) -> Values:
     """The values that a field of a schema accepts."""
     found: Values = described.metadata["values"]

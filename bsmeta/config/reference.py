@@ -12,11 +12,8 @@ from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.download import DownloadConfig
-from bsmeta.config.entities import EntitiesConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.generation import GenerateConfig
-from bsmeta.config.predict import PredictConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.spelling import (
     DetectionConfig,
@@ -25,6 +22,7 @@ from bsmeta.config.spelling import (
     SedWordsConfig,
     SpellingConfig,
 )
+from bsmeta.config.tools import DownloadConfig, EntitiesConfig, PredictConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
@@ -91,24 +89,21 @@ them | they must be equal |
 def reference() -> str:
     """Returns the text of the page."""
     parts = [INTRODUCTION, _groups(), OWNED_ELSEWHERE]
+    programs = {schema: program for program, schema, _ in PROGRAMS}
     for program, schema, config_name in PROGRAMS:
-        parent = schema.__mro__[1]
-        inherited = issubclass(parent, RunConfig)
+        # The nearest base class that has a section of its own.
+        parent = next((base for base in schema.__mro__[1:] if base in programs), None)
+        inherited = f" Every key of `{programs[parent]}`, and:" if parent else ""
         parts.append(
             f"## {program}\n\n{_summary(schema)} Without `--config-name`: `{config_name}`."
-            f"{_inherited(parent) if inherited else ''}\n"
+            f"{inherited}\n"
         )
-        taken = _names(parent) if inherited else set()
+        taken = _names(parent) if parent else set()
         for heading, found in sections(schema):
             own = [key for key in found if key.name not in taken]
             if own:
                 parts.append(f"### {heading}\n\n{_table(own)}")
     return "\n".join(parts)
-
-
-def _inherited(parent: type) -> str:
-    program = next(program for program, schema, _ in PROGRAMS if schema is parent)
-    return f" Every key of `{program}`, and:"
 
 
 def _names(schema: type) -> set[str]:

@@ -214,3 +214,33 @@ class RunConfig:
         "up); 0: none",
         at_least=0,
     )
+
+
+@dataclass(kw_only=True)
+class PretrainedConfig(RunConfig):
+    """A training run of a model of transformers."""
+
+    model_name: str = key(
+        "gpt2",
+        "a folder or Hub name to load; its weights unless model_config_file",
+        is_path=True,
+        heading="Model",
+    )
+    model_config_file: str | None = key(
+        None,
+        "JSON of a transformers config: start from random weights of this shape instead",
+        is_path=True,
+    )
+    tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
+
+
+@dataclass(kw_only=True)
+class TableDataConfig:
+    """What the data sections of tasks on a table share."""
+
+    per_device_eval_batch_size: int = key(
+        32, "rows in an evaluation batch of one process", at_least=1
+    )
+    num_workers: int = key(
+        0, "loader processes of each rank (0: in the training process)", at_least=0
+    )

@@ -9,7 +9,7 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
-from bsmeta.config.keys import key
+from bsmeta.config.keys import inherited, key
 from bsmeta.config.schema import RunConfig
 
 LEAST_TOKENS = 512
@@ -195,21 +195,21 @@ class DetectionConfig(SpellingConfig):
 class SedWordsConfig(DetectionConfig):
     """A training run that detects the words with errors."""
 
-    task: str = key("sed_words", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+    task: str = inherited(RunConfig, "task", "sed_words")
 
 
 @dataclass(kw_only=True)
 class SedSequenceConfig(DetectionConfig):
     """A training run that detects the sequences with errors."""
 
-    task: str = key("sed_sequence", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+    task: str = inherited(RunConfig, "task", "sed_sequence")
 
 
 @dataclass(kw_only=True)
 class SecConfig(SpellingConfig):
     """A training run that corrects errors, sequence to sequence."""
 
-    task: str = key("sec", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
+    task: str = inherited(RunConfig, "task", "sec")
 
     num_beams: int = key(
         1, "beams of the search in `generate`; 1: greedy", at_least=1, heading="Correction"

@@ -18,7 +18,7 @@ from bsmeta import predict
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import UserError
-from bsmeta.config.predict import PredictConfig
+from bsmeta.config.tools import PredictConfig
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.conftest import REPOSITORY
