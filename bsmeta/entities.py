@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import EntitiesConfig

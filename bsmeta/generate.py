@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.task_entry import check_program

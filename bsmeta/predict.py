@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.tools import PredictConfig

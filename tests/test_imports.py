@@ -42,7 +42,7 @@ DISTRIBUTED = [
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,
-    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed_models*"],
+    "deepspeed": [*DISTRIBUTED, "config/checks/deepspeed*"],
     "hydra": ["*.py", "config/*"],
     "omegaconf": ["*.py", "config/*"],
     "tensorboard": ["training/tracking*"],

@@ -12,7 +12,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.evaluation.controls import PromptRenderer, prompt_config
+from bsmeta.evaluation.arms import PromptRenderer, prompt_config
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.model_card import example
 from bsmeta.generation.contexts import Contexts

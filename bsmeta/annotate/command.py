@@ -27,7 +27,7 @@ from bsmeta.annotate.pipeline import (
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.config.errors import ConfigurationError, DataError
 

@@ -1,12 +1,9 @@
-"""The errors that end a run with a message instead of a stack trace.
-
-`ConfigurationError` and `DataError` are for the user to fix (exit code 2); `CheckpointError` and
-`TrainingError` are failures of the run (exit code 1).
-"""
+"""The errors that end a run with a message, and how two nested dicts differ, for such messages."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 
 class UserError(ValueError):
@@ -36,3 +33,27 @@ class CheckpointError(RuntimeError):
 
 class TrainingError(RuntimeError):
     """Training cannot continue (for example: the loss is not finite)."""
+
+
+def differences(name: str, other: Any, current: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the leaves in which two nested dicts differ: dotted name and both values."""
+    if isinstance(other, dict) and isinstance(current, dict):
+        for part in sorted({*other, *current}):
+            below = f"{name}.{part}" if name else str(part)
+            yield from differences(below, other.get(part, "absent"), current.get(part, "absent"))
+    elif other != current:
+        yield name, other, current
+
+
+def differing(name: str, other: Any, current: Any, where: str, here: str = "now") -> Iterator[str]:
+    """Yields a line for each leaf in which two nested dicts differ.
+
+    Args:
+        name: Dotted name of the dicts; empty at the root.
+        other: The dict to compare with.
+        current: The dict of this process.
+        where: Where `other` comes from, in words.
+        here: Where `current` comes from, in words.
+    """
+    for leaf, there, now in differences(name, other, current):
+        yield f"  {leaf}: {there} {where}, {now} {here}"

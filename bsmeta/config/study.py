@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.checks.bounds import bound_lines
+from bsmeta.config.checks.problems import bound_lines
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import WINDOWS
 from bsmeta.config.keys import key

@@ -15,13 +15,13 @@ from itertools import pairwise
 from rich.console import Console
 from rich.table import Table
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import uses_model_name
 from bsmeta.config.data import DataConfig, source_configs, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row, TaskEntry
 
 

@@ -29,14 +29,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import PrepareConfig
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
-from bsmeta.config.differences import differing
-from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.errors import ConfigurationError, UserError, differing
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence

@@ -23,14 +23,22 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.arms import FORM, PROMPT, SEPARATOR, TRAINING, Arm
-from bsmeta.evaluation.controls import FormRenderer, PromptRenderer, prompt_config
+from bsmeta.evaluation.arms import (
+    FORM,
+    PROMPT,
+    SEPARATOR,
+    TRAINING,
+    Arm,
+    FormRenderer,
+    PromptRenderer,
+    prompt_config,
+)
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.scoring import Window, max_batch_tokens
 from bsmeta.evaluation.segments import Reading
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.substitutes import OWN, SHUFFLED, Donors
+from bsmeta.metadata.sampling import OWN, SHUFFLED, Donors
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 

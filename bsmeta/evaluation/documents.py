@@ -1,32 +1,39 @@
-"""The held-out shard: selects the documents to score, and decodes each of them on access.
+"""The held-out shard: the documents to score, each decoded on access, and slices of them.
 
 One pass over the file selects documents (it drops bad lines, empty texts and duplicates, and stops
 at the maximum) and keeps a few numbers per document; the lines are kept in a temporary file, so
 that memory grows only by these numbers. Every selected document is known to render, so all ranks
-agree on the documents and none fails later.
+agree on the documents and none fails later. Slices (by site, length or time) are reported
+separately.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatch
 
 import msgspec
+import numpy as np
 import xxhash
 
+from bsmeta.config.checks.problems import bound_lines
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.shards import numbered, validation_path
-from bsmeta.data.stream.bad_documents import check_length, reason_of
+from bsmeta.data.stream.counts import check_length, reason_of
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
-from bsmeta.metadata.processors import column_keys
+from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer
 
@@ -175,3 +182,107 @@ def _checked_path(config: DataConfig) -> str | FileRef:
             "expected the path of a held-out .jsonl.gz shard"
         )
     return path
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A subset of the documents.
+
+    Attributes:
+        by: The grouping: `site`, `length` or `time`.
+        name: The group, such as `docs.python.org` or `1,000 to 3,999 bytes`.
+        members: bool [documents].
+    """
+
+    by: str
+    name: str
+    members: np.ndarray
+
+
+def make_slices(
+    configs: Sequence[SliceConfig], documents: HeldOutDocuments, metadata: MetadataConfig
+) -> list[Slice]:
+    """The slices that the configuration declares; empty slices are left out.
+
+    Raises:
+        ConfigurationError: A declaration is invalid; the message lists all of them.
+    """
+    problems = [problem for config in configs for problem in _problems(config)]
+    if problems:
+        raise ConfigurationError("\n".join(problems))
+    if not configs:
+        return []
+    facts = _facts(documents, metadata)
+    made: list[Slice] = []
+    for config in configs:
+        values = facts[config.by]
+        made += _by_site(config, values) if config.by == "site" else _by_band(config, values)
+    return [part for part in made if part.members.any()]
+
+
+def _problems(one: SliceConfig) -> list[str]:
+    out_of_bounds = bound_lines(one)
+    if out_of_bounds:
+        return [f"slices: {line}" for line in out_of_bounds]
+    edges = list(one.edges)
+    if one.by != "site" and (not edges or edges != sorted(set(edges))):
+        return [f"slices: by={one.by}: edges={edges}: expected rising numbers, at least one"]
+    return []
+
+
+def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
+    """Host, length in bytes and year of each document (None if it has no address or no time)."""
+    grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
+    decoder = documents.decoder(
+        replace(metadata, metadata_list=[*grouping.values()], metadata_column_list=None)
+    )
+    facts: dict[str, list] = {kind: [] for kind in SLICE_KINDS}
+    for index in range(len(documents)):
+        document = decoder.decode(documents.line(index))
+        facts["length"].append(len(document.text.encode("utf-8", "surrogatepass")))
+        for kind, key in grouping.items():
+            facts[kind].append(_group(document, key))
+    return facts
+
+
+def _group(document: Document, key: str) -> str | None:
+    """The group of a document by the value of a type, under the default metadata settings."""
+    kind = type_of(key)
+    values = [str(record.value) for record in document.records(key)]
+    if kind.is_address and document.url:
+        values.insert(0, document.url)
+    try:
+        return kind.group(values[0], MetadataConfig()) if values and values[0] else None
+    except BadDocument:  # not a valid value of the type: in none of its slices
+        return None
+
+
+def _by_site(config: SliceConfig, hosts: Sequence[str | None]) -> list[Slice]:
+    """One slice for each pattern, or for each of the most frequent hosts."""
+    counts = Counter(host for host in hosts if host)
+    patterns = list(config.sites) or [host for host, _ in counts.most_common(config.top)]
+    return [
+        Slice(
+            "site",
+            pattern,
+            np.array([bool(host) and fnmatch(str(host), pattern) for host in hosts]),
+        )
+        for pattern in patterns
+    ]
+
+
+def _by_band(config: SliceConfig, values: Sequence[int | str | None]) -> list[Slice]:
+    """Slices below the first edge, between adjacent edges, and from the last edge up."""
+    unit = " bytes" if config.by == "length" else ""
+    number = "{:,}" if config.by == "length" else "{}"
+    numbers = np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+    edges = [int(edge) for edge in config.edges]
+    names = [f"below {number.format(edges[0])}{unit}"]
+    for low, high in itertools.pairwise(edges):
+        names.append(f"{number.format(low)} to {number.format(high - 1)}{unit}")
+    names.append(f"{number.format(edges[-1])}{unit} and more")
+    bounds = [-np.inf, *edges, np.inf]
+    return [
+        Slice(config.by, name, (numbers >= low) & (numbers < high))
+        for name, (low, high) in zip(names, itertools.pairwise(bounds), strict=True)
+    ]

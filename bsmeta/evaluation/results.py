@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from bsmeta.evaluation.arms import TEXT, Comparison
+from bsmeta.evaluation.documents import Slice
 from bsmeta.evaluation.model_pairs import PairRow
 from bsmeta.evaluation.paired import ComparisonSums
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
-from bsmeta.evaluation.slices import Slice
 from bsmeta.evaluation.statistics import PairedMetrics, paired_metrics
 
 

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
-from bsmeta.config.checks.problems import nearest
+from bsmeta.config.checks.problems import nearest, refuse_out_of_bounds
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
@@ -27,7 +26,7 @@ from bsmeta.evaluation.checkpoints import (
     run_config,
     untrained,
 )
-from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
 from bsmeta.evaluation.model_pairs import ModelSums, compare_models
 from bsmeta.evaluation.paired import PairedEvaluation, Progress, check_edges
 from bsmeta.evaluation.ranks import Ranks
@@ -39,7 +38,6 @@ from bsmeta.evaluation.results import (
     rows_of,
     slice_rows_of,
 )
-from bsmeta.evaluation.slices import make_slices
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:

@@ -8,15 +8,19 @@ from html import escape
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import train_files
 from bsmeta.explaining.facts import (
+    Part,
+    ShownToken,
+    TokenTexts,
     chunk_facts,
     chunk_name,
     document_facts,
+    harmless,
     packing_facts,
     padding,
     shown_sequences,
+    shown_tokens,
 )
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow
-from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2025; --faint: #666b72; --ground: #fff;

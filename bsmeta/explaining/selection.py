@@ -23,8 +23,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
 from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.data import DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
@@ -34,7 +34,7 @@ from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.dealing import Share, deal
 from bsmeta.data.stream.live import held_out, window_maker
-from bsmeta.data.stream.mixture import sequence_order
+from bsmeta.data.stream.plan import sequence_order
 from bsmeta.data.stream.sources import open_corpora
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk

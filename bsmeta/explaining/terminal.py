@@ -14,15 +14,19 @@ from rich.text import Text
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.explaining.facts import (
+    Part,
+    ShownToken,
+    TokenTexts,
     chunk_facts,
     chunk_name,
     document_facts,
+    harmless,
     packing_facts,
     padding,
     shown_sequences,
+    shown_tokens,
 )
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
-from bsmeta.explaining.tokens import Part, ShownToken, TokenTexts, harmless, shown_tokens
 
 # The terminal's palette colors, which its theme makes readable on its background.
 COLOURS = (

@@ -10,13 +10,11 @@ import math
 import string
 from collections.abc import Iterator, Mapping
 
-from bsmeta.config.checks.bounds import bound_problems
-from bsmeta.config.checks.problems import Problem, nearest, show
+from bsmeta.config.checks.problems import Problem, bound_problems, nearest, show
 from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
 from bsmeta.metadata.metadata_type import CONFIG_KEY, config_problem, setting
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
-from bsmeta.metadata.sampling import weight_of
-from bsmeta.metadata.substitutes import CONSTANT, RANDOM
+from bsmeta.metadata.sampling import CONSTANT, RANDOM, weight_of
 
 _LIST = "metadata_list"
 

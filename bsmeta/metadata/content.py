@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bsmeta.config.data import EXTRACTORS
-from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.insertion import record_relatives, record_spans
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument, Record
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Record
 
 COLUMN = "content_spans"
 ALL = "all"

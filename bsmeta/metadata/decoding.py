@@ -3,20 +3,28 @@
 First stage of the flow (line -> document -> sampled types -> rendered text). Decoding is typed:
 only the metadata columns named in the configuration are decoded, and those of lazy types (one
 record per html tag) only when they are rendered.
+
+Nine tenths of a line are html tags, which most documents do not use, and a parser takes as long to
+skip them as for everything else. So a long column is cut out of its line before the line is parsed.
+Its start and end are found by searching for keys: no JSON string can contain a key with its
+quotation marks, because quotation marks in a string are escaped. The result depends on the line
+alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat each
+line as the uninterrupted run did.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import Any, cast
 
 import msgspec
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.columns import MARK, UNREADABLE, cut_column
 from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, column_keys, type_of
 from bsmeta.metadata.records import (
     NO_COLUMN,
+    UNREADABLE,
     BadDocument,
     Document,
     Record,
@@ -24,6 +32,54 @@ from bsmeta.metadata.records import (
     group,
     is_empty,
 )
+
+MARK = b"-1"
+"""Placeholder for a column that was cut out; not a list of records."""
+
+_LIST_BEGINS = re.compile(rb"\s*:\s*(?=\[)")
+_LIST_ENDS = b"}]"  # of records; if there is a space in it, the whole line is parsed
+_NEXT = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # what follows a column: the next key, or the end
+
+
+def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryview] | None:
+    """Replace a column of the line with `MARK`; return the new line and the column.
+
+    The search runs from the end of the line, where the other columns are short. It may match in the
+    wrong place: the rest of the line is then not JSON, or does not have `MARK` in this column.
+    Columns after its list whose keys do not begin with `others` may be cut out with it.
+
+    Args:
+        line: A line of a shard.
+        key: The column's key, in quotation marks.
+        others: Prefix (with the quotation mark) of the keys that must not be cut out with it.
+
+    Returns:
+        None if the column cannot be found.
+    """
+    place = line.find(key)
+    colon = _LIST_BEGINS.match(line, place + len(key)) if place >= 0 else None
+    if colon is None:
+        return None
+    begin, stop = colon.end(), len(line)
+    while (end := _last_list_end(line, begin, stop)) is not None:
+        stop = line.rfind(others, begin, end)
+        if stop < 0:
+            return line[:begin] + MARK + line[end:], memoryview(line)[begin:end]
+    return None
+
+
+def _last_list_end(line: bytes, begin: int, stop: int) -> int | None:
+    """End of the last list of records in a range that is followed by a key or the end of the line.
+
+    The key may begin at `stop`.
+    """
+    while (place := line.rfind(_LIST_ENDS, begin, stop)) >= 0:
+        end = place + len(_LIST_ENDS)
+        if _NEXT.match(line, end):
+            return end
+        stop = place + 1
+    return None
+
 
 ADDRESS_FIELD = "address_column"
 """The address column if it is not among the requested columns; see `Document.addresses`."""

@@ -15,12 +15,12 @@ import msgspec
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY, type_of
 from bsmeta.metadata.records import (
     NO_COLUMN,
+    UNREADABLE,
     BadDocument,
     Document,
     Record,

@@ -12,9 +12,10 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from bsmeta.metadata.columns import UNREADABLE, first_of
-
 NO_COLUMN = msgspec.Raw()
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What the decoder raises if a line or column is not JSON of the expected types."""
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 
@@ -64,6 +65,7 @@ class _Value(msgspec.Struct, gc=False):
 
 _ADDRESSES = msgspec.json.Decoder(str | list[_Value | str] | None)
 _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
+_KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Kept(Protocol):
@@ -166,6 +168,15 @@ def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
             if alone != bytes(raw):
                 return _decode_column(column, msgspec.Raw(alone))
         raise bad_document(error, f"metadata_{column}: ") from error
+
+
+def first_of(column: memoryview) -> bytes:
+    """The list of a column that was cut out together with the columns after it.
+
+    Raises:
+        UNREADABLE: If this is not a column.
+    """
+    return bytes(_KEYS.decode(b'{"":' + column + b"}")[""])
 
 
 def group(

@@ -1,15 +1,185 @@
-"""Changes to the layers of a model: recomputation, compilation, and Liger's kernels."""
+"""Changes to the layers of a model: attention, recomputation, compilation, and Liger's kernels.
+
+Documents packed into one sequence restart their positions. From these, transformers builds the mask
+for eager attention and sdpa; flash attention must be given the documents' borders, because with
+more than one sequence in a batch it ignores positions (`_is_packed_sequence` in transformers 5.23):
+documents would silently attend to each other. `check_isolation` tests for that.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.attention.flex_attention import create_block_mask
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.config.errors import ConfigurationError
+
+FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
+_SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
+"""The attributes of a transformers model class that declare which attention it supports."""
+
+BORDERS = "document_borders"
+"""Name of the tensor with the documents' borders in a micro-batch, under flash attention."""
+
+Losses = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> str | None:
+    """Chooses the attention implementation; None: transformers' default (sdpa if available).
+
+    Args:
+        wanted: `attn_implementation`.
+        shape: The model's transformers configuration.
+        half: Whether the model computes in bf16 or fp16, which flash attention requires.
+        compiled: Whether its layers are compiled for a fixed shape, which the documents' borders
+            do not have.
+
+    Raises:
+        ConfigurationError: If transformers' class of the model does not support `wanted`.
+    """
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(shape), None)
+    can = {name: bool(getattr(kind, flag, False)) for name, flag in _SUPPORT.items()}
+    if wanted == "auto":
+        usable = torch.cuda.is_available() and is_flash_attn_2_available()
+        return FLASH if usable and can[FLASH] and half and not compiled else None
+    if not can.get(wanted, True):
+        others = ", ".join(["auto", "eager", *(name for name in can if can[name])])
+        raise ConfigurationError(
+            f"attn_implementation={wanted}: transformers cannot run it for a model of type "
+            f"{shape.model_type}; expected one of {others}"
+        )
+    return wanted
+
+
+def borders_of(position_ids: torch.Tensor) -> torch.Tensor:
+    """Computes where each document of a batch begins, followed by the end of the last.
+
+    Args:
+        position_ids: int [b, L], restarting at 0 with each document and each row.
+
+    Returns:
+        int32 [documents + 1], indices into the flattened batch: `cu_seqlens` of flash attention.
+    """
+    flat = position_ids.flatten()
+    starts = (flat == 0).nonzero().flatten()
+    return torch.cat([starts, starts.new_tensor([len(flat)])]).to(torch.int32)
+
+
+def attention_arguments(
+    implementation: str, position_ids: torch.Tensor, document_borders: torch.Tensor | None
+) -> dict[str, Any]:
+    """Builds the arguments of the model besides ids and positions, without waiting for the device.
+
+    Args:
+        implementation: The attention implementation of the model.
+        position_ids: int [b, L], on the device.
+        document_borders: `borders_of(position_ids)`, on the device, for flash attention.
+    """
+    if implementation == FLASH:
+        assert document_borders is not None
+        longest = position_ids.shape[1]  # an upper bound is enough
+        return {
+            "cu_seq_lens_q": document_borders,
+            "cu_seq_lens_k": document_borders,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+    documents = (position_ids == 0).cumsum(1)
+    if implementation == FLEX:
+
+        def sees(b: Any, h: Any, q: Any, k: Any) -> Any:
+            return (q >= k) & (documents[b, q] == documents[b, k])
+
+        rows, length = position_ids.shape
+        device = str(position_ids.device)
+        return {"attention_mask": create_block_mask(sees, rows, None, length, length, device)}
+    if implementation == SDPA and position_ids.device.type == "cuda":
+        # Otherwise transformers would wait for the device to learn whether documents are packed.
+        return {"attention_mask": packed_mask(documents)}
+    return {}
+
+
+def packed_mask(documents: torch.Tensor) -> torch.Tensor:
+    """Builds the mask, bool [b, 1, L, L]: causal attention within each token's own document.
+
+    Args:
+        documents: int [b, L], the number of each token's document in its row.
+    """
+    length = documents.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
+    return ((documents.unsqueeze(2) == documents.unsqueeze(1)) & causal).unsqueeze(1)
+
+
+@torch.no_grad()
+def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: str) -> None:
+    """Checks that changing a document does not change the losses of the one packed after it.
+
+    Args:
+        losses: Returns the loss of each token but the first, float [b, L - 1], for ids and
+            positions.
+        like: A batch of ids [b, L]; only its shape and device matter. All ranks have the same
+            shape.
+        vocabulary: Number of tokens in the vocabulary.
+        name: The implementation, for the message.
+
+    Raises:
+        ConfigurationError: If packed documents attend to each other.
+    """
+    rows, length = like.shape
+    half = length // 2
+    if half < 2:
+        return
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(vocabulary, (2, rows, length), generator=generator)
+    ids[1, :, half:] = ids[0, :, half:]
+    positions = torch.cat([torch.arange(half), torch.arange(length - half)]).expand(rows, -1)
+    first, second = (losses(row.to(like.device), positions.to(like.device)) for row in ids)
+    if not torch.allclose(first[:, half:], second[:, half:], rtol=1e-4, atol=1e-4):
+        others = "" if name in (SDPA, "eager") else "attn_implementation=sdpa, or "
+        raise ConfigurationError(
+            f"attn_implementation: under {name} the documents packed into a sequence see each "
+            "other with this model, which does not start its attention again where position_ids "
+            f"do (as OPT and BERT); expected a model that does. Fix: {others}"
+            "data_config.packing=pad, or data_config.cross_document_attention=true"
+        )
+
+
+@torch.no_grad()
+def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
+    """Checks that changing the second half of a sequence does not change the losses before it.
+
+    Args:
+        losses: As for `check_isolation`.
+        like: As for `check_isolation`.
+        vocabulary: Number of tokens in the vocabulary.
+
+    Raises:
+        ConfigurationError: If a token attends to later tokens.
+    """
+    rows, length = like.shape
+    half = length // 2
+    if half < 2:
+        return
+    ids = torch.randint(vocabulary, (rows, length), generator=torch.Generator().manual_seed(0))
+    changed = ids.clone()
+    changed[:, half:] = (changed[:, half:] + 1) % vocabulary
+    positions = torch.arange(length).expand(rows, -1).to(like.device)
+    first, second = (losses(each.to(like.device), positions) for each in (ids, changed))
+    # The loss at half - 1 is that of the first changed token. Those before it are equal to the last
+    # digit; the tolerance is tight because small random weights cause only small differences.
+    if not torch.allclose(first[:, : half - 1], second[:, : half - 1], rtol=0, atol=1e-4):
+        raise ConfigurationError(
+            "model_name (or model_config_file): tokens of this model see those after them, which "
+            "they are to predict (as BERT's do without is_decoder); expected a causal language "
+            "model. Fix: name another model"
+        )
 
 
 def layers_of(model: nn.Module) -> list[nn.Module]:

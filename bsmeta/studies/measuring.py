@@ -29,10 +29,9 @@ from bsmeta.evaluation.checkpoints import (
     locate,
     resolve_config,
 )
-from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.documents import HeldOutDocuments, Slice, make_slices
 from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation
 from bsmeta.evaluation.segments import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
-from bsmeta.evaluation.slices import Slice, make_slices
 from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import Document
 from bsmeta.studies.runs import DONE, Run, curve_steps, progress_of

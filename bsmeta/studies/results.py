@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bsmeta.config.study import StudyConfig
-from bsmeta.evaluation.slices import Slice
+from bsmeta.evaluation.documents import Slice
 from bsmeta.studies.measured import AXES, TEXT, TOKENS, WITH, WITHOUT, Measured, load
 from bsmeta.studies.measuring import slices_of
 from bsmeta.studies.statistics import (

@@ -1,13 +1,18 @@
-"""The processes of a run: how they start, and how they communicate.
+"""The processes of a run: how they start, how they communicate, and when they collect garbage.
 
 On a machine without a GPU, DeepSpeed silently creates N worlds of one process each unless the
 process group is requested by name; `start` requests it, and raises an error if the number of
 processes that joined is not the number that was launched.
+
+When Python's garbage collector pauses one rank, all wait for it at the next collective. So the
+objects created during set-up are frozen, and the collector runs only when the loop pauses anyway
+and every `GARBAGE_STEPS` steps, on all ranks at once.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import gc
 import logging
 import os
 import pickle
@@ -19,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -262,3 +268,34 @@ def _portable(error: Exception) -> Exception:
 
 ALONE = Processes(0, 1, torch.device("cpu"))
 """For work that one rank does without the others."""
+
+
+GARBAGE_STEPS = 200
+
+
+class GarbageCollection:
+    """A context in which garbage is collected only every `GARBAGE_STEPS` steps, and on request."""
+
+    def __enter__(self) -> GarbageCollection:
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        gc.enable()
+        gc.unfreeze()
+
+    def after(self, step: int) -> None:
+        """To be called after each step."""
+        if step % GARBAGE_STEPS == 0:
+            self.collect()
+
+    def collect(self) -> None:
+        """Collects objects that have become unreachable since the set-up."""
+        gc.collect()

@@ -15,15 +15,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks import CheckedRun
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.tasks.base import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog

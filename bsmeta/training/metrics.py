@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import Schedule
 from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import NonFiniteGuard
 from bsmeta.training.run_folder import LineLog, RunFolder
-from bsmeta.training.schedule import Schedule
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult
 from bsmeta.training.tracking import Tracker
 

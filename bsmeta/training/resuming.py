@@ -20,11 +20,10 @@ from typing import Any
 import yaml
 from torch import nn
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.differences import differences, differing
-from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.config.errors import CheckpointError, ConfigurationError, differences, differing
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,

@@ -10,13 +10,13 @@ from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.errors import UserError
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import Schedule
 from bsmeta.tasks.base import HasEpochs, Task
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.retention import explained
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
-from bsmeta.training.schedule import Schedule
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog

@@ -2,12 +2,14 @@
 
 In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory and a
 thread writes the copy while training continues. Only one save is in progress at a time. Under
-DeepSpeed, the ranks write their own partitions together, so every save is synchronous.
+DeepSpeed, the ranks write their own partitions together, so every save is synchronous. Every rank
+adds the states of its random number generators.
 """
 
 from __future__ import annotations
 
 import queue
+import random
 import shutil
 import threading
 import time
@@ -15,14 +17,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
+from bsmeta.config.errors import CheckpointError
 from bsmeta.config.schema import RunConfig
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.tasks.base import Exports, Task
-from bsmeta.training import checkpoint, random_state
+from bsmeta.training import checkpoint
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
 from bsmeta.training.retention import Retention, check_room, explained
@@ -149,7 +153,7 @@ class Saver:
         writer = checkpoint.Writer(self._out_dir, step, self._processes)
         try:
             self._engine.save(writer.folder / "state")
-            random_state.write(random_state.capture(), writer.folder, self._processes.rank)
+            write_rng(capture_rng(), writer.folder, self._processes.rank)
             self._write_model(writer.folder / "model")
             self._processes.on_main(lambda: self._write_json(writer, state, data))
             saved = writer.commit()
@@ -172,7 +176,7 @@ class Saver:
         engine: PlainEngine,
         began: float,
     ) -> None:
-        generators = self._processes.gather(random_state.capture())
+        generators = self._processes.gather(capture_rng())
         if not self._processes.is_main:
             return
         copy = to_memory(engine.state())
@@ -185,7 +189,7 @@ class Saver:
                 folder = writer.folder
                 write_state(copy, folder / "state")
                 for rank, states in enumerate(generators):
-                    random_state.write(states, folder, rank)
+                    write_rng(states, folder, rank)
                 self._export(copy["model"], folder / "model")
                 self._write_json(writer, state, data)
                 name = writer.commit().folder.name
@@ -210,3 +214,54 @@ class Saver:
         self.retention.prune(checkpoint.Checkpoint(self._out_dir / saved.name, saved.step))
         write_status(self._out_dir, "running", saved.step, None)
         self._finished.put(saved)
+
+
+def capture_rng() -> dict[str, Any]:
+    """Captures Python's, numpy's and torch's generator states (CPU and GPUs), in plain types."""
+    python = random.getstate()
+    kind, state, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    return {
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": [kind, np.asarray(state).tolist(), position, has_gauss, gauss],
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def write_rng(states: dict[str, Any], folder: Path, rank: int) -> None:
+    """Writes the states of one rank to a checkpoint."""
+    torch.save(states, _rng_file(folder, rank))
+
+
+def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
+    """Restores the generators from a checkpoint.
+
+    Args:
+        folder: The checkpoint.
+        rank: The rank of this process.
+        saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
+            states and seeds its generators: its dropout is new, its data is not.
+        seed: The seed for such a rank.
+
+    Raises:
+        CheckpointError: If the file of a rank that saved the checkpoint is missing.
+    """
+    if rank >= saved_ranks:
+        torch.manual_seed(seed)
+        return
+    if not _rng_file(folder, rank).is_file():
+        raise CheckpointError(
+            f"{_rng_file(folder, rank)}: is missing, but {saved_ranks} ranks saved"
+        )
+    states = torch.load(_rng_file(folder, rank), map_location="cpu", weights_only=True)
+    version, values, gauss = states["python"]
+    random.setstate((version, tuple(values), gauss))
+    kind, state, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(state, dtype=np.uint32), *rest))  # noqa: NPY002
+    torch.set_rng_state(states["torch"])
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(states["cuda"][: torch.cuda.device_count()])
+
+
+def _rng_file(folder: Path, rank: int) -> Path:
+    return folder / "rng" / f"rank{rank}.pt"

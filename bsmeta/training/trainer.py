@@ -16,8 +16,8 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.tasks.base import (
     CountsFlops,
     Evaluates,
@@ -28,11 +28,9 @@ from bsmeta.tasks.base import (
     ReportsExposure,
     Task,
 )
-from bsmeta.training import random_state
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
-from bsmeta.training.distributed import Processes
+from bsmeta.training.distributed import GarbageCollection, Processes
 from bsmeta.training.engines import make_engine
-from bsmeta.training.garbage import GarbageCollection
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
 from bsmeta.training.optim import build_optimizer
@@ -47,8 +45,7 @@ from bsmeta.training.resuming import (
 )
 from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.saving import Saver
-from bsmeta.training.schedule import Schedule
+from bsmeta.training.saving import Saver, restore_rng
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
 from bsmeta.training.step import StepRunner
@@ -376,7 +373,7 @@ class Trainer:
         self._last_saved = saved.step
         rank = self.processes.rank
         own_seed = self.config.seed + saved.step * 10_007 + rank
-        random_state.restore(saved.folder, rank, state["world_size"], own_seed)
+        restore_rng(saved.folder, rank, state["world_size"], own_seed)
         data: dict[str, Any] = json.loads((saved.folder / DATA).read_text())
         return data
 

@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 

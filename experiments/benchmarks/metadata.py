@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import mark_spans
+from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler

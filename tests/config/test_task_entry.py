@@ -16,10 +16,10 @@ from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.keys import key
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import Schedule
 from bsmeta.config.summary import summary
 from bsmeta.config.task_entry import TaskEntry, entry_of
 from bsmeta.tasks import TASKS
-from bsmeta.training.schedule import Schedule
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.data.io.block_cache import BlockCache, evict
+from bsmeta.data.io.cache import BlockCache, evict
 from bsmeta.data.io.hub import FileRef
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub

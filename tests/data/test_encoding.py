@@ -11,7 +11,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import cut
-from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument, mark_spans
+from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
+from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from bsmeta.data.loader import CONTAINERS, SequenceBlocks, merged, set_up_worker, stacked
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position
-from bsmeta.training.garbage import GarbageCollection
+from bsmeta.training.distributed import GarbageCollection
 
 
 def sequence(first: int, *lengths: int, types: list[int]) -> PackedSequence:

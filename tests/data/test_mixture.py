@@ -18,7 +18,7 @@ from bsmeta.config.data import DataConfig, SourceConfig, parts_of
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
 from bsmeta.data.prepare import prepare
-from bsmeta.data.stream.mixture import SequenceOrder, period_of
+from bsmeta.data.stream.plan import SequenceOrder, period_of
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (
     Run,

@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io import parquet
-from bsmeta.data.io.arrow_json import json_lines
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import first_lines, has_line, open_shard
-from bsmeta.data.io.parquet import ParquetReader
+from bsmeta.data.io.parquet import ParquetReader, json_lines
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import pages, small_config, small_tokenizer, taken
 

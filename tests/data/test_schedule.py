@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
-from bsmeta.data.stream.mixture import SequenceOrder
-from bsmeta.data.stream.plan import Phases
+from bsmeta.data.stream.plan import Phases, SequenceOrder
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.checks import metadata_problems
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards

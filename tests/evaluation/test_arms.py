@@ -7,11 +7,17 @@ import pytest
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import Arm, configured_comparisons, controlled
-from bsmeta.evaluation.controls import FormRenderer, PromptRenderer, prompt_config
+from bsmeta.evaluation.arms import (
+    Arm,
+    FormRenderer,
+    PromptRenderer,
+    configured_comparisons,
+    controlled,
+    prompt_config,
+)
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
-from bsmeta.metadata.substitutes import WORDS, Donors
+from bsmeta.metadata.sampling import WORDS, Donors
 
 
 def test_comparisons_in_their_order() -> None:

@@ -10,8 +10,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.slices import make_slices
+from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
 from tests.evaluation.conftest import write_shard
 
 METADATA = MetadataConfig(metadata_list=["title"])

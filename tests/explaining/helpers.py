@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import compose
+from bsmeta.explaining.facts import TokenTexts
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, Selection
-from bsmeta.explaining.tokens import TokenTexts
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.explaining.tokens import Part, TokenTexts, harmless, shown_tokens
+from bsmeta.explaining.facts import Part, TokenTexts, harmless, shown_tokens
 from tests.data.helpers import page, small_tokenizer
 from tests.explaining.helpers import own_config, own_windows, small_texts
 

@@ -65,7 +65,7 @@ def killing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def kill_after(phase: str) -> None:
     """Has this process killed after a phase of its first save."""
-    from bsmeta.training import checkpoint, engines, random_state
+    from bsmeta.training import checkpoint, engines, saving
     from bsmeta.training.retention import Retention
 
     owner, name = {
@@ -73,7 +73,7 @@ def kill_after(phase: str) -> None:
         "state": (engines.DeepSpeedEngine, "save")
         if os.environ.get("TOY_ZERO_STAGE")
         else (engines, "write_state"),
-        "rng": (random_state, "write"),
+        "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),
         "manifest": (checkpoint, "_describe"),
@@ -82,22 +82,20 @@ def kill_after(phase: str) -> None:
     }[phase]
     setattr(owner, name, killing(getattr(owner, name)))
     if phase == "state" and not os.environ.get("TOY_ZERO_STAGE"):
-        from bsmeta.training import saving
-
         saving.write_state = engines.write_state
 
 
 def kill_in_save() -> None:
     """Has this process killed in a save, after the random generators were written."""
-    from bsmeta.training import random_state
+    from bsmeta.training import saving
 
-    write = random_state.write
+    write = saving.write_rng
 
     def wrapped(*arguments: Any) -> None:
         write(*arguments)
         die("kill")
 
-    random_state.write = wrapped
+    saving.write_rng = wrapped
 
 
 def spoil(out_dir: Path, step: int) -> None:

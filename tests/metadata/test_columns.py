@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.columns import cut_column
-from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.decoding import DocumentDecoder, cut_column
 from bsmeta.metadata.records import BadDocument
 
 TAG = {"key": "html", "type": "local", "value": "b", "char_start_idx": 0, "char_end_idx": 1}

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import loss_tables, text_positions
+from bsmeta.data.text.encoding import loss_tables
+from bsmeta.data.text.tokens import text_positions
 
 
 def array(values: object) -> np.ndarray:

@@ -12,7 +12,7 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import text_positions
+from bsmeta.data.text.tokens import text_positions
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import BadDocument
 from bsmeta.metadata.rendering import Rendered, Renderer

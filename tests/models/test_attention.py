@@ -19,7 +19,7 @@ from transformers import (
 from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.models import attention
+from bsmeta.models import layers
 
 LLAMA = LlamaConfig(
     vocab_size=96,
@@ -51,7 +51,7 @@ def packed_as_alone(model: nn.Module, implementation: str) -> None:
     """Two rows, each of two documents, against each document on its own."""
     parts = [torch.randint(0, 96, (2, n)) for n in (70, 58)]
     positions = torch.cat([torch.arange(70), torch.arange(58)]).expand(2, -1)
-    told = attention.arguments(implementation, positions, attention.borders(positions))
+    told = layers.attention_arguments(implementation, positions, layers.borders_of(positions))
     packed = run(model, torch.cat(parts, 1), positions, **told)
     alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
@@ -77,16 +77,16 @@ def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str)
 )
 @pytest.mark.parametrize("shape", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -> None:
-    model = built(shape, attention.FLASH).to("cuda", torch.bfloat16)
+    model = built(shape, layers.FLASH).to("cuda", torch.bfloat16)
     ids, positions = torch.randint(0, 96, (2, 128)).cuda(), torch.arange(64).repeat(2, 2).cuda()
-    told = attention.arguments(attention.FLASH, positions, attention.borders(positions))
+    told = layers.attention_arguments(layers.FLASH, positions, layers.borders_of(positions))
     packed = run(model, ids, positions, **told)
     second = run(model, ids[:, 64:].contiguous(), positions[:, :64])
     torch.testing.assert_close(packed[:, 64:], second, rtol=2e-2, atol=2e-2)
 
 
 def test_borders_of_documents() -> None:
-    borders = attention.borders(POSITIONS)
+    borders = layers.borders_of(POSITIONS)
     assert borders.dtype == torch.int32
     assert borders.tolist() == [0, 5, 8, 10, 11, 16]
 
@@ -123,22 +123,22 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
     model = built(LLAMA, "sdpa")
     ids = torch.randint(0, 96, (2, 8))
     expected = run(model, ids, POSITIONS)
-    model.config._attn_implementation = attention.FLASH
-    told = attention.arguments(attention.FLASH, POSITIONS, attention.borders(POSITIONS))
+    model.config._attn_implementation = layers.FLASH
+    told = layers.attention_arguments(layers.FLASH, POSITIONS, layers.borders_of(POSITIONS))
     found = run(model, ids, POSITIONS, **told)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert [one["max_seqlen_q"] for one in seen] == [8, 8]  # a layer each; a bound
 
 
 def test_the_mask_of_packed_documents() -> None:
-    mask = attention.packed_mask(torch.tensor([[1, 1, 2]]))
+    mask = layers.packed_mask(torch.tensor([[1, 1, 2]]))
     assert mask.tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
 
 
 def test_sdpa_computes_the_same_with_our_mask_as_with_that_of_transformers() -> None:
     """On a GPU the mask is made without asking the device anything."""
     model, ids = built(GPT2, "sdpa"), torch.randint(0, 96, (2, 8))
-    mask = attention.packed_mask((POSITIONS == 0).cumsum(1))
+    mask = layers.packed_mask((POSITIONS == 0).cumsum(1))
     found = run(model, ids, POSITIONS, attention_mask=mask)
     torch.testing.assert_close(found, run(model, ids, POSITIONS), rtol=1e-5, atol=1e-6)
 
@@ -155,19 +155,19 @@ def losses_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.
 def test_a_model_whose_documents_see_each_other_is_found(shape: Any) -> None:
     model = built(shape, "sdpa")
     like = torch.zeros(2, 16, dtype=torch.int64)
-    attention.check_isolation(losses_of(model), like, 96, "sdpa")
+    layers.check_isolation(losses_of(model), like, 96, "sdpa")
 
     def leaking(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         return losses_of(model)(ids, torch.arange(16).expand(2, -1))
 
     with pytest.raises(ConfigurationError, match="under sdpa the documents packed"):
-        attention.check_isolation(leaking, like, 96, "sdpa")
+        layers.check_isolation(leaking, like, 96, "sdpa")
 
 
 @pytest.mark.parametrize("shape", [LLAMA, OPT], ids=["llama", "opt"])
 def test_tokens_that_see_none_after_them_pass(shape: Any) -> None:
     like = torch.zeros(2, 16, dtype=torch.int64)
-    attention.check_causality(losses_of(built(shape, "sdpa")), like, 96)
+    layers.check_causality(losses_of(built(shape, "sdpa")), like, 96)
 
 
 def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
@@ -180,23 +180,23 @@ def test_a_model_whose_tokens_see_those_after_them_is_refused() -> None:
     )
     like = torch.zeros(2, 16, dtype=torch.int64)
     with pytest.raises(ConfigurationError, match="tokens of this model see those after them"):
-        attention.check_causality(losses_of(built(shape, "eager")), like, 96)
+        layers.check_causality(losses_of(built(shape, "eager")), like, 96)
 
 
 def test_no_other_implementation_is_advised_where_it_would_not_help() -> None:
     like = torch.zeros(2, 16, dtype=torch.int64)
     with pytest.raises(ConfigurationError, match=r"Fix: data_config\.packing=pad, or") as caught:
-        attention.check_isolation(losses_of(built(OPT, "sdpa")), like, 96, "sdpa")
+        layers.check_isolation(losses_of(built(OPT, "sdpa")), like, 96, "sdpa")
     assert "attn_implementation=sdpa" not in str(caught.value)
 
 
 def test_auto_takes_flash_attention_only_where_it_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: True)
-    assert attention.choose("auto", LLAMA, half=True, compiled=False) is None  # no GPU
+    monkeypatch.setattr(layers, "is_flash_attn_2_available", lambda: True)
+    assert layers.choose_attention("auto", LLAMA, half=True, compiled=False) is None  # no GPU
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert attention.choose("auto", LLAMA, half=True, compiled=False) == "flash_attention_2"
-    assert attention.choose("auto", LLAMA, half=False, compiled=False) is None
-    assert attention.choose("auto", LLAMA, half=True, compiled=True) is None
-    assert attention.choose("eager", LLAMA, half=True, compiled=False) == "eager"
+    assert layers.choose_attention("auto", LLAMA, half=True, compiled=False) == "flash_attention_2"
+    assert layers.choose_attention("auto", LLAMA, half=False, compiled=False) is None
+    assert layers.choose_attention("auto", LLAMA, half=True, compiled=True) is None
+    assert layers.choose_attention("eager", LLAMA, half=True, compiled=False) == "eager"
     with pytest.raises(ConfigurationError, match="expected one of auto, eager, flash_attention_2"):
-        attention.choose("flex_attention", GPT2, half=True, compiled=False)
+        layers.choose_attention("flex_attention", GPT2, half=True, compiled=False)

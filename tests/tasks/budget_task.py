@@ -24,9 +24,8 @@ from torch.nn import functional
 from bsmeta.config.keys import key
 from bsmeta.config.schema import RunConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import TokenBudget
 from bsmeta.data.table.store import open_store
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 
 if TYPE_CHECKING:

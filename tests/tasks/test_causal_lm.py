@@ -19,7 +19,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.evaluation.checkpoints import locate, run_config
-from bsmeta.models import attention
+from bsmeta.models import layers
 from bsmeta.tasks.base import EvaluationContext, Metric
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
@@ -68,7 +68,7 @@ def test_documents_see_each_other_with_cross_document_attention(
     batch = next(iter(joined.train_stream(0, 1, None))).micro_batches[0].tensors
     assert batch["position_ids"].tolist() == [list(range(64))] * 2
     looked: list[bool] = []
-    monkeypatch.setattr(attention, "check_isolation", lambda *_: looked.append(True))
+    monkeypatch.setattr(layers, "check_isolation", lambda *_: looked.append(True))
     with torch.no_grad():
         loss = joined.loss(model, batch)
         logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]

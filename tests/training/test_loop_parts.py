@@ -12,8 +12,7 @@ from torch import nn
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.tasks.base import Loss
 from bsmeta.training import metrics as metrics_module
-from bsmeta.training.distributed import Processes
-from bsmeta.training.garbage import EVERY_STEPS, GarbageCollection
+from bsmeta.training.distributed import GARBAGE_STEPS, GarbageCollection, Processes
 from bsmeta.training.metrics import Throughput, flops_per_token
 from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
 
@@ -112,9 +111,9 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
         loop: list[Any] = []
         loop.append(loop)
         before = gc.get_stats()[2]["collections"]
-        garbage.after(EVERY_STEPS - 1)
+        garbage.after(GARBAGE_STEPS - 1)
         assert gc.get_stats()[2]["collections"] == before
-        garbage.after(EVERY_STEPS)
+        garbage.after(GARBAGE_STEPS)
         assert gc.get_stats()[2]["collections"] == before + 1
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0

@@ -12,8 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, read_json
-from bsmeta.config.checks.deepspeed_models import model_problems
+from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, model_problems, read_json
 from bsmeta.config.checks.files import folder_problems
 from bsmeta.config.checks.loop import loop_problems, value_problems
 from bsmeta.config.checks.problems import Problem, refuse

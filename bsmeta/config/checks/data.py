@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
-from bsmeta.config.checks.bounds import bound_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, refuse, show
+from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.config.data import (
     MOST_PARTS,
     SCHEME,

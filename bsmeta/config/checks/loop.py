@@ -8,8 +8,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.bounds import bound_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, closest, look_up, nearest, show
+from bsmeta.config.checks.problems import (
+    HYDRA,
+    Problem,
+    bound_problems,
+    closest,
+    look_up,
+    nearest,
+    show,
+)
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Any
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, same, show
 from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
 
 PRECISIONS = ("no", "bf16", "fp16")
 LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")

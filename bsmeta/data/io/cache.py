@@ -1,21 +1,27 @@
-"""A cache for facts about a file that take a full pass over it to compute.
+"""Two caches on disk, which all processes of a machine share.
 
-The facts are arrays in a separate file. Its name derives from the size, the modification time and
-the first bytes of the file described (on the Hub: from its size and hash), so it never describes
-other content. One process at a time writes it, atomically.
+`Cache` holds facts about a file that take a full pass over it to compute. Their file's name derives
+from the size, the modification time and the first bytes of the file described (on the Hub: from its
+size and hash), so it never describes other content.
+
+`BlockCache` holds blocks of remote files, each in a file of its own: its content, then a checksum.
+One process downloads a block while the others that need it wait. The least recently read blocks are
+evicted first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import xxhash
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from bsmeta.data.io.hub import FileRef
 
@@ -96,3 +102,126 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
+
+
+log = logging.getLogger(__name__)
+
+LOCKS = 256
+CHECKSUM = 8  # bytes
+KEPT = 0.9  # fraction of the limit that is left after eviction
+SHARE = 0.005  # of the limit may be written for a file before the total size is checked again
+
+
+class BlockCache:
+    """A folder of blocks.
+
+    Args:
+        folder: The folder.
+        limit: Most bytes in it; 0 keeps nothing.
+    """
+
+    def __init__(self, folder: str, limit: int) -> None:
+        self._folder = Path(folder)
+        self._limit = limit
+        self._unseen = limit  # bytes written since the last size check; unknown at first
+
+    def get(
+        self, key: str, size: int, make: Callable[[], bytes], cancelled: threading.Event
+    ) -> bytes:
+        """A block, read from the disk or produced by `make`.
+
+        An unwritable folder or a damaged block is not an error; it only costs time.
+
+        Args:
+            key: What identifies its content.
+            size: Its size in bytes.
+            make: Produces the block; its errors propagate.
+            cancelled: Stops waiting for another process; the block is then produced here.
+        """
+        if not self._limit:
+            return make()
+        path = self._path(key)
+        if (block := kept(path, size)) is not None:
+            return block
+        try:
+            lock = self._lock(path.name)
+            lock.acquire(cancel_check=cancelled.is_set)
+        except (OSError, Timeout) as error:
+            if not cancelled.is_set():
+                log.warning("blocks of remote files are not kept: %s", error)
+            return make()
+        try:
+            if (block := kept(path, size)) is None:
+                block = make()
+                self._keep(path, block)
+        finally:
+            lock.release()
+        return block
+
+    def drop(self, key: str) -> None:
+        """Removes a block, if it exists."""
+        with contextlib.suppress(OSError):
+            self._path(key).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        name = xxhash.xxh3_128_hexdigest(key.encode())
+        return self._folder / "blocks" / name[:2] / name
+
+    def _lock(self, name: str) -> FileLock:
+        folder = self._folder / "locks"
+        folder.mkdir(parents=True, exist_ok=True)
+        return FileLock(folder / f"{int(name, 16) % LOCKS}.lock")
+
+    def _keep(self, path: Path, block: bytes) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            written = path.parent / f"{path.name}-{uuid.uuid4().hex}"
+            try:
+                written.write_bytes(block + xxhash.xxh3_64_digest(block))
+                written.replace(path)
+            finally:
+                written.unlink(missing_ok=True)
+        except OSError as error:  # the disk may be full
+            log.warning("a block of a remote file is not kept: %s", error)
+        self._unseen += len(block) + CHECKSUM
+        if self._unseen >= self._limit * SHARE:
+            self._unseen = 0
+            evict(self._folder / "blocks", self._limit)
+
+
+def kept(path: Path, size: int) -> bytes | None:
+    """A block from the disk; None if it is missing or damaged."""
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # it may belong to another user
+        os.utime(path)  # the most recently read is removed last
+    block, checksum = data[:-CHECKSUM], data[-CHECKSUM:]
+    if len(block) != size or xxhash.xxh3_64_digest(block) != checksum:
+        log.warning("%s is damaged and is downloaded again", path)
+        return None
+    return block
+
+
+def evict(folder: Path, limit: int) -> None:
+    """Removes the least recently read blocks if the folder has more than `limit` bytes.
+
+    Other processes may evict concurrently: files that are already gone are skipped.
+    """
+    files, total = [], 0
+    for entry in folder.glob("*/*"):
+        try:
+            status = entry.stat()
+        except FileNotFoundError:
+            continue
+        files.append((status.st_mtime_ns, status.st_size, entry))
+        total += status.st_size
+    if total <= limit:
+        return
+    for _, size, entry in sorted(files):
+        if total <= limit * KEPT:
+            return
+        with contextlib.suppress(OSError):  # another process removed it, or another user owns it
+            entry.unlink()
+        total -= size

@@ -1,8 +1,8 @@
 """Open files of documents, on the local disk (`str`) or on the Hub (`FileRef`), the same way.
 
-A `HubFile` fetches blocks of several megabytes through `block_cache` and prefetches the next block
-in a thread. A faulty download must not stay in the cache: a file is compared with its
-hash when it has been read completely, and when it turns out to be damaged.
+A `HubFile` fetches blocks of several megabytes through a `BlockCache` and prefetches the next in a
+thread. A faulty download must not stay in the cache: a file is compared with its hash when it has
+been read completely, and when it turns out to be damaged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
-from bsmeta.data.io.block_cache import BlockCache
+from bsmeta.data.io.cache import BlockCache
 from bsmeta.data.io.hub import CancelledError, FileRef, read_range
 from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content
 

@@ -16,8 +16,7 @@ import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.differences import differing
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, differing
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.shards import validation_path
 from bsmeta.data.stream.plan import Phases

@@ -23,10 +23,9 @@ from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.shards import numbered
-from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Document
 
 log = logging.getLogger(__name__)
 

@@ -22,14 +22,12 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
 from bsmeta.data.io.shards import some_of, validation_path, what_it_is
-from bsmeta.data.stream.bad_documents import REASONS
-from bsmeta.data.stream.counts import HALF_USED, skipped_counts
+from bsmeta.data.stream.counts import HALF_USED, REASONS, skipped_counts
 from bsmeta.data.stream.dealing import Share, deal, order_of
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.held_out import HeldOutDocuments
-from bsmeta.data.stream.mixture import sequence_order
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
-from bsmeta.data.stream.plan import Phases, Position
+from bsmeta.data.stream.plan import Phases, Position, sequence_order
 from bsmeta.data.stream.preview import check_columns
 from bsmeta.data.stream.sources import Corpus, Source, corpora_fingerprint, open_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker

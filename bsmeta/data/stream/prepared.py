@@ -17,8 +17,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.differences import differing
-from bsmeta.config.errors import ConfigurationError, DataError, UserError
+from bsmeta.config.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.data.stream.fingerprint import NOT_THERE, file_hash, fingerprint
 from bsmeta.data.stream.live import LiveStreams
 from bsmeta.data.stream.packing import PackedSequence

@@ -19,10 +19,9 @@ from bsmeta.config.errors import UserError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
-from bsmeta.metadata.columns import UNREADABLE
 from bsmeta.metadata.mapping import TEXT, make_decoder
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import BadDocument
+from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 DOCUMENTS = 64
 SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds

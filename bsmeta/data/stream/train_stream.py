@@ -22,9 +22,8 @@ from bsmeta.data.loader import SequenceBlocks, steps
 from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
 from bsmeta.data.stream.fingerprint import check_fingerprint
 from bsmeta.data.stream.live import LiveStreams, phases_of
-from bsmeta.data.stream.mixture import sequence_order
 from bsmeta.data.stream.packing import PackedSequence
-from bsmeta.data.stream.plan import Position, division, sequences_done
+from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
 from bsmeta.data.stream.prepared import PreparedStreams
 
 

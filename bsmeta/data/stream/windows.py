@@ -20,8 +20,14 @@ from bsmeta.config.metadata import phase_configs
 from bsmeta.data.io.lines import Line
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator
-from bsmeta.data.stream.bad_documents import Rejecter, check_length, reason_of
-from bsmeta.data.stream.counts import EMPTY_TEXT, TEST_OVERLAP, document_counts
+from bsmeta.data.stream.counts import (
+    EMPTY_TEXT,
+    TEST_OVERLAP,
+    Rejecter,
+    check_length,
+    document_counts,
+    reason_of,
+)
 from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.packing import ChunkTable, PackedWindow
 from bsmeta.data.text.chunks import Chunk, cut, cut_alike
@@ -29,8 +35,7 @@ from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.mapping import make_decoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import TypeSampler
-from bsmeta.metadata.substitutes import SHUFFLED, Donors
+from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler
 
 MOST_TYPES = 31  # bits of a signed 32-bit integer
 ENCODED_AT_ONCE = 8_000_000  # characters

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 
-from bsmeta.config.differences import differing
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import ConfigurationError, DataError, differing
 
 if TYPE_CHECKING:
     from datasets import Dataset

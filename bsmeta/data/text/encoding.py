@@ -17,38 +17,27 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.filler import make_filler
-from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens
+from bsmeta.data.text.tokens import (
+    NO_IDS,
+    TextTokenizer,
+    Tokens,
+    covered_token_types,
+    mark_spans,
+    text_positions,
+)
 from bsmeta.metadata.rendering import Rendered
+from bsmeta.metadata.sampling import CONSTANT, RANDOM, WORDS
 
-Int32 = NDArray[np.int32]
 Bools = NDArray[np.bool_]
-
-
-def text_positions(positions: Int32, spans: Int32) -> Int32:
-    """Map positions in the rendered body to positions in the text without its metadata.
-
-    Args:
-        positions: int32 [n], character positions in the body, which may include the body's end.
-        spans: int32 [m, 2], the inserted strings.
-
-    Returns:
-        int32 [n]: the number of text characters before each position.
-    """
-    if not len(spans):
-        return positions
-    lengths = spans[:, 1] - spans[:, 0]
-    before = np.concatenate(([0], np.cumsum(lengths)))
-    rows = np.searchsorted(spans[:, 0], positions, side="right")
-    overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
-    overhang[rows == 0] = 0
-    return (positions - before[rows] + overhang).astype(np.int32)
+Filler = Callable[[int, str], np.ndarray]
+"""So many tokens without content (int32 [n]), which replace those of a text's prefix."""
 
 
 def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
@@ -323,40 +312,31 @@ def locate(rendered: Rendered, body: Tokens, after: int) -> tuple[np.ndarray, np
     return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
-def covered_token_types(
-    places: np.ndarray, spans: np.ndarray, token_types: np.ndarray
-) -> np.ndarray:
-    """The token type (uint8) at each of the given characters; the spans cover the whole text."""
-    return token_types[spans[:, 1].searchsorted(places, side="right")]
+def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:
+    """The filler of `metadata_values`; None for values that are rendered.
 
-
-def mark_spans(
-    token_types: np.ndarray,
-    run: np.ndarray,
-    starts: np.ndarray,
-    ends: np.ndarray,
-    spans: np.ndarray,
-    span_token_types: np.ndarray,
-) -> None:
-    """Marks the tokens that hold characters of inserted strings.
-
-    A token with characters of several strings gets the type of the first; since no cut may divide
-    any of them, they form one run.
-
-    Args:
-        token_types: uint8, 0 for text; the token types are written into it.
-        run: int32, -1 for text; the run numbers are written into it.
-        starts: int32[n], first character of each of the first n tokens; non-decreasing.
-        ends: int32[n], the end of its last character.
-        spans: int32[m, 2], the inserted strings, sorted and disjoint.
-        span_token_types: uint8[m].
+    A prefix keeps its length and its closing separator, so that the text after it has the same
+    tokens, chunks and place in its sequence as after the document's own metadata.
     """
-    first = ends.searchsorted(spans[:, 0], side="right")
-    last = starts.searchsorted(spans[:, 1], side="left")
-    before = np.concatenate((np.zeros(1, np.int64), last[:-1]))
-    number = np.cumsum(first >= before, dtype=np.int32)
-    first = np.maximum(first, before)
-    sizes = last - first
-    tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
-    token_types[tokens] = span_token_types.repeat(sizes)
-    run[tokens] = number.repeat(sizes)
+    if values == CONSTANT:
+        ids = tokenizer.encode(" ".join(WORDS), add_special_tokens=False)
+        return partial(_constant_ids, np.array(ids, np.int32))
+    if values == RANDOM:
+        special = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
+        plain = sorted(set(tokenizer.get_vocab().values()) - special)
+        return partial(_random_ids, np.array(plain, np.int32))
+    return None
+
+
+def _constant_ids(ids: np.ndarray, count: int, text: str) -> np.ndarray:
+    """The first tokens of one text, repeated where it ends; the document does not matter."""
+    return np.resize(ids, count)
+
+
+def _random_ids(ids: np.ndarray, count: int, text: str) -> np.ndarray:
+    """Tokens drawn for a text: in every epoch the same, as its own metadata would be.
+
+    They are raw words of PCG64, whose stream NumPy guarantees to be stable.
+    """
+    seed = xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogatepass"))
+    return ids[np.random.PCG64(seed).random_raw(count) % len(ids)]

@@ -241,3 +241,62 @@ def byte_lengths(tokenizer: Tokenizer) -> np.ndarray | None:
         for encoding in tokenizer.encode_batch(whole, add_special_tokens=False)
     ]
     return lengths if totals == [len(text.encode()) for text in whole] else None
+
+
+def text_positions(positions: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """Map positions in the rendered body to positions in the text without its metadata.
+
+    Args:
+        positions: int32 [n], character positions in the body, which may include the body's end.
+        spans: int32 [m, 2], the inserted strings.
+
+    Returns:
+        int32 [n]: the number of text characters before each position.
+    """
+    if not len(spans):
+        return positions
+    lengths = spans[:, 1] - spans[:, 0]
+    before = np.concatenate(([0], np.cumsum(lengths)))
+    rows = np.searchsorted(spans[:, 0], positions, side="right")
+    overhang = np.maximum(np.append(spans[:, 1], 0)[rows - 1] - positions, 0)
+    overhang[rows == 0] = 0
+    return (positions - before[rows] + overhang).astype(np.int32)
+
+
+def covered_token_types(
+    places: np.ndarray, spans: np.ndarray, token_types: np.ndarray
+) -> np.ndarray:
+    """The token type (uint8) at each of the given characters; the spans cover the whole text."""
+    return token_types[spans[:, 1].searchsorted(places, side="right")]
+
+
+def mark_spans(
+    token_types: np.ndarray,
+    run: np.ndarray,
+    starts: np.ndarray,
+    ends: np.ndarray,
+    spans: np.ndarray,
+    span_token_types: np.ndarray,
+) -> None:
+    """Marks the tokens that hold characters of inserted strings.
+
+    A token with characters of several strings gets the type of the first; since no cut may divide
+    any of them, they form one run.
+
+    Args:
+        token_types: uint8, 0 for text; the token types are written into it.
+        run: int32, -1 for text; the run numbers are written into it.
+        starts: int32[n], first character of each of the first n tokens; non-decreasing.
+        ends: int32[n], the end of its last character.
+        spans: int32[m, 2], the inserted strings, sorted and disjoint.
+        span_token_types: uint8[m].
+    """
+    first = ends.searchsorted(spans[:, 0], side="right")
+    last = starts.searchsorted(spans[:, 1], side="left")
+    before = np.concatenate((np.zeros(1, np.int64), last[:-1]))
+    number = np.cumsum(first >= before, dtype=np.int32)
+    first = np.maximum(first, before)
+    sizes = last - first
+    tokens = (first - sizes.cumsum() + sizes).repeat(sizes) + np.arange(sizes.sum())
+    token_types[tokens] = span_token_types.repeat(sizes)
+    run[tokens] = number.repeat(sizes)

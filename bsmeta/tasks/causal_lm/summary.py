@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import missing_shards
 from bsmeta.config.data import DataConfig, local_dataset, train_files
 from bsmeta.config.launch import Launch
+from bsmeta.config.steps import BatchPlan
 from bsmeta.config.summary import every
 from bsmeta.config.task_entry import Row
 

@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import positions_problems
 from bsmeta.config.checks.problems import refuse
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.train_stream import TrainStream
@@ -32,7 +32,7 @@ from bsmeta.evaluation.model_card import write_card
 from bsmeta.evaluation.paired import SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.metadata.sampling import chances
-from bsmeta.models import attention as attention_of
+from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
 from bsmeta.models.pretrained import load_weights
@@ -83,7 +83,7 @@ class CausalLanguageModel:
         positions = getattr(shape, "max_position_embeddings", None)
         refuse([*positions_problems(config, positions, f"{key}={source}")])
         _check_heads(shape, key, source)
-        attention = attention_of.choose(
+        attention = layers.choose_attention(
             config.attn_implementation,
             shape,
             half=config.mixed_precision != "no",
@@ -144,7 +144,7 @@ class CausalLanguageModel:
             max_train_steps=config.max_train_steps,
             state=state,
         )
-        return WithBorders(stream) if self._attention == attention_of.FLASH else stream
+        return WithBorders(stream) if self._attention == layers.FLASH else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the targets: in all, by metadata type and by source.
@@ -184,7 +184,7 @@ class CausalLanguageModel:
 
         The latter are float32 [micro-batch, sequence length - 1], 0 for tokens that are no target.
         """
-        inputs, borders = batch["input_ids"], batch.get(attention_of.BORDERS)
+        inputs, borders = batch["input_ids"], batch.get(layers.BORDERS)
         targets = inputs[:, 1:].masked_fill(~batch["loss_mask"][:, 1:], IGNORED)
         return self._token_losses(model, inputs, batch["position_ids"], targets, borders)
 
@@ -201,7 +201,7 @@ class CausalLanguageModel:
             "input_ids": inputs,
             "position_ids": position_ids,
             "use_cache": False,
-            **attention_of.arguments(self._attention, position_ids, borders),
+            **layers.attention_arguments(self._attention, position_ids, borders),
         }
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
@@ -215,16 +215,16 @@ class CausalLanguageModel:
 
     def _check_sight(self, model: nn.Module, like: torch.Tensor) -> None:
         def losses(ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-            borders = attention_of.borders(positions)
+            borders = layers.borders_of(positions)
             return self._token_losses(model, ids, positions, ids[:, 1:], borders)[1]
 
         was_training = model.training
         model.eval()
         with as_written(self._config.torch_compile):
-            attention_of.check_causality(losses, like, self._vocabulary)
+            layers.check_causality(losses, like, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
-                attention_of.check_isolation(losses, like, self._vocabulary, self._attention)
+                layers.check_isolation(losses, like, self._vocabulary, self._attention)
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
@@ -313,8 +313,8 @@ class WithBorders:
             yield replace(step, micro_batches=batches)
 
     def _with_borders(self, batch: MicroBatch) -> MicroBatch:
-        borders = attention_of.borders(batch.tensors["position_ids"])
-        return replace(batch, tensors={**batch.tensors, attention_of.BORDERS: borders})
+        borders = layers.borders_of(batch.tensors["position_ids"])
+        return replace(batch, tensors={**batch.tensors, layers.BORDERS: borders})
 
 
 def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:

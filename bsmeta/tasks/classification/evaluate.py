@@ -15,8 +15,7 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
-from bsmeta.config.checks.problems import nearest
+from bsmeta.config.checks.problems import nearest, refuse_out_of_bounds
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config

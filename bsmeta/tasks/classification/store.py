@@ -21,8 +21,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
-from bsmeta.config.differences import differing
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import ConfigurationError, DataError, differing
 from bsmeta.config.reporting import rank
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import FixedSize
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.tasks.classification.examples import Chunk, Examples
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import DataError
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config

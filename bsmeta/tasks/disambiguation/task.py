@@ -13,11 +13,10 @@ import transformers
 from torch import nn
 from torch.nn import functional
 
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import SimilarLengths
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import IGNORED, TrainingBatches

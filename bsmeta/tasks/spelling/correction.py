@@ -16,8 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.spelling import SecConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import TokenBudget
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Correction as Change
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections

@@ -20,8 +20,7 @@ from torch import nn
 from bsmeta.config.errors import DataError
 from bsmeta.config.spelling import DetectionConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import TokenBudget
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (

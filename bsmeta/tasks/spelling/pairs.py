@@ -16,8 +16,7 @@ import numpy as np
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.spelling import LEAST_TOKENS, DetectionConfig, SpellingConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import TokenBudget
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.spelling.characters import CharacterNoise
 from bsmeta.tasks.spelling.misspellings import load_misspellings
 from bsmeta.tasks.spelling.noise import Noise

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.table.order import EpochOrder, FixedSize, SimilarLengths, TokenBudget
+from bsmeta.data.table.stream import EpochOrder, FixedSize, SimilarLengths, TokenBudget
 
 
 def steps(order: EpochOrder) -> list[list[int]]:

@@ -11,8 +11,7 @@ import torch
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import FixedSize, StepOrder, TokenBudget
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import FixedSize, StepOrder, TableStream, TokenBudget
 
 LENGTHS = np.array([(7 * row) % 23 + 1 for row in range(61)])
 ORDERS: dict[str, StepOrder] = {

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import bsmeta
-from bsmeta.config.batch import BatchPlan
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.start import launch_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
 
 PRODUCT = re.compile(
     r"(batch_size|micro_batch|\bmicro)\s*\*\s*[\w.]*accumulation|accumulation\w*\s*\*\s*[\w.]*batch"
@@ -58,4 +58,4 @@ def test_nothing_else_computes_the_global_batch() -> None:
     files = [*package.rglob("*.py"), *(package.parent / "experiments").rglob("*.py")]
     found = [str(file.relative_to(package.parent)) for file in files
              if PRODUCT.search(file.read_text(encoding="utf-8"))]  # fmt: skip
-    assert found == ["bsmeta/config/batch.py"]
+    assert found == ["bsmeta/config/steps.py"]

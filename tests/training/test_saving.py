@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bsmeta.config.errors import CheckpointError
-from bsmeta.training import random_state
+from bsmeta.training.saving import capture_rng, restore_rng, write_rng
 
 
 def draw() -> list[float]:
@@ -20,19 +20,19 @@ def draw() -> list[float]:
 def test_random_state_comes_back(tmp_path: Path) -> None:
     (tmp_path / "rng").mkdir()
     random.gauss(0, 1)
-    random_state.write(random_state.capture(), tmp_path, 0)
+    write_rng(capture_rng(), tmp_path, 0)
     first = draw()
-    random_state.restore(tmp_path, 0, saved_ranks=1, seed=0)
+    restore_rng(tmp_path, 0, saved_ranks=1, seed=0)
     assert draw() == first
 
 
 def test_a_new_rank_seeds_itself(tmp_path: Path) -> None:
-    random_state.restore(tmp_path, 2, saved_ranks=2, seed=5)
+    restore_rng(tmp_path, 2, saved_ranks=2, seed=5)
     first = float(torch.rand(1))
-    random_state.restore(tmp_path, 2, saved_ranks=2, seed=5)
+    restore_rng(tmp_path, 2, saved_ranks=2, seed=5)
     assert float(torch.rand(1)) == first
 
 
 def test_a_missing_file_of_a_rank_that_saved_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="rank1.pt: is missing, but 2 ranks saved"):
-        random_state.restore(tmp_path, 1, saved_ranks=2, seed=0)
+        restore_rng(tmp_path, 1, saved_ranks=2, seed=0)
