@@ -32,7 +32,6 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
 
     Args:
         config: What to show; of another task, if it is to be refused.
-        mistakes: Problems of the command line.
     """
     check_program("explain.py", config.task, TASKS)
     refuse(mistakes)

@@ -29,7 +29,6 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     """Checks the configuration against the launch, then trains; returns the exit code.
 
     Args:
-        config: The run.
         mistakes: Problems of the command line; reported together with all others, and refused.
     """
     is_main = rank() == 0

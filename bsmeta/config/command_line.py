@@ -57,8 +57,6 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
     """Reads the arguments of an entry point.
 
     Args:
-        arguments: The arguments after the program's name.
-        schema: The dataclass of its configuration.
         config_name: The configuration that is used without `--config-name`.
 
     Raises:

@@ -50,8 +50,6 @@ def differing(name: str, other: Any, current: Any, where: str, here: str = "now"
 
     Args:
         name: Dotted name of the dicts; empty at the root.
-        other: The dict to compare with.
-        current: The dict of this process.
         where: Where `other` comes from, in words.
         here: Where `current` comes from, in words.
     """

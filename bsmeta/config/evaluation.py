@@ -115,11 +115,7 @@ class EvaluateConfig:
 
 
 def refuse_other_tasks(path: Path) -> None:
-    """Refuses the `config.yaml` of a run of any task other than causal_lm.
-
-    Raises:
-        ConfigurationError: Naming the task. A file that cannot be read is refused when it is used.
-    """
+    """Refuses the `config.yaml` of a run of any task other than causal_lm."""
     task = saved_task(path)
     if task != "causal_lm":
         raise ConfigurationError(f"{path}: trained with task={task}; expected causal_lm")
@@ -142,11 +138,6 @@ def saved_config(
 ) -> RunConfig:
     """The configuration of a training run of any task, with some keys changed.
 
-    Args:
-        path: The run's `config.yaml`.
-        schemas: The schema of each task.
-        overrides: Nested keys and their values.
-
     Raises:
         ConfigurationError: The file is missing or does not fit, or an override has no such key.
     """
@@ -161,7 +152,6 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLM
 
     Args:
         path: The run's `config.yaml`; None: the defaults of the schema.
-        overrides: Nested keys and their values.
 
     Raises:
         ConfigurationError: The file is missing or does not fit, or an override has no such key.
@@ -190,12 +180,7 @@ def refuse_unused(config: EvaluateConfig, used: Sequence[str], task: str) -> Non
     """Refuses keys that are set although they have no meaning for a task.
 
     Args:
-        config: The configuration of `evaluate.py`.
-        used: The keys that have a meaning.
         task: The task, as the message names it.
-
-    Raises:
-        ConfigurationError: With these keys.
     """
     default = EvaluateConfig()
     names = [field.name for field in fields(config) if field.name not in used]

@@ -60,7 +60,6 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
     """Makes Hydra read its files through this module (idempotent).
 
     Args:
-        keys: The outermost keys of the schema.
         own_folder: The config folder of the user; its files override others of the same name.
     """
     plugins = Plugins.instance()  # registers Hydra's own sources, which would replace ours later
@@ -203,8 +202,6 @@ def choose(
     """The schema of a command line; the first if it cannot be determined, which is refused later.
 
     Args:
-        arguments: The arguments after the program's name.
-        schemas: The schemas that it may name.
         config_name: The configuration that is used without `--config-name`.
     """
     try:

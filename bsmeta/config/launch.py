@@ -99,7 +99,6 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
     """Reads the launch of this process, or the one that a launch file describes.
 
     Args:
-        environ: The environment variables of this process.
         accelerate_config_file: A launch file (relative to the working folder, or to the
             repository) to read instead of the environment.
 

@@ -57,7 +57,6 @@ def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterat
 
     Args:
         values: The values as parsed from YAML; interpolations fit everywhere.
-        schema: The dataclass.
         prefix: The dotted key of the section with a trailing dot, or "".
     """
     types = typing.get_type_hints(schema)
@@ -151,7 +150,6 @@ def mistakes(
         error: Hydra's error for all of it together.
         overrides: `key=value` as on the command line.
         compose: Composes some of the overrides; raises Hydra's errors.
-        schema: The dataclass that they must fit.
 
     Returns:
         The mistakes, at least one; and the configuration without them (None if it fails, too).

@@ -17,7 +17,6 @@ class Schedule:
     """When a run ends, logs, evaluates and saves.
 
     Attributes:
-        max_steps: Number of steps of the run.
         logging_steps: Steps between two lines of the log.
         eval_steps: Steps between two evaluations; 0: none.
         save_steps: Steps between two checkpoints; 0: only one at the end.
@@ -35,7 +34,6 @@ class Schedule:
         """Creates the schedule of a run.
 
         Args:
-            config: The run.
             steps_per_epoch: Steps that train on every row once; None: the task has no epochs.
 
         Raises:
@@ -95,7 +93,6 @@ class BatchPlan:
     Attributes:
         micro_batch: Rows in a micro-batch of one process; 1 where they vary from step to step.
         accumulation: Micro-batches of one process in a step.
-        processes: Number of processes.
         key: The key that sets the rows of a micro-batch; None if they vary.
         is_total: Whether that key sets the rows of a whole step, which are divided.
     """

@@ -31,8 +31,6 @@ def summary(
     """Rows of name and value; batch sizes in rows, lengths in steps.
 
     Args:
-        config: The run.
-        launch: How it is started.
         entry: Its task, which adds rows or replaces rows of the same name.
         files: The files that the configuration was composed from.
     """

@@ -59,11 +59,7 @@ class TaskEntry:
 
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:
-    """Refuses an entry point that does not work with a task.
-
-    Raises:
-        ConfigurationError: With the tasks that it works with, and what works with this task.
-    """
+    """Refuses an entry point that does not work with a task."""
     able = [name for name, entry in tasks.items() if program in entry.programs]
     if task in able:
         return

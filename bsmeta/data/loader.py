@@ -65,9 +65,7 @@ class SequenceBlocks(IterableDataset):
 
     Args:
         sequences: Yields the sequences of loader process w.
-        size: Sequences in a block.
         length: Tokens of a padded sequence.
-        pad: Padding token.
         joined: Whether positions run through a sequence (`cross_document_attention`) instead of
             restarting with each chunk.
         num_streams: Streams of each source, in a mixture; None without one.
@@ -165,7 +163,6 @@ def steps(
         blocks: The blocks of each loader process; taking a sequence of each in turn yields the
             rank's sequences in order.
         size: Sequences in a micro-batch and in a block.
-        accumulation: Micro-batches of a step.
         num_workers: Number of loader processes; 0 does all work in this process.
         names: Names of the counts.
 

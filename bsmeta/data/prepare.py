@@ -55,12 +55,7 @@ BUFFER = 1 << 20
 
 
 def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]:
-    """The smallest dtype of each array of `prepared.COLUMNS`, and its number of values per row.
-
-    Args:
-        config: The data.
-        vocabulary: Number of token ids.
-    """
+    """The smallest dtype of each array of `prepared.COLUMNS`, and its number of values per row."""
     metadata = config.metadata_config
     kinds: dict[str, tuple[Any, int]] = {
         "tokens": (np.min_scalar_type(vocabulary - 1), 1),
@@ -79,13 +74,7 @@ def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]
 
 
 class ColumnFiles:
-    """The files of one stream, written row by row.
-
-    Args:
-        folder: Where they are written.
-        stream: Number of the stream.
-        columns: See `columns_of`.
-    """
+    """The files of one stream, written row by row."""
 
     def __init__(self, folder: Path, stream: int, columns: dict[str, dict[str, Any]]) -> None:
         self._dtypes = {name: np.dtype(one["dtype"]) for name, one in columns.items()}
@@ -134,10 +123,6 @@ class StreamWriter(Dataset):
     also returned as an item and raised by the receiver, without a loader process's stack trace.
 
     Args:
-        live: Yields the sequences.
-        config: The data.
-        columns: See `columns_of`.
-        epochs: Number of epochs to prepare.
         folder: Where the files are written.
     """
 

@@ -137,10 +137,6 @@ def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Compar
 def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list[Comparison]:
     """The text alone, then all comparisons that the configuration requests.
 
-    Args:
-        config: The evaluation.
-        types: The metadata types of the model.
-
     Raises:
         ConfigurationError: A name is unknown; the message lists all of them.
     """
@@ -200,7 +196,6 @@ class FormRenderer:
     """Renders documents with a prefix that has no information about them.
 
     Args:
-        config: The format of prefixes.
         with_words: Whether to fill the prefix with junk words, to the length of the document's own
             prefix; otherwise it has only the start and end of a prefix.
     """

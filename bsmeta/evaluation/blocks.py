@@ -176,7 +176,6 @@ def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     of a batch is its rows times its longest row (padding included), plus a constant per model call.
 
     Args:
-        lengths: Tokens of each window.
         max_tokens: Maximum padded size of a batch (a longer window forms a batch of its own).
 
     Returns:
@@ -250,12 +249,7 @@ class BlockMaker:
     """Builds blocks.
 
     Args:
-        config: How documents are rendered, encoded and truncated.
-        tokenizer: The model's tokenizer.
-        documents: The held-out documents.
         arms: The arms in which each document is scored.
-        windows: The window policy.
-        seed: Seed of the controls.
     """
 
     def __init__(

@@ -234,11 +234,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
     Args:
         data: The data configuration of the evaluation.
-        location: The model.
         train: The configuration of its run, without the changes that the evaluation makes.
-
-    Raises:
-        DataError: The file is a training shard; the message names it.
     """
     path = validation_path(data)
     if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):

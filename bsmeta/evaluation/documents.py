@@ -49,7 +49,6 @@ class HeldOutDocuments:
         deduplicate: Keep only the first of several documents with the same text.
 
     Attributes:
-        path: The file.
         numbers: Line (from 0) of each document in the file.
         sizes: Length of each text in characters.
         bytes: Length of each text in UTF-8 bytes.

@@ -37,7 +37,6 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
     """The card, as Markdown with the front matter of the Hub.
 
     Args:
-        config: The training run's configuration.
         metrics: Its `metrics.jsonl`; may be missing.
         command: The command line of the training process (`sys.argv`).
     """

@@ -66,12 +66,7 @@ pre { background: #f6f6f6; padding: 1rem; overflow-x: auto; font-size: .8rem; }
 
 
 def page(report: Report, figures: Mapping[str, Figure]) -> str:
-    """The page as HTML source.
-
-    Args:
-        report: The report.
-        figures: Its plots by name.
-    """
+    """The page as HTML source."""
     names = ", ".join(model.checkpoint for model in report.models)
     parts = []
     for model in report.models:
@@ -148,7 +143,6 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
     """Write the report's files.
 
     Args:
-        report: The report.
         out_dir: Folder to write to; created if it does not exist.
         metrics: The `metrics.jsonl` of the run, for its curves.
 

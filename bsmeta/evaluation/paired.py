@@ -64,14 +64,8 @@ class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        config: How documents are rendered, encoded and truncated.
-        tokenizer: The model's tokenizer.
-        documents: The held-out documents.
-        comparisons: What to compare.
         windows: Window policy: a name in `bsmeta.evaluation.blocks.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
-        ranks: The processes that share the work.
-        seed: Seed of the controls.
 
     Raises:
         ConfigurationError: The window policy is unknown, or the edges do not increase from 0.
@@ -125,7 +119,6 @@ class PairedEvaluation:
 
         Args:
             model: A causal language model, wrapped by a launcher or not.
-            device: The device of its inputs.
             blocks: Prebuilt blocks (`list(evaluation.blocks())`); by default they are built here.
             progress: Called with the share of the work that is done, from 0 to 1.
 
@@ -233,10 +226,6 @@ class SubsetEvaluation:
 
     Args:
         config: The held-out file and how it is rendered.
-        tokenizer: The model's tokenizer.
-        max_documents: Number of documents in the subset.
-        seed: Seed of the bootstrap.
-        ranks: The processes that share the work.
 
     Raises:
         ConfigurationError, DataError: See `HeldOutDocuments`.

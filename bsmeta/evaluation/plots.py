@@ -39,7 +39,6 @@ def figures_of_report(report: Report, metrics: Path | None) -> dict[str, Figure]
     """All plots by file name (without the extension).
 
     Args:
-        report: The report.
         metrics: `metrics.jsonl` of the (first) run, for its curves.
     """
     made: dict[str, Figure] = {}

@@ -24,8 +24,6 @@ class Ranks:
     """One of the processes that share the work.
 
     Args:
-        rank: Rank of this process, 0-based.
-        world_size: Number of processes.
         gather: Takes a picklable value from each process and returns all of them, in rank order,
             on every process (collective: all processes must call it).
     """

@@ -205,11 +205,9 @@ def rows_of(
     """Metrics of each comparison, overall and by position; corrected for multiple comparisons.
 
     Args:
-        comparisons: The comparisons, in the order of the rows.
         sums: The result of `PairedEvaluation.run`.
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
-        resampling: The bootstrap.
     """
     bins = len(position_edges)
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]

@@ -85,7 +85,6 @@ def scoring(model: nn.Module, device: torch.device) -> Iterator[Scorer]:
 
     Args:
         model: A causal language model, wrapped by a launcher or not.
-        device: The device of its inputs.
     """
     was_training = model.training
     model.eval()

@@ -52,9 +52,6 @@ def paired_sums(
     """Sum both readings over the segments that count, by position in the document and by context.
 
     Args:
-        without: The reading without metadata.
-        with_metadata: The reading to compare it with.
-        text: The original text.
         edges: int [bins], byte positions at which the position bins begin; the first is 0.
 
     Returns:

@@ -208,7 +208,6 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
         values: float64 [comparisons, documents].
         weights: float64 [comparisons, documents], 0 if a document does not take part.
         resamples: Number of resamples, each of n draws with replacement from the n documents.
-        seed: Seed of the draws.
 
     Returns:
         float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.

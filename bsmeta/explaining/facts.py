@@ -90,9 +90,7 @@ def shown_tokens(chunk: Chunk, rendered: Rendered, texts: TokenTexts) -> list[Sh
     """The tokens of a chunk, including its prefix.
 
     Args:
-        chunk: The chunk.
         rendered: The document that it is part of.
-        texts: Decodes tokens to text.
     """
     ids = chunk.ids.tolist()
     parts = _parts(chunk, rendered)
@@ -140,12 +138,7 @@ def harmless(text: str) -> str:
 def document_facts(
     document: ExplainedDocument, chunks: Sequence[Sequence[ShownToken]]
 ) -> tuple[str, str]:
-    """Describes a document's metadata, and its lengths.
-
-    Args:
-        document: The document.
-        chunks: The tokens of each of its chunks.
-    """
+    """Describes a document's metadata, and its lengths."""
     given = document.rendered.types
     others = [name for name in document.present if name not in given]
     metadata = f"metadata: {', '.join(given) or 'none'}"
@@ -170,10 +163,7 @@ def chunk_facts(
     """Describes the lengths of a chunk, and the sequence that it is packed into.
 
     Args:
-        document: The document.
         place: Index of the chunk in the document.
-        tokens: The tokens of the chunk.
-        sequences: Number of sequences in the window.
     """
     lengths = Counter(token.part for token in tokens)
     parts = ", ".join(f"{part.value} {lengths[part]:,}" for part in Part if lengths[part])
@@ -203,7 +193,6 @@ def shown_sequences(window: ExplainedWindow, most: int) -> list[int]:
     """Indices of the sequences to show: the first, then others that contain shown documents.
 
     Args:
-        window: The window.
         most: Maximum number of each.
     """
     own = {place for document in window.documents for place in document.sequences}

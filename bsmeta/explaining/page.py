@@ -79,8 +79,6 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
 
     Args:
         windows: The windows with the documents to show.
-        config: The configuration that they were built with.
-        texts: Decodes tokens to text.
     """
     keys = config.data_config.metadata_config.metadata_list
     colours = [

@@ -49,9 +49,7 @@ class TerminalView:
     """Prints documents and windows.
 
     Args:
-        console: The console to print to.
         config: The configuration; `tokens`, `sequences` and `metadata_list` are used.
-        texts: Decodes tokens to text.
     """
 
     def __init__(self, console: Console, config: ExplainConfig, texts: TokenTexts) -> None:

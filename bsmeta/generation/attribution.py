@@ -38,13 +38,9 @@ class Likelihoods:
     """Scores texts after the prefix of each candidate.
 
     Args:
-        model: The model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        config: How its training data was rendered and encoded.
         candidates: The record of each candidate.
         all_pieces: Whether to score all chunks of a text, or only its first chunk.
         rows: Number of full sequences in a batch.
-        device: The device of the model.
     """
 
     def __init__(
@@ -135,12 +131,7 @@ def _window(prefix: np.ndarray, chunk: np.ndarray) -> Window:
 
 
 class Labels:
-    """Labels of one metadata type.
-
-    Args:
-        key: The metadata type.
-        config: How the type is rendered.
-    """
+    """Labels of one metadata type."""
 
     def __init__(self, key: str, config: MetadataConfig) -> None:
         self.key = key

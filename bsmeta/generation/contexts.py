@@ -45,12 +45,7 @@ class Context:
 
 
 class Contexts:
-    """Builds contexts in the same way as training builds the beginnings of documents.
-
-    Args:
-        config: How the model's training data was rendered and encoded.
-        tokenizer: The model's tokenizer.
-    """
+    """Builds contexts in the same way as training builds the beginnings of documents."""
 
     def __init__(self, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._config = config.metadata_config
@@ -121,11 +116,7 @@ def _records(key: str, value: Any) -> list[Record]:
 
 
 def check_value(key: str, value: Any, config: MetadataConfig) -> None:
-    """Reject a metadata value that cannot be in the prefix of this model.
-
-    Raises:
-        ConfigurationError: The type is unknown, or does not accept the value.
-    """
+    """Reject a metadata value that cannot be in the prefix of this model."""
     known = [*config.metadata_list]
     if key not in known:
         near = column_keys().get(key) or next(

@@ -62,7 +62,6 @@ class Decoder:
         eos: Id of the end-of-text token.
         vocabulary: Number of tokens in the vocabulary (a model may have more embeddings).
         max_length: Maximum sequence length of the model input, in tokens.
-        device: The device of its inputs.
     """
 
     def __init__(

@@ -115,7 +115,6 @@ class Dialogue:
 
     Args:
         request: The initial settings, from the command line.
-        types: The metadata types of the model.
         check: Raises a `ConfigurationError` for metadata that the model cannot be given.
     """
 

@@ -50,7 +50,6 @@ class Result(msgspec.Struct, frozen=True):
     """The result of a request.
 
     Attributes:
-        request: The request.
         prefix: Its rendered metadata.
         samples: The generated texts.
     """
@@ -64,11 +63,7 @@ class Writer:
     """Generates texts with one model.
 
     Args:
-        model: The model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        config: How its training data was rendered and encoded.
         batch_size: Number of texts that are generated at one time.
-        device: The device of the model.
     """
 
     def __init__(

@@ -38,7 +38,6 @@ def content_spans(line: bytes | memoryview, content: str) -> Spans:
 
     Args:
         line: A line that is a document.
-        content: A value of `data_config.content` other than `all`.
 
     Returns:
         Start and end of each; none if the extractor failed.
@@ -88,10 +87,6 @@ class KeptText:
 
     Between spans that are kept, a line break is kept if there is one between them, or else a space
     if there is any white space.
-
-    Args:
-        text: The whole text.
-        spans: Spans of it.
 
     Attributes:
         text: The text that is kept.

@@ -49,7 +49,6 @@ def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryvie
     Columns after its list whose keys do not begin with `others` may be cut out with it.
 
     Args:
-        line: A line of a shard.
         key: The column's key, in quotation marks.
         others: Prefix (with the quotation mark) of the keys that must not be cut out with it.
 
@@ -115,9 +114,6 @@ class DocumentDecoder:
 
     def decode(self, line: bytes | memoryview) -> Document:
         """Decode one line.
-
-        Args:
-            line: A JSON object in UTF-8.
 
         Raises:
             BadDocument: `not_json`, `not_an_object`, `missing_text`, `text_not_string` or

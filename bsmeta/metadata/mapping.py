@@ -67,7 +67,6 @@ def make_decoder(
     """The decoder of a corpus.
 
     Args:
-        config: Selects the types to decode.
         columns: The path of the text and of each type; empty for the record form.
         source: The name of the source, in a mixture.
         content: The part of the text to keep (`data_config.content`).
@@ -87,7 +86,6 @@ class MappingDecoder:
     A record that lacks a path, or has null or an empty string there, lacks that type.
 
     Args:
-        config: Selects the types to decode.
         columns: The path of the text (`text` if it is not mapped) and of each type.
 
     Attributes:

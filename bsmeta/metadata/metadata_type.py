@@ -22,12 +22,7 @@ EXAMPLE_TEXT = "Ada Lovelace wrote a program."
 
 
 class MetadataType:
-    """A metadata type, rendered in the default form.
-
-    Args:
-        key: The metadata key.
-        config: How its records are rendered.
-    """
+    """A metadata type, rendered in the default form."""
 
     # The data.
     columns: ClassVar[tuple[str, ...]] = ()
@@ -110,7 +105,6 @@ class MetadataType:
         """What a local record inserts at the start and the end of its span; None drops it.
 
         Args:
-            record: The record.
             length: Characters in its span.
         """
         text = f"{self.key}{self._separator}{self._bucketing(record.value)}"

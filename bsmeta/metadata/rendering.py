@@ -107,9 +107,6 @@ class Rendered:
 class Renderer:
     """Renders documents.
 
-    Args:
-        config: How metadata is rendered.
-
     Raises:
         ConfigurationError: Lists everything that is wrong with the configuration.
     """
@@ -138,7 +135,6 @@ class Renderer:
         """Render a document with the given types.
 
         Args:
-            document: The document.
             types: Keys to use; `()` renders the text alone. Keys that the document lacks, or that
                 are not in `metadata_list`, are ignored.
 

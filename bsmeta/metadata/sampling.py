@@ -28,11 +28,7 @@ from bsmeta.metadata.records import Document, Record
 
 
 class TypeSampler:
-    """Draws the metadata types of documents.
-
-    Args:
-        config: The probabilities.
-    """
+    """Draws the metadata types of documents."""
 
     def __init__(self, config: MetadataConfig) -> None:
         self._probability = config.metadata_probability
@@ -118,8 +114,6 @@ class Donors:
 
     Args:
         documents: The held-out documents; read once.
-        types: The metadata types.
-        seed: Seed of the cycle.
     """
 
     def __init__(self, documents: Documents, types: Sequence[str], seed: int) -> None:

@@ -180,7 +180,6 @@ class ChunkedLoss:
         Args:
             model: The model, or an engine's wrapper of it.
             targets: int64 [b, L]: the next token at each position, or `IGNORED`.
-            inputs: The arguments of the model.
 
         Returns:
             The sum of losses (a scalar with a gradient), and each loss, float32 [b, L], without.

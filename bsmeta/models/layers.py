@@ -35,8 +35,6 @@ def choose_attention(wanted: str, shape: Any, *, half: bool, compiled: bool) -> 
     """Chooses the attention implementation; None: transformers' default (sdpa if available).
 
     Args:
-        wanted: `attn_implementation`.
-        shape: The model's transformers configuration.
         half: Whether the model computes in bf16 or fp16, which flash attention requires.
         compiled: Whether its layers are compiled for a fixed shape, which the documents' borders
             do not have.
@@ -78,7 +76,6 @@ def attention_arguments(
     """Builds the arguments of the model besides ids and positions, without waiting for the device.
 
     Args:
-        implementation: The attention implementation of the model.
         position_ids: int [b, L], on the device.
         document_borders: `borders_of(position_ids)`, on the device, for flash attention.
     """
@@ -126,11 +123,6 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
             positions.
         like: A batch of ids [b, L]; only its shape and device matter. All ranks have the same
             shape.
-        vocabulary: Number of tokens in the vocabulary.
-        name: The implementation, for the message.
-
-    Raises:
-        ConfigurationError: If packed documents attend to each other.
     """
     rows, length = like.shape
     half = length // 2
@@ -153,16 +145,7 @@ def check_isolation(losses: Losses, like: torch.Tensor, vocabulary: int, name: s
 
 @torch.no_grad()
 def check_causality(losses: Losses, like: torch.Tensor, vocabulary: int) -> None:
-    """Checks that changing the second half of a sequence does not change the losses before it.
-
-    Args:
-        losses: As for `check_isolation`.
-        like: As for `check_isolation`.
-        vocabulary: Number of tokens in the vocabulary.
-
-    Raises:
-        ConfigurationError: If a token attends to later tokens.
-    """
+    """Checks that changing the second half of a sequence does not change the losses before it."""
     rows, length = like.shape
     half = length // 2
     if half < 2:

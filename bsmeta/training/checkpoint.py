@@ -184,7 +184,6 @@ def newest_whole(
 
     Args:
         checkpoints: The candidates, oldest first; rank 0's list is used on every rank.
-        processes: The ranks.
 
     Returns:
         The checkpoint, if there is one, and the faults of the newer ones.

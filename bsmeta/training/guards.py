@@ -35,7 +35,6 @@ class NonFiniteGuard:
         action: `stop`, or `skip`: leave the weights unchanged and continue with the next step.
         limit: The maximum number of consecutive skips; one more stops the run.
         folder: The run folder; each rank writes `nonfinite-step{n}-rank{r}.json` there.
-        rank: The rank of this process.
 
     Attributes:
         consecutive: Steps skipped since the last finite one; saved with a checkpoint.
@@ -65,11 +64,6 @@ class NonFiniteGuard:
         """Writes the step's documents to a file, then stops the run or skips the step.
 
         Args:
-            step: The step's number.
-            loss: Mean loss over the global batch.
-            norm: Norm of the gradient of the global batch.
-            batches: This rank's micro-batches.
-            losses: The sum of losses of each micro-batch.
             weights_changed: Whether the engine has changed the weights: then the step can no
                 longer be skipped.
 

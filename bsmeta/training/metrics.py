@@ -42,8 +42,6 @@ class Throughput:
 
     Args:
         flops_per_token: FLOPs of the forward and backward pass of one token.
-        device: The device of this rank.
-        world_size: Number of devices.
     """
 
     def __init__(self, flops_per_token: float, device: torch.device, world_size: int) -> None:
@@ -62,8 +60,6 @@ class Throughput:
         """Adds a completed step.
 
         Args:
-            tokens: Tokens of its global batch, without padding.
-            padding: Padding tokens of its global batch.
             wait: Seconds that the loop waited for its data.
         """
         now = time.perf_counter()
@@ -141,7 +137,6 @@ class Progress:
     """The progress of a run; saved with every checkpoint.
 
     Attributes:
-        step: Completed steps.
         tokens: Tokens fed to the model, without padding.
         targets: Tokens on which loss was computed.
         counts: Sums of `MicroBatch.counts` since the current phase of the data began.
@@ -162,11 +157,7 @@ class StepLog:
     """Reads completed steps and records them: progress, documents, metrics, non-finite steps.
 
     Args:
-        config: The run.
         schedule: Determines when a line is logged.
-        run: The run folder.
-        processes: The ranks.
-        tracker: Where the metrics are logged.
         throughput: Turns tokens and time into metrics.
         nonfinite: Handles steps that are not finite.
     """
@@ -187,7 +178,6 @@ class StepLog:
         """Waits for a step and records it.
 
         Args:
-            result: The step.
             data: The statistics of its data over all ranks.
             progress: That of the run; advanced by this step.
 

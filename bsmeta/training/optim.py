@@ -56,8 +56,6 @@ def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
     the last.
 
     Args:
-        config: The run.
-        max_steps: Number of steps of the run.
         step: The step number, from 1 to `max_steps`.
     """
     share = config.warmup_share

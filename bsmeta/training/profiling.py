@@ -22,7 +22,6 @@ class Profile:
     Args:
         steps: First and last step, or None: off.
         folder: The run folder; each rank writes `profile/steps-{first}-{last}-rank{r}.json` there.
-        rank: The rank of this process.
     """
 
     def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:

@@ -27,7 +27,6 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = TIMEOU
     A line `{"event": "push", …}` in `metrics.jsonl` records whether it succeeded, or why not.
 
     Args:
-        run_folder: The run's folder.
         repository: `owner/name`; created if it does not exist.
         step: The run's last step, for the log.
         timeout_s: Time limit of the upload.

@@ -51,7 +51,6 @@ class Resume:
     """The point that a run resumes from.
 
     Attributes:
-        saved: The checkpoint.
         changed: The keys whose values differ from the checkpoint's: the old and the new value. The
             run continues with the new ones.
         converted: Its weights and optimizer, if they were converted for this launch.
@@ -142,17 +141,7 @@ def log_changes(resume: Resume) -> None:
 
 
 def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: BatchPlan) -> None:
-    """Refuses a launch that would not continue the same run.
-
-    Args:
-        saved: The checkpoint.
-        state: Its trainer state.
-        engine: The engine of this launch.
-        plan: The batch of this launch.
-
-    Raises:
-        ConfigurationError: If the engine or the global batch differs.
-    """
+    """Refuses a launch that would not continue the same run."""
     if state["engine"] != engine:
         raise ConfigurationError(
             f"{saved.folder} was saved by {state['engine']}, this run is {engine}; resume with "
@@ -167,11 +156,7 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
 
 
 def check_steps(saved: Checkpoint, max_steps: int) -> None:
-    """Refuses a run that would have to end before the step that it resumes from.
-
-    Raises:
-        ConfigurationError: If the checkpoint's step is after the last step of the run.
-    """
+    """Refuses a run that would have to end before the step that it resumes from."""
     if saved.step > max_steps:
         raise ConfigurationError(
             f"max_train_steps={max_steps}: {saved.folder} is of step {saved.step} already; "
@@ -191,11 +176,7 @@ def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
 def check_same_model(
     saved: Checkpoint, saved_shapes: dict[str, list[int]], shapes: dict[str, list[int]]
 ) -> None:
-    """Refuses a checkpoint of a model with different shapes.
-
-    Raises:
-        ConfigurationError: With some of the parameters that differ.
-    """
+    """Refuses a checkpoint of a model with different shapes."""
     lines = list(differing("", saved_shapes, shapes, "in the checkpoint"))
     if lines:
         some = "\n".join(lines[:3])
@@ -212,9 +193,6 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
 
     A branch on the Hub may move, or a file may change, between the reads of two ranks; a machine
     may lack the held-out file.
-
-    Raises:
-        ConfigurationError: With the first rank that differs from rank 0, and the differences.
     """
     first, *others = processes.gather(fingerprint)
     for rank, other in enumerate(others, start=1):

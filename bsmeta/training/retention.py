@@ -48,9 +48,6 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
     Args:
         out_dir: Where the checkpoint would be written.
         like: The other checkpoint; by default the last one in `out_dir`.
-
-    Raises:
-        CheckpointError: With the free space, the space needed, and what to do.
     """
     size = _last_size([like] if like else list_checkpoints(out_dir))
     if size is None:
@@ -205,7 +202,6 @@ def to_keep(
 
     Args:
         checkpoints: Oldest first.
-        config: The run.
         is_whole: Whether a checkpoint is intact; called for as few as possible, because it may
             have to read them.
 
@@ -252,11 +248,7 @@ def _cost(saved: Checkpoint, name: str | None) -> list[float]:
 
 
 def check_metric(name: str | None, metrics: list[Metric]) -> None:
-    """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction.
-
-    Raises:
-        ConfigurationError: With the available names.
-    """
+    """Refuses a `keep_best_by` that the evaluation does not have, or that has no direction."""
     names = sorted(metric.name for metric in metrics if metric.better is not None)
     if name is not None and name not in names:
         raise ConfigurationError(

@@ -30,7 +30,6 @@ def run(
     """Trains, writes `status.json`, and returns the exit code (0 done, 75 preempted).
 
     Args:
-        config: The run.
         task: The task to train.
         deepspeed_config: Without any `"auto"`, or None for plain training.
         stop: The stop request, already installed.

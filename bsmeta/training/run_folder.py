@@ -33,9 +33,7 @@ def write_status(
     """Writes `status.json` atomically; a launch script reads it to decide about requeueing.
 
     Args:
-        out_dir: The run folder.
         state: `running`, `done`, `preempted` or `failed`.
-        step: The last completed step.
         exit_code: The exit code of the process; None while it runs.
         message: Why it failed.
     """

@@ -38,7 +38,6 @@ class Saved:
     """A committed checkpoint.
 
     Attributes:
-        step: The step after which it was saved.
         name: The name of its folder.
         seconds: How long it took to write.
         loop_seconds: How long the loop waited for it.
@@ -76,7 +75,6 @@ class Saver:
         """Saves the current state of the run.
 
         Args:
-            step: Completed steps.
             state: For `trainer_state.json`.
             data: For `data_state.json`.
 
@@ -237,8 +235,6 @@ def restore_rng(folder: Path, rank: int, saved_ranks: int, seed: int) -> None:
     """Restores the generators from a checkpoint.
 
     Args:
-        folder: The checkpoint.
-        rank: The rank of this process.
         saved_ranks: Number of ranks that saved the checkpoint. A rank beyond them has no saved
             states and seeds its generators: its dropout is new, its data is not.
         seed: The seed for such a rank.

@@ -78,7 +78,6 @@ class ReducedStats:
         """Starts the all-reduce; every rank calls it with the same names of counts and parts.
 
         Args:
-            processes: The ranks.
             own: This rank's statistics that are known on the host.
             losses: Losses of this rank's micro-batches, on the device; none before the first step.
             norm: The gradient's norm, on the device or on the host.
@@ -165,7 +164,6 @@ class StepResult:
 
     Attributes:
         step: Its number, from 1.
-        data: This rank's micro-batches.
         data_wait_s: Seconds that the loop waited for them.
         learning_rate: The learning rate of the step.
         losses: Sum of losses of each of this rank's micro-batches, on the device.

@@ -57,11 +57,7 @@ class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
     Args:
-        config: The run.
-        task: Computes the loss.
         accelerator: Accumulates and scales under every engine.
-        model: The prepared model.
-        optimizer: The prepared optimizer.
         engine: Clips, steps, and skips steps that are not finite.
         last_step: The last step of the run; no data is fetched after it.
         stop: Records whether this rank was asked to stop; also ends the wait for data.

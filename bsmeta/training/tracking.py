@@ -204,7 +204,6 @@ def start_trackers(accelerator: Starter, config: RunConfig, folder: Path, step: 
     Args:
         accelerator: Created with `log_with=config.trackers`.
         config: The run; `run_name` is the project's name at the trackers.
-        folder: The run folder.
         step: The step that the run resumes from, 0 at its beginning.
 
     Raises:

@@ -57,7 +57,6 @@ class Watchdog:
     """Monitors this rank and the others, from `start` to `stop`.
 
     Args:
-        processes: The ranks.
         out_dir: Where `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json` are written.
         timeout_s: How long one phase of the loop may take.
 

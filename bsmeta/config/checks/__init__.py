@@ -45,14 +45,7 @@ def check_run(
     """Checks that the configuration is consistent with itself, this launch and the DeepSpeed JSON.
 
     Args:
-        config: The run.
-        environ: The environment variables of this process.
-        tasks: The tasks that `task` may name.
         mistakes: Problems found earlier; reported along with the rest.
-        overridden: The keys set on the command line.
-
-    Raises:
-        ConfigurationError: Listing every problem with its key, file, both values and the fix.
     """
     entry, wrong_task = entry_of(config, tasks)
     found: list[Problem | str] = [*mistakes, *wrong_task]

@@ -22,12 +22,7 @@ METRICS = (
 
 
 def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
-    """Yields problems that do not depend on the launch.
-
-    Args:
-        config: The run.
-        overridden: The keys set on the command line.
-    """
+    """Yields problems that do not depend on the launch."""
     yield from model_name_problems(config, overridden)
     data = config.data_config
     if data.train_file is None and data.dataset_name is None and not data.sources:
@@ -43,8 +38,6 @@ def start_problems(
     """Yields problems that depend on the launch or the DeepSpeed JSON.
 
     Args:
-        config: The run.
-        launch: How it is started.
         document: The DeepSpeed JSON, if one is used and could be read.
     """
     yield from _streams(config, launch)
@@ -88,8 +81,6 @@ def speed_problems(
     """Yields options that cannot run here, and keys without effect.
 
     Args:
-        config: The run.
-        launch: How it is started.
         document: The DeepSpeed JSON, if one is used and could be read.
     """
     yield from _attention(config, launch)

@@ -18,11 +18,7 @@ from bsmeta.config.data import (
 
 
 def check_data(config: DataConfig) -> None:
-    """Raises an error for values that are wrong whatever the data.
-
-    Raises:
-        ConfigurationError: Listing all of them.
-    """
+    """Raises an error for values that are wrong whatever the data."""
     refuse([*data_problems(config)])
 
 

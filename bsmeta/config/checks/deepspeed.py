@@ -245,9 +245,7 @@ def model_problems(document: Mapping[str, Any], known: set[str], file: str) -> I
     """Yields the values that DeepSpeed would refuse.
 
     Args:
-        document: The JSON.
         known: Dotted keys for which a problem has already been found.
-        file: The name of the JSON.
     """
     for key in _FLAGS:
         if key in document and document[key] != AUTO and not isinstance(document[key], bool):

@@ -128,12 +128,7 @@ def uses_model_name(config: CausalLMConfig) -> bool:
 
 
 def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
-    """Yields a `model_name` of the command line that other keys of a file override.
-
-    Args:
-        config: The run.
-        overridden: The keys set on the command line.
-    """
+    """Yields a `model_name` of the command line that other keys of a file override."""
     if "model_name" in overridden and not uses_model_name(config):
         expected = (
             f"no such override: model_config_file ({config.model_config_file}, random weights) and "
@@ -176,7 +171,6 @@ def positions_problems(
     """Yields a problem if sequences are longer than the model has positions for.
 
     Args:
-        config: The run.
         positions: Positions of the model; None: unlimited.
         source: The key that names the model, and its value.
     """

@@ -66,10 +66,7 @@ def loop_problems(
     """Yields problems with the settings of the training loop.
 
     Args:
-        config: The run.
-        launch: How it is started.
         document: The DeepSpeed JSON, if one is used and could be read.
-        entry: The task.
     """
     stage = None if document is None else look_up(document, STAGE)
     if config.on_nonfinite == "skip" and stage == 0:

@@ -38,11 +38,7 @@ class Problem:
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raises one error that lists every problem, numbered.
-
-    Raises:
-        ConfigurationError: If there are any problems.
-    """
+    """Raises one error that lists every problem, numbered."""
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))
@@ -183,11 +179,7 @@ def bound_lines(section: Any) -> list[str]:
 
 
 def refuse_out_of_bounds(section: Any) -> None:
-    """Raises an error if a value is out of bounds.
-
-    Raises:
-        ConfigurationError: Listing the keys and what was expected.
-    """
+    """Raises an error if a value is out of bounds."""
     lines = bound_lines(section)
     if lines:
         raise ConfigurationError("\n".join(lines))

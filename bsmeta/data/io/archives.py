@@ -45,7 +45,6 @@ def unpack(
 
     Args:
         archive: The archive; its suffix (one of `SUFFIXES`) says what it is.
-        folder: The folder.
         most: The most bytes that its files may have together.
         advance: Called with the number of bytes written so far.
 
@@ -162,7 +161,6 @@ class _Bounded:
 
     Args:
         archive: The archive, for the message.
-        content: The file.
         most: The most bytes to read.
     """
 

@@ -39,9 +39,6 @@ class Cache:
 
     Args:
         folder: The folder; None is `bsmeta` in the user's cache folder.
-
-    Attributes:
-        folder: The folder.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -116,7 +113,6 @@ class BlockCache:
     """A folder of blocks.
 
     Args:
-        folder: The folder.
         limit: Most bytes in it; 0 keeps nothing.
     """
 

@@ -62,8 +62,6 @@ def download(
     """Downloads a file, or what is missing of it.
 
     Args:
-        source: The file.
-        path: Where it goes.
         retries: Failures in a row after which it is given up.
         timeout: Seconds without data that are a failure.
         advance: Called with the bytes that there are.

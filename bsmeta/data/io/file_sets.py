@@ -124,8 +124,6 @@ class FileSet:
     """The files of a manifest in a folder.
 
     Args:
-        entries: The files.
-        folder: Where they go.
         keep_archives: Keep archives that were unpacked.
     """
 

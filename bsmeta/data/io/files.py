@@ -37,7 +37,6 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        path: The file.
         blocks: Number of the most recently read blocks to keep in memory, if it is on the Hub.
 
     Raises:
@@ -122,11 +121,7 @@ def check_copy(ref: FileRef) -> bool:
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
-    """Raises if a rejected document may come from a bad cached copy.
-
-    Raises:
-        DataError: If the cached content differed from the Hub's; it has been replaced.
-    """
+    """Raises if a rejected document may come from a bad cached copy."""
     if not isinstance(path, FileRef):
         return
     try:
@@ -149,11 +144,7 @@ def bad_copy(ref: FileRef) -> BadCopyError:
 
 
 class Blocks:
-    """The blocks of a file of the Hub, cached or downloaded.
-
-    Args:
-        ref: The file.
-    """
+    """The blocks of a file of the Hub, cached or downloaded."""
 
     def __init__(self, ref: FileRef) -> None:
         self._ref = ref
@@ -186,9 +177,6 @@ class Blocks:
 class ContentHash:
     """The hash of a file, as the Hub lists it, computed from blocks added in order.
 
-    Args:
-        ref: The file.
-
     Attributes:
         is_right: Whether the file matches its hash; None until its last block is added.
     """
@@ -219,7 +207,6 @@ class HubFile(AbstractBufferedFile):
     unreachable file must not be mistaken for the end of a shard.
 
     Args:
-        ref: The file.
         blocks: Number of blocks to keep in memory.
     """
 
@@ -289,7 +276,6 @@ class Ahead:
     """A block that a thread is prefetching.
 
     Args:
-        start: The first byte of the block.
         fetch: Fetches it, unless the event is set.
     """
 

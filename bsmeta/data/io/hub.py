@@ -103,7 +103,6 @@ class TransientError(Exception):
     """A failure that a retry may resolve.
 
     Args:
-        cause: What happened.
         wait: Seconds to wait, if the server requests it.
     """
 
@@ -146,7 +145,6 @@ class Retries:
 
         Args:
             what: What failed, for the message.
-            error: The failure.
 
         Raises:
             DataError: If the retries are exhausted.
@@ -269,7 +267,6 @@ def steady(parts: Iterator[bytes], timeout: float | None = None) -> Iterator[byt
     """The parts of a response.
 
     Args:
-        parts: The parts.
         timeout: Of a request, in seconds; None: HF_HUB_DOWNLOAD_TIMEOUT.
 
     Raises:

@@ -127,9 +127,7 @@ def hub_files(
     """The files that a pattern matches: a file, those of a folder, or those of a glob.
 
     Args:
-        pattern: The pattern.
         suffixes: File name suffixes of the files to take from a folder.
-        settings: How the files will be read.
 
     Raises:
         DataError: If the Hub refuses or cannot be reached, or nothing matches.

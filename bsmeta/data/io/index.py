@@ -79,11 +79,7 @@ class ShardIndex:
 
 
 class IndexCache:
-    """The indexes in a cache folder.
-
-    Args:
-        cache: The folder.
-    """
+    """The indexes in a cache folder."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -30,7 +30,6 @@ class ShardReader(Protocol):
     """The documents of one shard as lines of JSON, whatever its format.
 
     Attributes:
-        path: The shard.
         line: Number of the next line.
         ended: Whether the last `read` reached the end of what can be read.
         damage: Why no further line can be read, in a truncated or damaged file; else empty.
@@ -59,7 +58,6 @@ def open_shard(
     """The reader for the format of a shard.
 
     Args:
-        path: The shard.
         indexes: Where access points of a compressed shard may be found.
         columns: The columns that are needed (see `mapping.Decoder`); a Parquet shard is
             read without the others. None reads all.
@@ -78,11 +76,9 @@ class LineReader:
     """The lines of one shard, without their ends.
 
     Args:
-        path: The shard.
         indexes: Where its access points may be found.
 
     Attributes:
-        path: The shard.
         line: Number of the next line.
         ended: Whether the last `read` reached the end of what can be read.
         damage: Why no further line can be read, in a truncated or damaged file; else empty.

@@ -50,12 +50,10 @@ class ParquetReader:
     """The rows of one shard; see `lines.ShardReader`.
 
     Args:
-        path: The shard.
         columns: Names of the columns to read, as far as the shard has them (`a.b` is the field `b`
             of the struct `a`); None reads all.
 
     Attributes:
-        path: The shard.
         line: Number of the next row.
         ended: Whether the last `read` reached the end of what can be read.
         damage: Why no further row could be read, in a truncated or damaged file; else empty.

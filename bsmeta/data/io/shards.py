@@ -141,11 +141,7 @@ def expand_local(entry: str) -> list[str]:
 
 
 def check_are_files(paths: Sequence[str | FileRef]) -> None:
-    """Rejects folders, broken links and pipes: skipping them could silently lose data.
-
-    Raises:
-        DataError: Naming the first few.
-    """
+    """Rejects folders, broken links and pipes: skipping them could silently lose data."""
     problems = [
         f"{path} is {what_it_is(path)}"
         for path in paths
@@ -252,7 +248,6 @@ def shards_fingerprint(
     checksum of its content).
 
     Args:
-        shards: The shards.
         opened: Opens a shard that is not on the Hub.
 
     Raises:

@@ -93,11 +93,7 @@ def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
 
 
 def check_length(rendered: Rendered, config: DataConfig) -> None:
-    """Rejects a document that would take too much memory to encode.
-
-    Raises:
-        BadDocument: `document_too_long`.
-    """
+    """Rejects a document that would take too much memory to encode."""
     length = sum(map(len, (rendered.prefix, rendered.body, rendered.suffix)))
     if length > config.max_document_chars:
         raise BadDocument(
@@ -124,11 +120,7 @@ WITH_METADATA = "documents_with_metadata"
 
 
 def count_names(keys: Sequence[str]) -> list[str]:
-    """Names of the counts; the same in every batch of a run.
-
-    Args:
-        keys: `metadata_list`.
-    """
+    """Names of the counts; the same in every batch of a run."""
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
     return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD]
@@ -147,9 +139,6 @@ def source_counts(source: int, sources: int, tokens: int, epochs: float) -> np.n
     """What a sequence adds to the counts of a mixture (float64).
 
     Args:
-        source: Index of its source.
-        sources: Number of sources.
-        tokens: Its tokens.
         epochs: The share of the source's documents whose next epoch begins with it.
     """
     counts = np.zeros((sources, len(SOURCE_COUNTS)))
@@ -163,7 +152,6 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
     Args:
         types: int32[chunks], metadata types of each chunk's document (bit i: keys[i]).
         opens: bool[chunks], whether the chunk is its document's first.
-        keys: `metadata_list`.
 
     Returns:
         float64[chunks, counts].

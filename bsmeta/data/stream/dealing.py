@@ -48,7 +48,6 @@ class Share:
     a shard is divided in about the same proportion, and no periodicity in the documents is aliased.
 
     Attributes:
-        shard: The shard.
         low: First slot of the stream.
         high: The slot after its last one.
         cycle: Number of slots, a power of two.
@@ -70,7 +69,6 @@ class Share:
         """The shard-level numbers of the documents of a window, increasing.
 
         Args:
-            window: Number of the window in the share.
             count: Documents of a window.
         """
         first = window * count
@@ -85,7 +83,6 @@ class Share:
         """The window that contains the stream's first document at or after a number.
 
         Args:
-            document: Number of a document of the shard.
             count: Documents of a window.
         """
         if self.is_whole:
@@ -118,7 +115,6 @@ def deal(
 
     Args:
         shards: The shards, in the order in which they are laid end to end.
-        num_streams: Number of streams.
         portions: The portion of each stream, relative to the others'; None: equal ones.
     """
     ends = [*itertools.accumulate(map(weight, shards))]
@@ -153,7 +149,6 @@ def cuts_of(
 
     Args:
         ends: Where each shard ends when they are laid end to end.
-        num_streams: Number of streams.
         portions: The portion of each stream, relative to the others'; None: equal ones.
     """
     portions = portions or [1] * num_streams

@@ -36,10 +36,6 @@ def fingerprint(
     """Everything that determines the sequences of a run; JSON-serializable.
 
     Args:
-        config: The sources of documents, and how they are turned into sequences.
-        tokenizer: The tokenizer.
-        seed: Seed of the run.
-        phases: When the metadata schedule switches phases.
         shards: See `shards_fingerprint`.
 
     Raises:
@@ -102,12 +98,7 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed
     """Compares the saved fingerprint with the current one.
 
     Args:
-        saved: The fingerprint in the checkpoint.
-        current: The fingerprint of this run.
         on_changed: `error` raises on differences, `warn` logs them.
-
-    Raises:
-        ConfigurationError: Naming each difference.
     """
     differences = "\n".join(differing("", saved, current, "in the checkpoint"))
     if not differences:

@@ -50,7 +50,6 @@ class HeldOutDocuments:
         """Builds them from a file.
 
         Args:
-            path: The file.
             cache: Where they are kept.
             columns: `data_config.columns`.
 

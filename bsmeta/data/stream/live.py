@@ -40,13 +40,7 @@ class LogicalStream:
     """The endless sequences of one stream.
 
     Args:
-        stream: Number of the stream.
-        shares: What it owns.
-        maker: Turns windows into sequences.
         config: `max_bad_documents` is used.
-        seed: Seed of the run.
-        source: Reads the shares.
-        phases: When the metadata schedule switches phases.
     """
 
     def __init__(
@@ -128,7 +122,6 @@ class LogicalStream:
         and the rest of partly used documents is dropped.
 
         Args:
-            window: The window.
             emitted: Number of sequences that the stream yielded before the window.
         """
         made: Sequences = []
@@ -171,13 +164,9 @@ class LiveStreams:
     """All logical streams of a run, read from the shards.
 
     Args:
-        config: The sources of documents, and how they are turned into sequences.
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        seed: Seed of the run.
-        phases: When the metadata schedule switches phases.
 
     Attributes:
-        shards: The shards.
         fingerprint: Everything that determines the sequences.
 
     Raises:
@@ -265,11 +254,7 @@ def window_maker(
 def check_streams_have_documents(
     source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
 ) -> None:
-    """Checks that streams that do not own the beginning of a shard have at least one document.
-
-    Raises:
-        ConfigurationError: If a stream has none.
-    """
+    """Checks that streams that do not own the beginning of a shard have at least one document."""
     for stream, shares in enumerate(dealt):
         firsts = [(share, share.documents(0, 1)[0]) for share in shares]
         if not shares or any(first == 0 for _, first in firsts):
@@ -312,7 +297,6 @@ def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) 
     """When the metadata schedule switches phases.
 
     Args:
-        config: The data.
         max_train_steps: Steps of the run, which the schedule's shares divide.
         global_batch_size: Sequences per step over all processes.
     """

@@ -31,7 +31,6 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
     Args:
         lengths: Lengths in tokens, each from 1 to `capacity`.
-        capacity: Tokens of a sequence.
 
     Returns:
         For each sequence, the indices of its chunks.
@@ -116,11 +115,8 @@ class PackedWindow:
     """The sequences of a window, in the order in which they are yielded.
 
     Args:
-        chunks: The chunks.
         table: The other properties of the same chunks.
-        shard: Name of their shard.
         packing: A key of `PACKINGS`.
-        capacity: Tokens of a sequence.
         seed: Seed for the order of the sequences.
 
     Attributes:

@@ -46,11 +46,6 @@ COLUMNS = {
 class PreparedStream:
     """The sequences of one stream.
 
-    Args:
-        folder: The prepared data.
-        manifest: Its manifest.
-        stream: Number of the stream.
-
     Raises:
         DataError: If a file is missing or has the wrong size.
     """
@@ -99,9 +94,6 @@ class PreparedStreams:
 
     Args:
         config: `prepared` names the folder.
-        tokenizer: The tokenizer of the run.
-        seed: Seed of the run.
-        phases: When the metadata schedule switches phases.
 
     Attributes:
         fingerprint: Everything that determines the sequences.
@@ -217,11 +209,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify(folder: Path, manifest: dict[str, Any]) -> None:
-    """Compares all files with their hashes in the manifest.
-
-    Raises:
-        DataError: Naming the first file that differs.
-    """
+    """Compares all files with their hashes in the manifest; refuses the first that differs."""
     for stream, entry in enumerate(manifest["streams"]):
         for column, facts in entry["files"].items():
             mapped(folder, manifest, stream, column)  # raises if missing or of the wrong size

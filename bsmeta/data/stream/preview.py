@@ -55,9 +55,6 @@ def check_columns(
         name: The source; "" without a mixture.
         shards: The shards of the source.
         first_lines: Reads the first lines of a shard.
-
-    Raises:
-        ConfigurationError: Naming the paths, and the columns that there are.
     """
     refuse([*_absent_paths(config, name, shards, first_lines)])
 

@@ -44,7 +44,6 @@ class Source(Protocol):
         The source drops a window's lines when the next window is requested.
 
         Args:
-            epoch: Number of the epoch.
             order: The shares in the order of the epoch.
             place: The share to start with.
             number: The window of that share to start with.
@@ -55,11 +54,7 @@ class Source(Protocol):
 
 
 class NativeSource:
-    """Reads with `open_shard`, whose readers can start anywhere in a shard at the same cost.
-
-    Args:
-        config: Selects the shards and the window size.
-    """
+    """Reads with `open_shard`, whose readers can start anywhere in a shard at the same cost."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config

@@ -64,11 +64,7 @@ def tensorflow() -> Any:
 
 
 class TensorFlowSource:
-    """Reads lines with tf.data.
-
-    Args:
-        config: Selects the shards and the window size.
-    """
+    """Reads lines with tf.data."""
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
@@ -211,7 +207,6 @@ class ShareReader:
     """Takes the windows of one share out of the blocks of tf.data.
 
     Args:
-        share: The share.
         number: The window to start with.
         blocks: Lines of its windows, and an empty block; then those of other shares.
         count: Number of lines per window.

@@ -31,11 +31,7 @@ class TrainStream:
     """This rank's steps in the order of the run; endless.
 
     Args:
-        config: The sources of documents, and how they are turned into batches.
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        seed: Seed of the run.
-        rank: This process.
-        world_size: Number of processes.
         global_batch_size: Sequences per step over all processes.
         max_train_steps: Steps of the run, which the shares of the metadata schedule divide; only
             needed with a schedule.

@@ -88,9 +88,7 @@ class WindowMaker:
     """Turns windows into sequences.
 
     Args:
-        config: The sources of documents, and how they are turned into sequences.
         tokenizer: A fast tokenizer with an EOS token.
-        seed: Seed of the run.
         source: Name of the source in a mixture.
         held_out: Documents that must not be trained on.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
@@ -138,7 +136,6 @@ class WindowMaker:
         """The good documents of a window, and how many were skipped, by reason.
 
         Args:
-            window: Their lines.
             phase: The phase of the metadata schedule to sample metadata with.
             leave_out: Numbers of documents to skip.
 

@@ -45,7 +45,6 @@ class BadRows:
     """Refuses bad rows, or counts them.
 
     Args:
-        path: The file that they are in.
         on_bad_row: `refuse` or `skip`.
         key: The key that says so.
     """
@@ -96,8 +95,6 @@ def read_rows(
     """Yields the rows of a file after its header.
 
     Args:
-        path: The file.
-        form: How it is to be read.
         advance: Called with the bytes of the file that have been read, now and then.
 
     Raises:

@@ -65,7 +65,6 @@ def find_format(
     """Finds out how a file is to be read.
 
     Args:
-        path: The file.
         wanted: The columns that must be there.
         separator: The declared separator, or `auto`.
         encoding: The declared encoding, or `auto`: the whole file is read to find it out.

@@ -40,8 +40,6 @@ def read_records(
         path: A CSV file or JSON lines, compressed with gzip or not.
         wanted: The columns that each record must have, with a text in them.
         bad: Takes the records that have none, or cannot be read.
-        separator: Of a CSV file.
-        encoding: Of a CSV file.
 
     Raises:
         DataError: If the file cannot be read.
@@ -217,11 +215,7 @@ class RecordWriter:
 
 
 def check_output(path: Path) -> None:
-    """Refuses an output that exists, or whose format is unknown.
-
-    Raises:
-        ConfigurationError: Naming `output`.
-    """
+    """Refuses an output that exists, or whose format is unknown."""
     if path.suffix not in (".csv", ".jsonl"):
         raise ConfigurationError(f"output={path}: expected a name that ends in .csv or .jsonl")
     if path.exists():
@@ -232,7 +226,6 @@ def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
     """Where the last complete row of a file ends, and the number of rows up to there.
 
     Args:
-        path: The file.
         quoted: Whether line ends between quotes do not end a row.
     """
     end = position = rows = quotes = 0

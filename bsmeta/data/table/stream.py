@@ -86,8 +86,6 @@ class SimilarLengths(FixedSize):
 
     Args:
         lengths: Tokens of each row, int[number of rows].
-        batch_size: Rows of a step.
-        seed: Seed of the run.
     """
 
     SORTED_STEPS = 50
@@ -119,7 +117,6 @@ class TokenBudget:
         budget: Padded tokens of a step over all processes.
         span: Width of a bucket, in tokens.
         shares: Parts of the budget; processes x accumulation must divide it.
-        seed: Seed of the run.
 
     Raises:
         ConfigurationError: If a row does not fit into its part of the budget.
@@ -173,8 +170,6 @@ class TableStream:
     Args:
         order: Which rows make up a step.
         collate: Builds a micro-batch; called in the loader workers.
-        rank: This process.
-        world_size: Number of processes.
         accumulation: Micro-batches per step, the same for each process and step.
         num_workers: Number of loader processes; 0 does all work in this process.
         fingerprint: What must be equal for a saved state to be usable.

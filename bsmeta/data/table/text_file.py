@@ -83,11 +83,7 @@ def open_text(path: Path, encoding: str) -> tuple[io.TextIOWrapper, io.BufferedR
 
 
 def check_encoding(encoding: str) -> None:
-    """Refuses an unknown encoding.
-
-    Raises:
-        ConfigurationError: Naming `csv_encoding`.
-    """
+    """Refuses an unknown encoding."""
     try:
         "".encode("utf-8" if encoding == AUTO else encoding)
     except LookupError as error:
@@ -98,11 +94,7 @@ def check_encoding(encoding: str) -> None:
 
 
 def refuse_other_formats(path: Path) -> None:
-    """Refuses a file that is no table of text, such as Parquet, a workbook or a web page.
-
-    Raises:
-        DataError: Naming what it is.
-    """
+    """Refuses a file that is no table of text, such as Parquet, a workbook or a web page."""
     content, file = open_bytes(path)
     with file, content:
         try:

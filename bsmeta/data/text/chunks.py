@@ -22,7 +22,6 @@ class Chunk:
     Arrays are computed on access; all have the length of the chunk.
 
     Attributes:
-        document: The document.
         start: Its first token in this chunk.
         stop: The token after its last token in this chunk.
         prefixed: Whether the prefix (or BOS alone) comes first.

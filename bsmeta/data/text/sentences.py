@@ -22,7 +22,6 @@ def sentences(text: str, splitter: str) -> Iterator[tuple[int, int]]:
     """The spans of the sentences of a text.
 
     Args:
-        text: The text.
         splitter: `full_stops`: as published, from each full stop to the next, and no last sentence
             without one; `rules`: without the space around a sentence, and not split at
             abbreviations, initials and decimals.

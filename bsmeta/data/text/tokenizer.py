@@ -50,11 +50,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, where: str) -> None:
     It only has the special tokens of the model's class, and encodes every text as empty.
 
     Args:
-        tokenizer: The tokenizer.
         where: The key that names it, and its value.
-
-    Raises:
-        ConfigurationError: If it only has special tokens.
     """
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise ConfigurationError(

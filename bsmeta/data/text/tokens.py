@@ -125,9 +125,7 @@ class SpecialTokens:
         """Encodes a text, recognizing special tokens in these parts only.
 
         Args:
-            text: The text.
             parts: int[m, 2], sorted.
-            lengths: See `byte_lengths`.
         """
         meant = [
             found
@@ -156,7 +154,6 @@ class TextTokenizer:
     """Encodes batches of texts as a fast Hugging Face tokenizer does; adds no special tokens.
 
     Args:
-        tokenizer: The tokenizer.
         backend: A name of `choose_backend`; all except `hf` are for byte-level BPE only.
         sample: Texts on which it must return the same ids as the tokenizer itself.
 
@@ -190,7 +187,6 @@ class TextTokenizer:
         """The tokens of each text.
 
         Args:
-            texts: The texts.
             own: Maps the index of a text to the parts of it (int[m, 2], sorted) in which literal
                 special tokens are recognized; elsewhere they are text. None: they are recognized
                 everywhere.
