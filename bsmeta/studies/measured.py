@@ -54,6 +54,12 @@ class Measured:
         names = [name for name in last[0][0].types if all(name in one.types for one, _ in last)]
         return {name: np.stack([one.types[name][own] for one, own in last]) for name in names}
 
+    def modes(self, arm: str) -> tuple[str, ...]:
+        """Ways in which an arm is used: without metadata, and with it if it has any."""
+        every = (one for seed in self.seeds for one, _ in self._found[arm, seed])
+        has_metadata = any(not np.array_equal(one.without, one.shown) for one in every)
+        return (WITHOUT, WITH) if has_metadata else (WITHOUT,)
+
     def points(self, arm: str) -> int:
         """Number of checkpoints."""
         return len(self._found[arm, self.seeds[0]])

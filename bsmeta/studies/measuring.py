@@ -259,7 +259,9 @@ def slices_of(study: StudyConfig, run: Run) -> tuple[np.ndarray, list[Slice]]:
     """The digest of each held-out document, and the groups by length and site."""
     config = resolve_config(_evaluation(study, run.folder), locate(str(run.folder)))
     documents = Beginnings(config.data_config, study.measure)
-    wanted = [SliceConfig(by="length", edges=study.measure.length_edges)]
+    wanted = []
+    if study.measure.length_edges:
+        wanted.append(SliceConfig(by="length", edges=study.measure.length_edges))
     if study.measure.sites:
         wanted.append(SliceConfig(by="site", top=study.measure.sites))
     found = make_slices(wanted, documents, config.data_config.metadata_config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bsmeta.studies.measured import AXES, FLOPS, WITH, WITHOUT
+from bsmeta.studies.measured import AXES, FLOPS, WITHOUT
 from bsmeta.studies.results import Gain, Results
 
 if TYPE_CHECKING:
@@ -29,12 +29,11 @@ def curve_plot(results: Results, axis: str) -> Figure:
 
     figure = Figure(figsize=(8.5, 4.6), layout="constrained")
     axes = figure.subplots()
-    for (name, arm), colour in zip(results.arms.items(), _colours(results), strict=True):
-        for mode, style in ((WITHOUT, "-"), (WITH, "--")):
-            if mode == WITH and name == results.study.baseline:
-                continue
-            curve = arm.curves[mode][axis]
+    for arm, colour in zip(results.arms.values(), _colours(results), strict=True):
+        for mode, by_axis in arm.curves.items():
+            curve = by_axis[axis]
             label = arm.label if mode == WITHOUT else f"{arm.label}, with metadata"
+            style = "-" if mode == WITHOUT else "--"
             values = [one.value for one in curve.points]
             axes.plot(curve.amounts, values, style, color=colour, marker="o", ms=3, label=label)
             low, high = zip(*((one.low, one.high) for one in curve.points), strict=True)
@@ -97,8 +96,12 @@ def gain_plot(results: Results) -> Figure:
         for place, part in enumerate(parts):
             if part not in by_part:
                 continue
-            shown = by_part[part].shown
-            label = f"{arm.label}, with metadata" if place == 0 else None
+            gain = by_part[part]
+            shown, ending = gain.shown, ", with metadata"
+            if shown is None:  # the arm has no metadata
+                shown, ending = gain.without, ""
+            assert shown is not None
+            label = f"{arm.label}{ending}" if place == 0 else None
             at = place + offset
             axes.plot([shown.low, shown.high], [at, at], color=colour, linewidth=1.5)
             axes.plot([shown.value], [at], "o", color=colour, ms=4, label=label)

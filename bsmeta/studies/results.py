@@ -8,7 +8,7 @@ trained on (the same text), or at as many tokens in all (the same compute).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -34,6 +34,10 @@ class Claim:
     Attributes:
         arm: The arm that it is about.
         words: The claim.
+        mode: How the arm is used: `with` or `without` metadata.
+        other: The arm that it is compared with.
+        axis: Of what both have had as much: text tokens or all tokens; None for a control, which
+            is compared after the same steps.
         effect: The difference in bits per byte; None where the curve of the baseline does not
             reach the arm.
         low, high: The interval that holds for all claims at once.
@@ -41,6 +45,9 @@ class Claim:
 
     arm: str
     words: str
+    mode: str
+    other: str
+    axis: str | None
     effect: Estimate | None
     low: float = 0.0
     high: float = 0.0
@@ -61,15 +68,16 @@ class Gain:
         by: `length`, `site`, `position` or `type`.
         name: The part.
         documents: Documents in it.
-        without, shown: The effect without and with metadata at inference; for a type, only with it
-            (alone), against the same model without metadata.
+        without, shown: The effect without and with metadata at inference; only without it for an
+            arm without metadata; for a type, only with it (alone), against the same model without
+            metadata.
     """
 
     by: str
     name: str
     documents: int
     without: Estimate | None
-    shown: Estimate
+    shown: Estimate | None
 
 
 @dataclass(frozen=True)
@@ -78,9 +86,9 @@ class ArmResult:
 
     Attributes:
         name, label: The arm.
-        curves: By mode (`without`, `with`) and axis.
+        curves: By mode (`without`; `with`, if it has metadata) and axis.
         savings: By mode and axis, against the baseline; None for the baseline.
-        inference: With minus without metadata at the last checkpoint; None without metadata.
+        inference: With minus without metadata at the last checkpoint; None if it has none.
         gains: The gain over parts of the documents.
         amounts: By axis: what the arm has used at its last checkpoint.
     """
@@ -147,10 +155,8 @@ def results_of(study: StudyConfig) -> Results:
                 for axis in by_axis
             }
         gains = list(_gains(measured, base, arm, digests, slices, study.measure.position_edges))
-        arms[arm] = ArmResult(
-            arm, one.label, one.curves, one.savings,
-            one.last(WITH) - one.last(WITHOUT), gains, one.amounts,
-        )  # fmt: skip
+        inference = one.last(WITH) - one.last(WITHOUT) if WITH in one.curves else None
+        arms[arm] = replace(one, inference=inference, gains=gains)
     return Results(
         study,
         measured.seeds,
@@ -166,7 +172,7 @@ def _curves(measured: Measured) -> dict[str, dict[str, dict[str, Curve]]]:
     """By arm, mode and axis."""
     keys, cells = [], []
     for arm in measured.arms:
-        for mode in (WITHOUT, WITH):
+        for mode in measured.modes(arm):
             for point in range(measured.points(arm)):
                 keys.append((arm, mode))
                 cells.append(measured.cell(arm, point, mode).sum(2))
@@ -174,7 +180,7 @@ def _curves(measured: Measured) -> dict[str, dict[str, dict[str, Curve]]]:
     curves: dict[str, dict[str, dict[str, Curve]]] = {}
     for arm in measured.arms:
         amounts = measured.amounts(arm)
-        for mode in (WITHOUT, WITH):
+        for mode in measured.modes(arm):
             points = [one for key, one in zip(keys, found, strict=True) if key == (arm, mode)]
             own = {axis: Curve(amounts[axis], points) for axis in AXES}
             curves.setdefault(arm, {})[mode] = own
@@ -191,11 +197,8 @@ def _gains(
 ) -> Iterator[Gain]:
     """The gains of an arm over parts of the documents, at the last checkpoints."""
     sizes = measured.sizes
-    whole = [
-        measured.cell(base, -1, WITHOUT),
-        measured.cell(arm, -1, WITHOUT),
-        measured.cell(arm, -1, WITH),
-    ]
+    whole = [measured.cell(base, -1, WITHOUT)]
+    whole += [measured.cell(arm, -1, mode) for mode in measured.modes(arm)]
     parts: list[tuple[str, str, np.ndarray]] = []
     for one in slices:
         inside = np.isin(measured.digests, digests[one.members])
@@ -208,8 +211,9 @@ def _gains(
     cells = [(cell * (own > 0)).sum(2) for _, _, own in parts for cell in whole]
     found = iter(measured.bits(cells, [own.sum(1) for _, _, own in parts for _ in whole]))
     for by, name, own in parts:
-        text, without, shown = next(found), next(found), next(found)
-        yield Gain(by, name, int(own.any(1).sum()), without - text, shown - text)
+        text, without = next(found), next(found)
+        shown = next(found) - text if WITH in measured.modes(arm) else None
+        yield Gain(by, name, int(own.any(1).sum()), without - text, shown)
     for name, nats in measured.types(arm).items():
         has = ~np.isnan(nats).any(axis=0)
         if has.any():
@@ -224,29 +228,32 @@ def claims_of(study: StudyConfig, arms: dict[str, ArmResult]) -> list[Claim]:
     claims = [claim for name in arms for claim in _claims(study, arms, name)]
     known = [claim for claim in claims if claim.effect is not None]
     bounds = iter(simultaneous([one.effect for one in known if one.effect is not None]))
-    return [
-        Claim(one.arm, one.words, one.effect, *next(bounds)) if one.effect is not None else one
-        for one in claims
-    ]
+    found = []
+    for claim in claims:
+        low, high = (0.0, 0.0) if claim.effect is None else next(bounds)
+        found.append(replace(claim, low=low, high=high))
+    return found
 
 
 def _claims(study: StudyConfig, arms: dict[str, ArmResult], name: str) -> Iterator[Claim]:
     if name == study.baseline:
         return
     arm, base = arms[name], arms[study.baseline].curves[WITHOUT]
-    for mode in (WITHOUT, WITH):
+    for mode in arm.curves:
         for axis in (TEXT, TOKENS):
             words = (
                 f"{arm.label}: used {mode} metadata, it needs fewer bits than "
                 f"{arms[study.baseline].label} after the same number of {axis}"
             )
             there = base[axis].at(arm.amounts[axis])
-            yield Claim(name, words, None if there is None else arm.last(mode) - there)
+            effect = None if there is None else arm.last(mode) - there
+            yield Claim(name, words, mode, study.baseline, axis, effect)
     for control in arms:
         if study.arms[control].control_of == name:
-            for mode in (WITHOUT, WITH):
+            for mode in arm.curves:
                 words = (
                     f"{arm.label}: used {mode} metadata, it needs fewer bits than its control, "
                     f"{arms[control].label}"
                 )
-                yield Claim(name, words, arm.last(mode) - arms[control].last(mode))
+                effect = arm.last(mode) - arms[control].last(mode)
+                yield Claim(name, words, mode, control, None, effect)

@@ -231,6 +231,7 @@ def needed_amounts(amounts: Floats, bits: Floats, targets: Floats) -> Floats:
     part = np.divide(
         before - targets, before - after, out=np.zeros_like(targets), where=before > after
     )
+    part = np.clip(part, 0, 1)  # beyond the curve nothing is extrapolated
     found = np.exp(grid[cell - 1] + part * (grid[cell] - grid[cell - 1]))
     found = np.where(above == len(grid), np.inf, found)
     needed: Floats = np.where((above == 0) & (targets > fine[0]), 0.0, found)

@@ -30,15 +30,14 @@ def arm_table(results: Results) -> Table:
     )
     table = Table("Bits per byte", note, heads)
     for arm in results.arms.values():
-        is_base = arm.inference is None
         table.rows.append([
             arm.label,
             f"{arm.amounts[TEXT]:,.0f}",
             f"{arm.amounts[TOKENS]:,.0f}",
             f"{arm.amounts[FLOPS]:.2e}",
             number(arm.last(WITHOUT)),
-            NONE if is_base else number(arm.last(WITH)),
-            NONE if arm.inference is None else difference(arm.inference),
+            NONE if arm.inference is None else number(arm.last(WITH)),
+            difference(arm.inference),
         ])  # fmt: skip
     return table
 
@@ -60,7 +59,7 @@ def effect_table(results: Results) -> Table:
             cells = [arm.label, mode]
             for axis in (TEXT, TOKENS):
                 there = base.curves[WITHOUT][axis].at(arm.amounts[axis])
-                cells.append(NONE if there is None else difference(arm.last(mode) - there))
+                cells.append(difference(None if there is None else arm.last(mode) - there))
             cells += [str(by_axis[axis]) for axis in (TEXT, TOKENS)]
             table.rows.append(cells)
     return table
@@ -102,7 +101,7 @@ def gain_tables(results: Results) -> list[Table]:
             rows = [
                 [one.by, one.name, f"{one.documents:,}", difference(one.without),
                  difference(one.shown)]
-                for one in parts if one.without is not None
+                for one in parts
             ]  # fmt: skip
             found.append(Table(f"Where {arm.label} gains", note, heads, rows))
         types = [gain for gain in arm.gains if gain.by == "type"]
@@ -122,8 +121,10 @@ def number(estimate: Estimate) -> str:
     return f"{estimate.value:.4f} [{estimate.low:.4f} to {estimate.high:.4f}]"
 
 
-def difference(estimate: Estimate) -> str:
+def difference(estimate: Estimate | None) -> str:
     """A difference with its interval."""
+    if estimate is None:
+        return NONE
     return f"{estimate.value:+.4f} [{estimate.low:+.4f} to {estimate.high:+.4f}]"
 
 

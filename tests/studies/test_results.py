@@ -68,9 +68,9 @@ def test_the_verdicts_of_an_arm_and_of_its_control(arms: dict[str, ArmResult]) -
     assert claims[f"URL: used without metadata, it {same_text}"].verdict == "supported"
     assert claims[f"shuffled: used with metadata, it {same_text}"].verdict == "undecided"
     assert len(claims) == 10
-    opposite = Claim("url", "…", estimate(0.5), 0.4, 0.6)
+    opposite = Claim("url", "…", WITH, "none", TEXT, estimate(0.5), 0.4, 0.6)
     assert opposite.verdict == "not supported"
-    assert Claim("url", "…", None).verdict == "undecided"
+    assert Claim("url", "…", WITH, "none", TEXT, None).verdict == "undecided"
 
 
 def test_the_words_and_tables_of_a_study(arms: dict[str, ArmResult]) -> None:

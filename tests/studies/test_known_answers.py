@@ -1,0 +1,220 @@
+"""Studies of real runs whose answers are known: experiments/known_answers.py, and repeats of it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import os
+import runpy
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binom
+
+from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.studies.measured import TEXT, WITH, WITHOUT
+from bsmeta.studies.measuring import Measurement, measure_all, measure_path, measured_steps
+from bsmeta.studies.report import as_dict, pairing, write_report
+from bsmeta.studies.results import SUPPORTED, Results, results_of
+from bsmeta.studies.runs import overrides_of, runs_of
+from tests.conftest import REPOSITORY, command, run_warm
+
+SCRIPT = runpy.run_path(str(REPOSITORY / "experiments/known_answers.py"))
+BITS: dict[str, int] = SCRIPT["BITS"]
+REPEATS = int(os.environ.get("KNOWN_ANSWERS_REPEATS", "2"))
+
+
+def make_study(folder: Path, monkeypatch: pytest.MonkeyPatch, corpus_seed: int = 0) -> StudyConfig:
+    SCRIPT["write_corpus"](folder / "corpus", corpus_seed)
+    monkeypatch.setenv("KNOWN_ANSWERS", str(folder))
+    return load_study(SCRIPT["STUDY"])
+
+
+def train(study: StudyConfig) -> None:
+    for run in runs_of(study):
+        overrides = overrides_of(study, run)
+        assert overrides is not None
+        start = [*command(REPOSITORY / "bsmeta/train.py", processes=1), "--config-name", "demo"]
+        done = run_warm([*start, *overrides, f"out_dir={run.folder}"], OMP_NUM_THREADS="1")
+        assert done.returncode == 0, done.stderr[-4000:]
+    measure_all(study, runs_of(study), torch.device("cpu"))
+
+
+def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None:
+    SCRIPT["write_corpus"](tmp_path, documents=2000, held_out=50)
+    lines = gzip.decompress((tmp_path / "train-0.jsonl.gz").read_bytes()).splitlines()
+    documents = [json.loads(line) for line in lines]
+    assert len(documents) == 1000
+    assert {len(one["text"]) for one in documents} == {8}
+    for name, bits in BITS.items():
+        topics: dict[str, set[str]] = {}
+        for one in documents:
+            (record,) = one[f"metadata_{name}"]
+            topics.setdefault(record["value"], set()).add(one["text"][1])
+        assert len(topics) == 2**bits
+        assert all(len(own) == 8 / 2**bits for own in topics.values())
+    following: dict[str, set[str]] = {}
+    for one in documents:
+        for first, second in zip(one["text"][2:], one["text"][3:], strict=False):
+            following.setdefault(first, set()).add(second)
+    assert Counter(map(len, following.values())) == {2: 16}
+    assert SCRIPT["TEXT_BITS"] == 3 + 4 + 5
+
+
+def test_an_answer_is_compared_with_the_interval_and_its_tolerance() -> None:
+    answer = SCRIPT["Answer"]
+    assert answer("gain", -1.0, -0.9, -0.99, -0.8, tolerance=0.02).holds
+    assert not answer("gain", -1.0, -0.9, -0.97, -0.8, tolerance=0.02).holds
+    assert not answer("nothing", 0.0, 0.1, 0.05, 0.2).holds
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> StudyConfig:
+    with pytest.MonkeyPatch.context() as patch:
+        found = make_study(tmp_path_factory.mktemp("known"), patch)
+        arms = {name: arm for name, arm in found.arms.items() if name != "two_bits"}
+        found = replace(found, arms=arms)
+        train(found)
+        return found
+
+
+@pytest.fixture(scope="module")
+def results(study: StudyConfig) -> Results:
+    return results_of(study)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
+    answers = list(SCRIPT["answers"](as_dict(results, [])))
+    assert [one.name for one in answers if not one.holds] == []
+    assert len(answers) == 14
+    for one in answers:
+        if one.name.endswith("none") and one.expected:
+            assert one.found == pytest.approx(one.expected, abs=0.1)
+            assert one.high - one.low < 0.5  # a wide interval would cover anything
+
+
+@pytest.mark.slow
+def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
+    supported = {
+        (claim.arm, claim.mode, claim.other)
+        for claim in results.claims
+        if claim.verdict == SUPPORTED and claim.arm != "half"
+    }
+    assert supported == {
+        ("one_bit", WITH, "none"),
+        ("three_bits", WITH, "none"),
+        ("three_bits", WITH, "shuffled"),
+        ("three_bits", WITH, "constant"),
+    }
+
+
+@pytest.mark.slow
+def test_all_of_the_gain_is_in_the_byte_that_the_metadata_names(results: Results) -> None:
+    parts = {one.name: one.shown for one in results.arms["three_bits"].gains}
+    topic, others = parts["from byte 0"], parts["from byte 2"]
+    assert topic is not None
+    assert others is not None
+    assert topic.value == pytest.approx(-3, abs=0.1)
+    assert others.value == pytest.approx(0, abs=0.03)
+
+
+@pytest.mark.slow
+def test_the_data_saved_is_that_of_the_raw_measurements(
+    study: StudyConfig, results: Results
+) -> None:
+    """The same number from the files, by straight lines between the points of the baseline."""
+
+    def curve(arm: str) -> tuple[np.ndarray, np.ndarray]:
+        bits, tokens = [], []
+        for run in runs_of(study):
+            if run.arm == arm:
+                paths = [measure_path(study, run, step) for step in measured_steps(study, run)]
+                found = [Measurement.load(path) for path in paths]
+                bits.append([one.without.sum() / one.sizes.sum() / math.log(2) for one in found])
+                tokens.append([one.targets for one in found])
+        return np.mean(tokens, axis=0), np.mean(bits, axis=0)
+
+    tokens, bits = curve("none")
+    used, reached = (values[-1] for values in curve("half"))
+    needed = np.exp(np.interp(-reached, -bits, np.log(tokens)))
+    saved = results.arms["half"].savings[WITHOUT][TEXT]
+    assert saved.share.value == pytest.approx(1 - used / needed, abs=0.01)
+    # What text alone never reaches is a bound.
+    assert results.arms["three_bits"].savings[WITH][TEXT].share.bound == "above"
+
+
+@pytest.mark.slow
+def test_an_arm_without_metadata_is_not_used_with_it(results: Results) -> None:
+    assert set(results.arms["half"].curves) == {WITHOUT}
+    assert results.arms["half"].inference is None
+    assert {claim.mode for claim in results.claims if claim.arm == "half"} == {WITHOUT}
+
+
+@pytest.mark.slow
+def test_what_the_arms_share_is_measured(study: StudyConfig) -> None:
+    found = {line.split(":")[0]: line for line in pairing(study, runs_of(study))}
+    assert set(found) == {arm.label for name, arm in study.arms.items() if name != "none"}
+    assert all("the same initial weights as the baseline" in line for line in found.values())
+
+
+@pytest.mark.slow
+def test_the_report_has_every_number_and_its_command(study: StudyConfig, results: Results) -> None:
+    commands = {run.name: ["train.sh", f"seed={run.seed}"] for run in runs_of(study)}
+    files = write_report(results, Path("study.yaml"), commands, [])
+    names = {file.name for file in files}
+    assert {"report.md", "report.html", "effects.tex", "results.json", "claims.pdf"} <= names
+    assert all(file.stat().st_size > 500 for file in files)
+    raw = json.loads((Path(study.out_dir) / "results.json").read_text())
+    own = raw["arms"]["three_bits"]["curves"]["with"]["text tokens"]
+    assert len(own) == 7
+    assert own[-1]["low"] < own[-1]["value"] < own[-1]["high"]
+    text = (Path(study.out_dir) / "report.md").read_text()
+    assert "python experiments/study.py study.yaml --report" in text
+    assert "three_bits seed 3: train.sh seed=3" in text
+    assert f"{results.arms['three_bits'].last(WITH).value:.4f}" in text
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(10_000)
+def test_metadata_without_content_gains_nothing_in_repeated_studies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each repeat has a corpus, held-out documents and seeds of its own (KNOWN_ANSWERS_REPEATS)."""
+    covered: Counter[str] = Counter()
+    for repeat in range(REPEATS):
+        study = make_study(tmp_path / str(repeat), monkeypatch, corpus_seed=repeat + 1)
+        names = ("none", "shuffled", "constant", "half")
+        study = replace(
+            study,
+            arms={name: replace(study.arms[name], control_of=None) for name in names},
+            seeds=[3 * repeat + number for number in (11, 12, 13)],
+            overrides=[*study.overrides, "max_train_steps=80"],
+            curve=[0.25, 0.375, 0.5, 1.0],
+        )
+        train(study)
+        covered.update(_covered(results_of(study)))
+        print(repeat + 1, dict(covered), flush=True)
+    # Of this many intervals, fewer cover what is true in one of 200 such tests.
+    least = binom.ppf(0.005, REPEATS, 0.95)
+    assert set(covered) == {
+        "shuffled without", "shuffled with", "constant without", "constant with", "half saves 50%",
+    }  # fmt: skip
+    assert min(covered.values()) >= least, covered
+
+
+def _covered(results: Results) -> dict[str, bool]:
+    found: dict[str, Any] = {
+        f"{claim.arm} {claim.mode}": claim.effect.low <= 0 <= claim.effect.high
+        for claim in results.claims
+        if claim.axis == TEXT and claim.arm != "half" and claim.effect is not None
+    }
+    saved = results.arms["half"].savings[WITHOUT][TEXT]
+    return {**found, "half saves 50%": saved.low.value <= 0.5 <= saved.high.value}
