@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from bsmeta.studies.measured import AXES, FLOPS, WITHOUT
 from bsmeta.studies.results import Gain, Results
+from bsmeta.studies.tables import claim_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,9 +70,9 @@ def claim_plot(results: Results) -> Figure:
         axes.plot([claim.effect.low, claim.effect.high], [place, place], color=colour, linewidth=3)
         axes.plot([claim.effect.value], [place], "o", color=colour, ms=5)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(known)), [one.words for one in known], fontsize=7)
+    axes.set_yticks(range(len(known)), [claim_words(results, one) for one in known], fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("difference in bits per byte (left of 0: the claim holds)")
+    axes.set_xlabel("difference in bits per byte (left of 0: fewer bits, as claimed)")
     axes.set_title("95% intervals (thick), and for all claims at once (thin)", fontsize=10)
     axes.grid(axis="x", color=GRID)
     axes.spines[["top", "right"]].set_visible(False)

@@ -24,7 +24,7 @@ from bsmeta.studies.plots import plots_of
 from bsmeta.studies.results import ArmResult, Results
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate
-from bsmeta.studies.tables import latex, markdown_lines, sentences, tables_of
+from bsmeta.studies.tables import claim_words, latex, markdown_lines, sentences, tables_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -144,7 +144,7 @@ def as_dict(results: Results, further: Sequence[Table]) -> dict[str, Any]:
         "claims": [
             {
                 "arm": claim.arm,
-                "claim": claim.words,
+                "claim": claim_words(results, claim),
                 "mode": claim.mode,
                 "other": claim.other,
                 "axis": claim.axis,

@@ -24,27 +24,25 @@ from bsmeta.studies.statistics import (
     simultaneous,
 )
 
-SUPPORTED, NOT_SUPPORTED, UNDECIDED = "supported", "not supported", "undecided"
+SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim that an effect is below 0, and what the data say to it.
+    """The claim that an arm needs fewer bits than another, and what the data say to it.
 
     Attributes:
-        arm: The arm that it is about.
-        words: The claim.
-        mode: How the arm is used: `with` or `without` metadata.
+        arm: The arm.
+        mode: How it is used: `with` or `without` metadata.
         other: The arm that it is compared with.
         axis: Of what both have had as much: text tokens or all tokens; None for a control, which
-            is compared after the same steps.
+            is compared at the end of the runs.
         effect: The difference in bits per byte; None where the curve of the baseline does not
             reach the arm.
         low, high: The interval that holds for all claims at once.
     """
 
     arm: str
-    words: str
     mode: str
     other: str
     axis: str | None
@@ -54,10 +52,10 @@ class Claim:
 
     @property
     def verdict(self) -> str:
-        """Supported if all of the interval is below 0, not supported if all of it is above."""
+        """Supported if all of the interval is below 0, refuted if all of it is above."""
         if self.effect is None or self.low <= 0 <= self.high:
             return UNDECIDED
-        return SUPPORTED if self.high < 0 else NOT_SUPPORTED
+        return SUPPORTED if self.high < 0 else REFUTED
 
 
 @dataclass(frozen=True)
@@ -241,19 +239,10 @@ def _claims(study: StudyConfig, arms: dict[str, ArmResult], name: str) -> Iterat
     arm, base = arms[name], arms[study.baseline].curves[WITHOUT]
     for mode in arm.curves:
         for axis in (TEXT, TOKENS):
-            words = (
-                f"{arm.label}: used {mode} metadata, it needs fewer bits than "
-                f"{arms[study.baseline].label} after the same number of {axis}"
-            )
             there = base[axis].at(arm.amounts[axis])
             effect = None if there is None else arm.last(mode) - there
-            yield Claim(name, words, mode, study.baseline, axis, effect)
+            yield Claim(name, mode, study.baseline, axis, effect)
     for control in arms:
         if study.arms[control].control_of == name:
             for mode in arm.curves:
-                words = (
-                    f"{arm.label}: used {mode} metadata, it needs fewer bits than its control, "
-                    f"{arms[control].label}"
-                )
-                effect = arm.last(mode) - arms[control].last(mode)
-                yield Claim(name, words, mode, control, None, effect)
+                yield Claim(name, mode, control, None, arm.last(mode) - arms[control].last(mode))

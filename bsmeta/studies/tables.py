@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 from bsmeta.evaluation.tables import NONE, Table
 from bsmeta.studies.measured import FLOPS, TEXT, TOKENS, WITH, WITHOUT
-from bsmeta.studies.results import ArmResult, Claim, Results
+from bsmeta.studies.results import (
+    REFUTED,
+    SUPPORTED,
+    UNDECIDED,
+    ArmResult,
+    Claim,
+    Results,
+)
 from bsmeta.studies.statistics import Estimate, Saving
 
+AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
 INTERVALS = (
     "In brackets: 95% intervals over seeds (Student's t) and documents (bootstrap), paired by both."
 )
@@ -22,7 +30,8 @@ def tables_of(results: Results) -> list[Table]:
 
 def arm_table(results: Results) -> Table:
     """One row per arm: what it was trained on, and its bits per byte."""
-    heads = ["arm", "text tokens", "all tokens", "FLOPs", WITHOUT, WITH, "with - without"]
+    heads = ["arm", "text tokens", "all tokens", "FLOPs"]
+    heads += ["without metadata", "with metadata", "with - without"]
     note = (
         f"Bits per byte of the same {results.bytes:,} bytes of {results.documents:,} held-out "
         f"documents after training, without and with metadata at inference, as mean of "
@@ -45,12 +54,13 @@ def arm_table(results: Results) -> Table:
 def effect_table(results: Results) -> Table:
     """One row per arm and mode: the difference to the baseline, and what it saves."""
     base = results.arms[results.study.baseline]
-    heads = ["arm", "metadata", "at the same text tokens", "at the same tokens in all"]
-    heads += ["less text", "less compute"]
+    heads = ["arm", "metadata", *AT.values()]
+    heads += ["text saved", "tokens saved"]
     note = (
         f"Differences in bits per byte to {base.label}, read from its curve (below 0: fewer bits). "
-        "Less text, less compute: 1 - what the arm has used / what the baseline needs for the same "
-        "bits per byte; a bound (above, below) where the baseline's curve does not reach them. "
+        "Text saved, tokens saved: 1 - what the arm has used / what the baseline needs for the "
+        "same bits per byte (below 0: the arm needs more); a bound (above, below) where the "
+        "baseline's curve does not reach them. "
         f"{INTERVALS}"
     )
     table = Table(f"Against {base.label}", note, heads)
@@ -69,14 +79,28 @@ def claim_table(results: Results) -> Table:
     """One row per claim, with its verdict."""
     known = sum(claim.effect is not None for claim in results.claims)
     note = (
-        f"The intervals hold for all {known} claims at once, at 95%. Supported: all of the "
-        "interval is below 0; not supported: all of it is above 0, so that the opposite holds; "
-        "undecided: it contains 0, or the baseline's curve does not reach the arm."
+        "Each row is the claim that the arm needs fewer bits per byte than the other. The "
+        f"intervals hold for all {known} claims at once, at 95%. Supported: all of the interval is "
+        "below 0; refuted: all of it is above 0; undecided: it contains 0, or the baseline's curve "
+        "does not reach the arm (–)."
     )
-    table = Table("Claims", note, ["claim", "difference", "all at once", "verdict"])
+    heads = ["arm", "metadata", "fewer bits than", "difference", "all at once", "verdict"]
+    table = Table("Claims", note, heads)
     for claim in results.claims:
-        table.rows.append([claim.words, *_claim_cells(claim), claim.verdict])
+        cells = [results.arms[claim.arm].label, claim.mode, _other(results, claim)]
+        table.rows.append([*cells, *_claim_cells(claim), claim.verdict])
     return table
+
+
+def claim_words(results: Results, claim: Claim) -> str:
+    """A claim as a sentence."""
+    label = results.arms[claim.arm].label
+    return f"{label}, {claim.mode} metadata: fewer bits than {_other(results, claim)}"
+
+
+def _other(results: Results, claim: Claim) -> str:
+    label = results.arms[claim.other].label
+    return label if claim.axis is None else f"{label} {AT[claim.axis]}"
 
 
 def _claim_cells(claim: Claim) -> list[str]:
@@ -129,41 +153,35 @@ def difference(estimate: Estimate | None) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """What the data support, do not support, and leave open."""
-    found = [
-        f"{claim.words[0].upper()}{claim.words[1:]}: **{claim.verdict}**{_why(claim)}."
-        for claim in results.claims
-    ]
+    """The claims that the data decide, and the data that each arm saves."""
+    found = []
+    for verdict in (SUPPORTED, REFUTED):
+        for claim in results.claims:
+            if claim.verdict == verdict and claim.effect is not None:
+                found.append(
+                    f"**{verdict.capitalize()}**: {claim_words(results, claim)} "
+                    f"({claim.effect.value:+.4f} bits per byte, {claim.low:+.4f} to "
+                    f"{claim.high:+.4f})."
+                )
+    undecided = sum(claim.verdict == UNDECIDED for claim in results.claims)
+    found.append(f"**Undecided**: {undecided} of {len(results.claims)} claims (table below).")
     base = results.arms[results.study.baseline]
     for arm in results.arms.values():
         for mode, by_axis in arm.savings.items():
-            found.append(f"{arm.label}, used {mode} metadata: {saved(base, arm, by_axis[TEXT])}")
+            found.append(f"{arm.label}, {mode} metadata: {saved(base, arm, by_axis[TEXT])}")
     return found
-
-
-def _why(claim: Claim) -> str:
-    if claim.effect is None:
-        return " (the baseline's curve does not reach it)"
-    return f" ({claim.effect.value:+.4f} bits per byte, {claim.low:+.4f} to {claim.high:+.4f})"
 
 
 def saved(base: ArmResult, arm: ArmResult, saving: Saving) -> str:
     """The data efficiency in a sentence."""
-    used = f"{arm.amounts[TEXT]:,.0f} text tokens"
-    value = saving.share.value
+    reach = f"{base.label} reaches its bits per byte after {saving.needed or 0:,.0f} text tokens"
     if saving.needed is None and saving.share.bound == "above":
-        return (
-            f"{base.label} does not reach its bits per byte within its "
-            f"{base.amounts[TEXT]:,.0f} text tokens; the arm has used {used}, which is at least "
-            f"{value:.0%} less data."
-        )
-    if saving.needed is None:
-        return f"worse after {used} than {base.label} was at the first point of its curve."
-    less = "less" if value >= 0 else "more"
-    return (
-        f"{base.label} needs {saving.needed:,.0f} text tokens for what it does with {used}: "
-        f"{abs(value):.0%} {less} data (less data: {saving})."
-    )
+        within = f"{base.amounts[TEXT]:,.0f} text tokens"
+        reach = f"{base.label} does not reach its bits per byte within {within}"
+    elif saving.needed is None:
+        first = f"{base.curves[WITHOUT][TEXT].amounts[0]:,.0f} text tokens"
+        reach = f"{base.label} needs fewer bits per byte already after {first}"
+    return f"data saved: {saving}; {reach}, this arm has used {arm.amounts[TEXT]:,.0f}."
 
 
 def latex(results: Results, command: str) -> str:

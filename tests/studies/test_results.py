@@ -60,34 +60,39 @@ def test_the_largest_complete_block_is_compared() -> None:
 
 
 def test_the_verdicts_of_an_arm_and_of_its_control(arms: dict[str, ArmResult]) -> None:
-    claims = {claim.words: claim for claim in claims_of(STUDY, arms)}
-    same_text = "needs fewer bits than text alone after the same number of text tokens"
-    against = "needs fewer bits than its control, shuffled"
-    assert claims[f"URL: used with metadata, it {same_text}"].verdict == "supported"
-    assert claims[f"URL: used with metadata, it {against}"].verdict == "supported"
-    assert claims[f"URL: used without metadata, it {same_text}"].verdict == "supported"
-    assert claims[f"shuffled: used with metadata, it {same_text}"].verdict == "undecided"
+    claims = {(one.arm, one.mode, one.other, one.axis): one for one in claims_of(STUDY, arms)}
+    assert claims["url", WITH, "none", TEXT].verdict == "supported"
+    assert claims["url", WITH, "shuffled", None].verdict == "supported"
+    assert claims["url", WITHOUT, "none", TEXT].verdict == "supported"
+    assert claims["shuffled", WITH, "none", TEXT].verdict == "undecided"
     assert len(claims) == 10
-    opposite = Claim("url", "…", WITH, "none", TEXT, estimate(0.5), 0.4, 0.6)
-    assert opposite.verdict == "not supported"
-    assert Claim("url", "…", WITH, "none", TEXT, None).verdict == "undecided"
+    opposite = Claim("url", WITH, "none", TEXT, estimate(0.5), 0.4, 0.6)
+    assert opposite.verdict == "refuted"
+    assert Claim("url", WITH, "none", TEXT, None).verdict == "undecided"
 
 
 def test_the_words_and_tables_of_a_study(arms: dict[str, ArmResult]) -> None:
     results = Results(STUDY, [1, 2, 3], 10, 1000, arms, claims_of(STUDY, arms), [])
     said = sentences(results)
-    assert (
-        "URL, used with metadata: text alone does not reach its bits per byte within its 40,000 "
-        "text tokens; the arm has used 20,000 text tokens, which is at least 50% less data." in said
+    assert said[0].startswith(
+        "**Supported**: URL, without metadata: fewer bits than text alone at the same text tokens "
+        "(-0.5000 bits per byte, -0.50"
     )
-    (without,) = [one for one in said if one.startswith("URL, used without metadata: text alone")]
-    assert "less data" in without
+    assert "**Undecided**: 4 of 10 claims (table below)." in said
+    assert (
+        "URL, with metadata: data saved: above 50%; text alone does not reach its bits per byte "
+        "within 40,000 text tokens, this arm has used 20,000." in said
+    )
+    assert (
+        "URL, without metadata: data saved: 29% [29% to 29%]; text alone reaches its bits per byte "
+        "after 28,284 text tokens, this arm has used 20,000." in said
+    )
     table = effect_table(results)
     assert [row[:2] for row in table.rows] == [
         ["URL", "without"], ["URL", "with"], ["shuffled", "without"], ["shuffled", "with"],
     ]  # fmt: skip
     assert table.rows[0][2].startswith("-0.5000 [-0.50")
-    assert claim_table(results).rows[0][3] == "supported"
+    assert claim_table(results).rows[0][5] == "supported"
     source = latex(results, "the command")
     assert source.startswith("% the command\n\\begin{table}")
     assert "a\\_study" in source
