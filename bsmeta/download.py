@@ -11,7 +11,6 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -36,7 +35,7 @@ def main(config: DownloadConfig) -> int:
     for name in ("manifest", "folder"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a path", [name])
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         fetch(config, Path(str(config.manifest)), Path(str(config.folder)))
     except KeyboardInterrupt:
@@ -46,11 +45,7 @@ def main(config: DownloadConfig) -> int:
 
 
 def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
-    """Downloads the files, shows the progress, and says what is there.
-
-    Raises:
-        UserError: If a file cannot be had.
-    """
+    """Downloads the files, shows the progress, and says what is there."""
     from bsmeta.data.io.file_sets import FileSet, read_manifest
 
     entries = read_manifest(manifest, config.mirror)
@@ -67,10 +62,6 @@ def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
 
         count = files.fetch(config.retries, config.timeout, advance)
     print(f"{folder}: {len(entries):,} files and folders are complete, {count:,} of them new")
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

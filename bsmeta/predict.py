@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
@@ -43,7 +42,7 @@ def main(config: PredictConfig) -> int:
     for name in ("input", "output"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a .csv or .jsonl file", [name])
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         predict(config, Path(str(config.input)), Path(str(config.output)))
     except KeyboardInterrupt:
@@ -53,11 +52,7 @@ def main(config: PredictConfig) -> int:
 
 
 def predict(config: PredictConfig, source: Path, output: Path) -> None:
-    """Writes each record with its prediction.
-
-    Raises:
-        UserError: If the model, the input or the output cannot be used.
-    """
+    """Writes each record with its prediction."""
     # Imported here because transformers takes seconds, and the command line is checked first.
     import torch
 
@@ -100,11 +95,7 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
 
 
 def change_text(config: PredictConfig) -> None:
-    """Shows what a model flags or corrects in a text.
-
-    Raises:
-        UserError: If the model or the text cannot be used.
-    """
+    """Shows what a model flags or corrects in a text."""
     import torch
 
     from bsmeta.tasks.base import ChangesText
@@ -171,10 +162,6 @@ def _progress(done: int, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*shown, TimeRemainingColumn(), console=Console(file=sys.stderr)) as progress:
         task = progress.add_task("predicting", total=total, completed=done)
         yield lambda: progress.advance(task)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class ExplainConfig(CausalLMConfig):
     limit: int = key(1, "documents to show, from that one on", at_least=1)
     epoch: int = key(0, "the pass over the data whose random choices are shown", at_least=0)
     step: int = key(
-        1, "with a schedule of the metadata: the update (from 1) whose phase is shown", at_least=1
+        1, "with a schedule of the metadata: the step (from 1) whose phase is shown", at_least=1
     )
     types: list[str] | None = key(
         None, "give every document those of these types that it has, instead of drawing; []: none"

@@ -37,7 +37,6 @@ class CommandLine:
         overrides: `key=value`, with values that begin with `~` in quotes.
         folder: The folder of the main configuration.
         own_folder: `--config-dir`, resolved.
-        config_name: The main configuration.
         is_multirun: Whether overrides hold lists of values for several runs.
         is_run: Whether the entry point is called; False if Hydra only prints information.
         problems: The options that were removed because Hydra does not know them.
@@ -55,9 +54,6 @@ class CommandLine:
 
 def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLine:
     """Reads the arguments of an entry point.
-
-    Args:
-        config_name: The configuration that is used without `--config-name`.
 
     Raises:
         ConfigurationError: If an option of Hydra lacks its value, or if there is no configuration

@@ -167,11 +167,7 @@ def register(schema: type, own_folder: Path | None = None) -> None:
 
 
 def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = ()) -> Config:
-    """Composes the configuration of the command line `--config-name config_name overrides…`.
-
-    Raises:
-        ConfigurationError: If a key is unknown or a value does not fit its type.
-    """
+    """Composes the configuration of the command line `--config-name config_name overrides…`."""
     register(schema)
     composer = mistakes.composer(CONFIG_FOLDER, config_name)
     prepared = _prepared([*map(quote_home, overrides)], CONFIG_FOLDER, schema)
@@ -206,11 +202,7 @@ def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
-    """Resolves the composed configuration and converts it to an instance of the schema.
-
-    Raises:
-        ConfigurationError: If a key is unknown, or a value does not fit or cannot be found.
-    """
+    """Resolves the composed configuration and converts it to an instance of the schema."""
     config, found = _to_plain(composed, schema)
     refuse(found)
     return config
@@ -243,12 +235,8 @@ def _added(section: Any, prefix: str = "") -> Iterator[str]:
             yield from _added(value, f"{prefix}{name}.")
 
 
-def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = ()) -> Config:
-    """Reads a `config.yaml` that a run has written, with `key=value` overrides on top.
-
-    Raises:
-        ConfigurationError: If the file is missing, or does not fit the schema.
-    """
+def load_resolved(path: Path, schema: type[Config]) -> Config:
+    """Reads a `config.yaml` that a run has written."""
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
     values = yaml.safe_load(path.read_text())
@@ -258,11 +246,7 @@ def load_resolved(path: Path, schema: type[Config], overrides: Sequence[str] = (
             [mistakes.of_misfit(misfit, str(path), schema) for misfit in misfits(values, schema)]
         )
     try:
-        merged = OmegaConf.merge(
-            OmegaConf.structured(schema),
-            OmegaConf.create(values),
-            OmegaConf.from_dotlist(list(overrides)),
-        )
+        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(values))
         assert isinstance(merged, DictConfig)
         return to_plain(merged, schema)
     except OmegaConfBaseException as error:

@@ -205,8 +205,8 @@ def train_entries(config: DataConfig) -> Iterator[tuple[str, str]]:
     Relative ones are resolved inside `dataset_name` if it is set.
     """
     named = {
-        f"data_config.sources.{number}.train_file": one.train_file
-        for number, one in enumerate(config.sources)
+        f"data_config.sources.{number}.train_file": source.train_file
+        for number, source in enumerate(config.sources)
     }
     for name, files in (named or {"data_config.train_file": config.train_file}).items():
         entries = [files] if isinstance(files, (str, os.PathLike)) else files or []

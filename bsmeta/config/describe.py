@@ -130,7 +130,6 @@ def describe(schema: type, program: str, config_name: str, *, whole: bool = True
     """The text of `--help`; docs/configuration.md holds the same (bsmeta.config.reference).
 
     Args:
-        config_name: The file that is used without `--config-name`.
         whole: Whether to show every key (`--help all`) or only those that most runs set.
     """
     lines = [

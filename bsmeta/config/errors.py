@@ -11,12 +11,7 @@ class UserError(ValueError):
 
 
 class ConfigurationError(UserError):
-    """A key, a file or the launch is invalid, or two of them disagree.
-
-    Args:
-        message: All problems.
-        keys: The keys concerned, as far as they are known.
-    """
+    """A key, a file or the launch is invalid, or two of them disagree."""
 
     def __init__(self, message: str, keys: Iterable[str] = ()) -> None:
         super().__init__(message)

@@ -136,11 +136,7 @@ def saved_task(path: Path) -> str:
 def saved_config(
     path: Path, schemas: Mapping[str, type[RunConfig]], overrides: Mapping[str, Any]
 ) -> RunConfig:
-    """The configuration of a training run of any task, with some keys changed.
-
-    Raises:
-        ConfigurationError: The file is missing or does not fit, or an override has no such key.
-    """
+    """The configuration of a training run of any task, with some keys changed."""
     task = saved_task(path)
     if task not in schemas:
         raise ConfigurationError(f"{path}: task={task}; expected one of {', '.join(schemas)}")
@@ -152,9 +148,6 @@ def training_config(path: Path | None, overrides: Mapping[str, Any]) -> CausalLM
 
     Args:
         path: The run's `config.yaml`; None: the defaults of the schema.
-
-    Raises:
-        ConfigurationError: The file is missing or does not fit, or an override has no such key.
     """
     if path is not None:
         refuse_other_tasks(path)

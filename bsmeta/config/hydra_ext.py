@@ -199,11 +199,7 @@ def store_name(schema: type) -> str:
 def choose(
     arguments: Sequence[str], schemas: Sequence[type[Config]], config_name: str
 ) -> type[Config]:
-    """The schema of a command line; the first if it cannot be determined, which is refused later.
-
-    Args:
-        config_name: The configuration that is used without `--config-name`.
-    """
+    """The schema of a command line; the first if it is unclear, which is refused later."""
     try:
         parsed, _ = argument_parser().parse_known_intermixed_args(list(arguments))
     except ConfigurationError:

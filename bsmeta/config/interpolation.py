@@ -166,7 +166,7 @@ def _find(path: str, folder: Path, where: str) -> Path:
 def _literal(value: Any) -> str:
     """A value in the grammar of Hydra's overrides."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{key}: {_literal(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}: {_literal(entry)}" for key, entry in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(_literal, value)) + "]"
     if isinstance(value, str):

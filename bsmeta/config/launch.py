@@ -101,9 +101,6 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
     Args:
         accelerate_config_file: A launch file (relative to the working folder, or to the
             repository) to read instead of the environment.
-
-    Raises:
-        ConfigurationError: If a variable or the file cannot be read.
     """
     if accelerate_config_file is not None:
         return _from_file(find_file(accelerate_config_file))

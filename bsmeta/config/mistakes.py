@@ -37,7 +37,6 @@ class Misfit:
 
     Attributes:
         key: Its dotted key; entries of lists by their index.
-        value: What was found.
         expected: The type as text; None: there is no such key.
         siblings: If there is no such key: the keys of the section.
         reason: OmegaConf's message, or "".

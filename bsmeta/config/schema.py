@@ -72,15 +72,15 @@ class RunConfig:
     )
     num_warmup_steps: int = key(
         1000,
-        "updates from 0 to the peak",
+        "steps from 0 to the peak",
         deepspeed="scheduler.params.warmup_num_steps",
         at_least=0,
     )
     warmup_share: float | None = key(
-        None, "share of the updates, instead of num_warmup_steps", at_least=0, below=1
+        None, "share of the steps, instead of num_warmup_steps", at_least=0, below=1
     )
     max_train_steps: int = key(
-        100_000, "updates in all", deepspeed="scheduler.params.total_num_steps", at_least=1
+        100_000, "steps in all", deepspeed="scheduler.params.total_num_steps", at_least=1
     )
     num_train_epochs: float | None = key(
         None,
@@ -89,7 +89,7 @@ class RunConfig:
     )
     gradient_accumulation_steps: int = key(
         1,
-        "micro-batches of an update",
+        "micro-batches of a step",
         deepspeed="gradient_accumulation_steps",
         deepspeed_default="1",
         at_least=1,
@@ -109,7 +109,7 @@ class RunConfig:
         heading="Run folder and resuming",
     )
     out_dir: str = key("runs/default", "run folder (relative to the working folder)", is_path=True)
-    overwrite_out_dir: bool = key(False, "first delete all that an earlier run's folder holds")
+    overwrite_out_dir: bool = key(False, "first empty the folder of an earlier run")
     resume_from_checkpoint_dir: str | None = key(
         None,
         "`latest` of out_dir (a fresh start where there is none yet), or a checkpoint folder",
@@ -118,23 +118,23 @@ class RunConfig:
 
     logging_steps: int = key(
         1,
-        "a line of metrics.jsonl every so many updates",
+        "a line of metrics.jsonl every so many steps",
         at_least=1,
         heading="Logging, evaluation and checkpoints",
     )
     logs_per_epoch: int | None = key(
         None, "lines of metrics.jsonl in an epoch, instead of logging_steps", at_least=1
     )
-    eval_steps: int = key(1000, "evaluate every so many updates; 0: never", at_least=0)
+    eval_steps: int = key(1000, "evaluate every so many steps; 0: never", at_least=0)
     evals_per_epoch: int | None = key(
         None, "evaluations in an epoch, instead of eval_steps", at_least=1
     )
-    start_with_eval: bool = key(False, "evaluate before the first update, too")
-    save_steps: int = key(1000, "checkpoint every so many updates; 0: only at the end", at_least=0)
+    start_with_eval: bool = key(False, "evaluate before the first step, too")
+    save_steps: int = key(1000, "checkpoint every so many steps; 0: only at the end", at_least=0)
     saves_per_epoch: int | None = key(
         None, "checkpoints in an epoch, instead of save_steps", at_least=1
     )
-    extra_steps_to_eval_save_at: list[int] = key([], "further updates to evaluate and save at")
+    extra_steps_to_eval_save_at: list[int] = key([], "further steps to evaluate and save at")
     async_save: bool = key(
         False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
     )
@@ -148,7 +148,7 @@ class RunConfig:
         0, "checkpoints at multiples of this are never deleted; 0: no such", at_least=0
     )
     keep_best_by: str | None = key(
-        None, "the checkpoint with the best such metric of the evaluation is never deleted"
+        None, "never delete the checkpoint with the best value of this metric of the evaluation"
     )
     export_best: bool = key(
         False, "model/ of the finished run is the best checkpoint's by keep_best_by, not the last"
@@ -167,15 +167,15 @@ class RunConfig:
     max_consecutive_skips: int = key(10, "skip: stop after more such steps in a row", at_least=0)
     loss_spike_deviations: float = key(
         0.0,
-        "a loss so many standard deviations above the mean of the last ones makes the run go back "
-        "to its last whole checkpoint and leave the data since then out; 0: never",
+        "roll back to the last intact checkpoint, and skip the data seen since, when a loss is so "
+        "many standard deviations above the mean of the last ones; 0: never",
         at_least=0,
         finite=True,
     )
     loss_spike_window: int = key(
         50, "number of recent losses that a spike is compared with", at_least=2
     )
-    max_rollbacks: int = key(3, "stop after going back to one checkpoint more often", at_least=0)
+    max_rollbacks: int = key(3, "stop after rolling back to one checkpoint more often", at_least=0)
 
     trackers: list[str] = key(
         ["tensorboard"],
@@ -185,9 +185,9 @@ class RunConfig:
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
     log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
     profile: bool = key(
-        False, "write a trace of some updates by torch's profiler into profile/ of the run folder"
+        False, "write a trace of some steps by torch's profiler into profile/ of the run folder"
     )
-    profile_steps: list[int] = key([10, 12], "profile: the first and the last of these updates")
+    profile_steps: list[int] = key([10, 12], "profile: the first and the last of these steps")
 
     push_to_hub: str | None = key(
         None, "owner/name on the Hub that the finished model is uploaded to; a failure is logged"
@@ -210,7 +210,7 @@ class RunConfig:
     )
     estimate_steps: int = key(
         10,
-        "estimate: updates that are made to measure the speed, and forgotten (the first half warms "
+        "estimate: steps that are made to measure the speed, and forgotten (the first half warms "
         "up); 0: none",
         at_least=0,
     )

@@ -42,7 +42,7 @@ def summary(
     last = {
         "launch": _launch(config, launch),
         "global batch": _batch(BatchPlan.of(config, launch.num_processes)),
-        "updates": _length(config),
+        "steps": _length(config),
         "learning rate": _schedule(config),
         "evaluation": _evaluations(config),
         "checkpoints": _checkpoints(config),
@@ -89,7 +89,7 @@ def _evaluations(config: RunConfig) -> str:
 
 def every(steps: int) -> str:
     """An interval as the table shows it."""
-    return f"every {steps:,} updates" if steps else "–"
+    return f"every {steps:,} steps" if steps else "–"
 
 
 def _launch(config: RunConfig, launch: Launch) -> str:
@@ -102,10 +102,10 @@ def _launch(config: RunConfig, launch: Launch) -> str:
 
 
 def _schedule(config: RunConfig) -> str:
-    peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} updates"
+    peak, warm_up = f"{config.learning_rate:g}", f"{config.num_warmup_steps:,} steps"
     share = config.warmup_share
     if share is not None:
-        warm_up = f"{share:.0%} of the updates"
+        warm_up = f"{share:.0%} of the steps"
     elif config.num_train_epochs is None and config.num_warmup_steps >= config.max_train_steps:
         return f"rising for the whole run: the warm-up of {warm_up} is longer (peak: {peak})"
     end = ""
@@ -119,7 +119,7 @@ def _checkpoints(config: RunConfig) -> str:
     extra = (
         f", at {config.extra_steps_to_eval_save_at}" if config.extra_steps_to_eval_save_at else ""
     )
-    often = f"every {config.save_steps:,} updates{extra}, " if config.save_steps else extra[2:]
+    often = f"every {config.save_steps:,} steps{extra}, " if config.save_steps else extra[2:]
     if config.saves_per_epoch is not None:
         often = f"{config.saves_per_epoch:,} an epoch{extra}, "
     return f"{often}and at the end; {f'the last {kept} are' if kept else 'all are'} kept"
@@ -164,7 +164,7 @@ def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
         if start == end and config.schedule:
             yield (
                 f"{_METADATA}.schedule.{number} never takes place: its share of "
-                f"{config.schedule[number].share:g} is less than one of {max_train_steps:,} updates"
+                f"{config.schedule[number].share:g} is less than one of {max_train_steps:,} steps"
             )
 
 

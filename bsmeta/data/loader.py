@@ -116,7 +116,7 @@ def stacked(
 ) -> Block:
     """A block of sequences, padded to one length; the padding is a separate chunk.
 
-    Attention follows the positions: it restarts where they do (`models.attention`). They restart
+    Attention follows the positions: it restarts where they do (`models.layers`). They restart
     with each chunk, or only with each sequence if `joined`.
     """
     shape = (len(sequences), length)
@@ -124,13 +124,13 @@ def stacked(
     loss_mask = np.zeros(shape, np.bool_)
     lengths: list[int] = []
     types: list[int] = []
-    for row, one in enumerate(sequences):
-        tokens = len(one.ids)
-        ids[row, :tokens] = one.ids
-        token_types[row, :tokens] = one.token_types
-        loss_mask[row, :tokens] = one.loss_mask
-        lengths += [*one.lengths.tolist(), length - tokens]
-        types += [*one.types.tolist(), 0]
+    for row, sequence in enumerate(sequences):
+        tokens = len(sequence.ids)
+        ids[row, :tokens] = sequence.ids
+        token_types[row, :tokens] = sequence.token_types
+        loss_mask[row, :tokens] = sequence.loss_mask
+        lengths += [*sequence.lengths.tolist(), length - tokens]
+        types += [*sequence.types.tolist(), 0]
     chunk_lengths = np.array(lengths)
     alike = np.full(len(sequences), length) if joined else chunk_lengths
     begins = alike.cumsum(dtype=np.int32) - alike.astype(np.int32)
@@ -164,10 +164,6 @@ def steps(
             rank's sequences in order.
         size: Sequences in a micro-batch and in a block.
         num_workers: Number of loader processes; 0 does all work in this process.
-        names: Names of the counts.
-
-    Raises:
-        UserError: What a loader process raised.
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
     if num_workers:

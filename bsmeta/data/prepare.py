@@ -19,7 +19,6 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]
         "types": (np.min_scalar_type((1 << len(metadata.metadata_list)) - 1), 1),
         "documents": (np.uint32, 2),
         "rows": (np.int64, 3),
-        "behind": (np.int64, len(Position._fields)),
+        "positions": (np.int64, len(Position._fields)),
         "counts": (np.int32, len(count_names(metadata.metadata_list))),
     }
     return {
@@ -77,7 +76,7 @@ class ColumnFiles:
     """The files of one stream, written row by row."""
 
     def __init__(self, folder: Path, stream: int, columns: dict[str, dict[str, Any]]) -> None:
-        self._dtypes = {name: np.dtype(one["dtype"]) for name, one in columns.items()}
+        self._dtypes = {name: np.dtype(column["dtype"]) for name, column in columns.items()}
         self._hashes = {name: xxhash.xxh3_64() for name in columns}
         self._sizes = dict.fromkeys(columns, 0)
         self._files = {
@@ -88,12 +87,7 @@ class ColumnFiles:
     def __enter__(self) -> ColumnFiles:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in self._files.values():
             file.close()
 
@@ -121,9 +115,6 @@ class StreamWriter(Dataset):
 
     This way a torch DataLoader writes several streams at a time. An error that the user can fix is
     also returned as an item and raised by the receiver, without a loader process's stack trace.
-
-    Args:
-        folder: Where the files are written.
     """
 
     def __init__(
@@ -167,7 +158,7 @@ class StreamWriter(Dataset):
                     types=sequence.types,
                     documents=self._numbers(sequence.documents),
                     rows=ends,
-                    behind=sequence.position_after,
+                    positions=sequence.position_after,
                     counts=sequence.counts,
                 )
                 facts["sequences"] += 1

@@ -103,8 +103,8 @@ def _added(types: tuple[str, ...]) -> list[Comparison]:
     ]
 
 
-def _others(types: tuple[str, ...], one: str) -> tuple[str, ...]:
-    return tuple(other for other in types if other != one)
+def _others(types: tuple[str, ...], left_out: str) -> tuple[str, ...]:
+    return tuple(other for other in types if other != left_out)
 
 
 COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
@@ -121,11 +121,7 @@ def text_alone() -> Comparison:
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
-    """The comparisons of these groups, in the order of the groups.
-
-    Raises:
-        ConfigurationError: A group name is unknown.
-    """
+    """The comparisons of these groups, in the order of the groups."""
     unknown = [group for group in groups if group not in COMPARISONS]
     if unknown:
         raise ConfigurationError(
@@ -187,9 +183,10 @@ def controlled(arm: Arm, control: str) -> Arm:
     return replace(arm, values=control)
 
 
-def _varied(one: Comparison, group: str, test: Arm) -> Comparison:
+def _varied(comparison: Comparison, group: str, test: Arm) -> Comparison:
     """The comparison with another test arm, in another group."""
-    return Comparison(group, f"{group}/{one.name.partition('/')[2] or one.name}", one.base, test)
+    name = comparison.name.partition("/")[2] or comparison.name
+    return Comparison(group, f"{group}/{name}", comparison.base, test)
 
 
 class FormRenderer:

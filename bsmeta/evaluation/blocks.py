@@ -246,11 +246,7 @@ class _Style:
 
 
 class BlockMaker:
-    """Builds blocks.
-
-    Args:
-        arms: The arms in which each document is scored.
-    """
+    """Builds blocks."""
 
     def __init__(
         self,
@@ -297,7 +293,8 @@ class BlockMaker:
         self._encode(renderings, block)
         scored: list[Place] = []
         seen: dict[tuple[bytes, bytes], Place] = {}
-        for place in ((r, w) for r, one in enumerate(block.windows) for w in range(len(one))):
+        places = [(r, w) for r, made in enumerate(block.windows) for w in range(len(made))]
+        for place in places:
             window = block.windows[place[0]][place[1]]
             if not window.scored.any():
                 continue
@@ -314,20 +311,20 @@ class BlockMaker:
     def _show(self, index: int, block: Block, renderings: list[tuple[str, Rendered]]) -> None:
         """Render one document in every arm."""
         document = self._documents[index]
-        dressed = {OWN: document}
+        variants = {OWN: document}
         known: dict[tuple[str, ...], int] = {}
         shown: dict[Arm, tuple[int, tuple[str, ...]]] = {}
         for arm in self._arms:
             values = self._values(arm)
-            if values not in dressed:
+            if values not in variants:
                 assert self._donors is not None
-                dressed[values] = self._donors.dress(index, document, values)
-            one = self._styles[arm.style].renderer.render(dressed[values], arm.types)
-            key = (one.prefix, one.lead, one.body)
+                variants[values] = self._donors.with_values(index, document, values)
+            rendering = self._styles[arm.style].renderer.render(variants[values], arm.types)
+            key = (rendering.prefix, rendering.lead, rendering.body)
             if key not in known:
                 known[key] = len(renderings)
-                renderings.append((arm.style, one))
-            shown[arm] = (known[key], one.types)
+                renderings.append((arm.style, rendering))
+            shown[arm] = (known[key], rendering.types)
         block.documents.append((index, document.text))
         block.shown.append(shown)
 
@@ -338,9 +335,9 @@ class BlockMaker:
         for name, style in self._styles.items():
             places = [i for i, (own, _) in enumerate(renderings) if own == name]
             encoded = style.encoder.encode([renderings[i][1] for i in places]) if places else []
-            for place, one in zip(places, encoded, strict=True):
-                block.windows[place] = self._windows(one, self._config)
-                block.prefix_cut[place] = one.prefix_cut
+            for place, document in zip(places, encoded, strict=True):
+                block.windows[place] = self._windows(document, self._config)
+                block.prefix_cut[place] = document.prefix_cut
 
 
 def _prompt_style(

@@ -70,11 +70,7 @@ class Location:
 
 
 def locate(checkpoint: str) -> Location:
-    """Find the model in a run folder, a checkpoint folder, a model folder, or on the Hub.
-
-    Raises:
-        DataError: There is no model.
-    """
+    """Find the model in a run folder, a checkpoint folder, a model folder, or on the Hub."""
     if checkpoint.startswith(HUB):
         name = checkpoint.removeprefix(HUB)
         return Location(checkpoint, name, _recipe_on_hub(name), None)
@@ -126,11 +122,7 @@ def _model_folder(folder: Path) -> Path | None:
 
 
 def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
-    """The training run's configuration with the changes that the evaluation makes.
-
-    Raises:
-        ConfigurationError: The configuration cannot be read, or an override does not fit it.
-    """
+    """The training run's configuration with the changes that the evaluation makes."""
     train = run_config(location, config.training_config, config.overrides)
     data, metadata = train.data_config, train.data_config.metadata_config
     if config.metadata_list is not None:  # the run may not have read the columns of these types
@@ -147,11 +139,7 @@ def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig
 def run_config(
     location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
 ) -> CausalLMConfig:
-    """The configuration that the model was trained with, after overrides.
-
-    Raises:
-        ConfigurationError: It cannot be read, or an override does not fit it.
-    """
+    """The configuration that the model was trained with, after overrides."""
     path = Path(training_config_file) if training_config_file else location.config
     return training_config(path, overrides)
 
@@ -159,12 +147,7 @@ def run_config(
 def load_model(
     location: Location, train: CausalLMConfig, precision: str, device: torch.device
 ) -> tuple[nn.Module, PreTrainedTokenizerBase]:
-    """The model, on its device and in evaluation mode, and its tokenizer.
-
-    Raises:
-        ConfigurationError: The model does not match the tokenizer or the sequence length.
-        DataError: The model or the tokenizer cannot be loaded.
-    """
+    """The model, on its device and in evaluation mode, and its tokenizer."""
     dtype = _dtype(precision, train.mixed_precision, device)
     where = f"checkpoint={location.name}"
     if location.untrained:  # only its tokenizer is used

@@ -219,13 +219,13 @@ def make_slices(
     return [part for part in made if part.members.any()]
 
 
-def _problems(one: SliceConfig) -> list[str]:
-    out_of_bounds = bound_lines(one)
+def _problems(config: SliceConfig) -> list[str]:
+    out_of_bounds = bound_lines(config)
     if out_of_bounds:
         return [f"slices: {line}" for line in out_of_bounds]
-    edges = list(one.edges)
-    if one.by != "site" and (not edges or edges != sorted(set(edges))):
-        return [f"slices: by={one.by}: edges={edges}: expected rising numbers, at least one"]
+    edges = list(config.edges)
+    if config.by != "site" and (not edges or edges != sorted(set(edges))):
+        return [f"slices: by={config.by}: edges={edges}: expected rising numbers, at least one"]
     return []
 
 

@@ -112,7 +112,7 @@ def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
         start = f"the weights of {_public(config.model_name)}"
     length = ""
     if step is not None:
-        length = f", for {step['step']:,} updates ({step['tokens']:,} tokens)"
+        length = f", for {step['step']:,} steps ({step['tokens']:,} tokens)"
     return (
         f"A language model, trained with `bsmeta` from {start}{length} on documents together with "
         f"their metadata ({types or 'none'}). It loads with `AutoModelForCausalLM` and "
@@ -179,7 +179,7 @@ def _metrics(event: dict[str, Any] | None) -> str:
         interval = f" The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
     return "\n".join(
         [
-            f"At update {event['step']:,}, on {event['documents']:,} held-out documents, over "
+            f"At step {event['step']:,}, on {event['documents']:,} held-out documents, over "
             f"identical text bytes.{interval}",
             "",
             "| figure | value |",
@@ -197,14 +197,14 @@ def _training(
     rows = {
         "training shards": ", ".join(files) or "none",
         "held-out shard": _public(data.validation_file or "none"),
-        "updates": f"{config.max_train_steps:,}",
+        "steps": f"{config.max_train_steps:,}",
         "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
-        f"{config.num_warmup_steps:,} updates of warm-up",
+        f"{config.num_warmup_steps:,} steps of warm-up",
         "precision": config.mixed_precision,
         "seed": str(config.seed),
     }
     if step is not None:
-        rows["loss of the last update"] = f"{step['loss']:.4f} nats per token"
+        rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     yield "\n".join(["| what | value |", "|---|---|", *table])
     if command and Path(command[0]).name == "train.py":

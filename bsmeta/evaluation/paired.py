@@ -194,13 +194,15 @@ class PairedEvaluation:
     def _compare(self, block: Block, readings: list[Reading]) -> Iterator[_Compared]:
         """The sums of each document in each comparison whose arms render it differently."""
         for (index, text), shown in zip(block.documents, block.shown, strict=True):
-            for number, one in enumerate(self._comparisons):
-                (base, base_types), (test, test_types) = shown[one.base], shown[one.test]
-                if one.group.startswith(AGAINST):  # values that are equal by chance are a tie
+            for number, comparison in enumerate(self._comparisons):
+                base, base_types = shown[comparison.base]
+                test, test_types = shown[comparison.test]
+                # With a control, values that are equal by chance are a tie.
+                if comparison.group.startswith(AGAINST):
                     is_compared = base_types == test_types != ()
                 else:  # appended metadata does not affect the text before it
                     is_compared = base_types != test_types and base != test
-                if one.group == TEXT or is_compared:
+                if comparison.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
                     yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
 
@@ -223,12 +225,6 @@ class SubsetEvaluation:
     """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
 
     Every rank creates one, and all ranks call `run` together.
-
-    Args:
-        config: The held-out file and how it is rendered.
-
-    Raises:
-        ConfigurationError, DataError: See `HeldOutDocuments`.
     """
 
     def __init__(

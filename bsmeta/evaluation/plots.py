@@ -184,7 +184,7 @@ def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, A
     at, losses = [step["step"] for step in steps], [step["loss"] for step in steps]
     axes.plot(at, losses, color=colour, alpha=0.3, linewidth=1)
     axes.plot(at, _smooth(losses), color=colour)
-    axes.set_xlabel("update")
+    axes.set_xlabel("step")
     axes.set_ylabel("training loss (nats per token)", color=colour)
     axes.grid(color=GRID)
     axes.set_title("The training run", fontsize=10)

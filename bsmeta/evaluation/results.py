@@ -10,10 +10,12 @@ import numpy as np
 
 from bsmeta.evaluation.arms import TEXT, Comparison
 from bsmeta.evaluation.documents import Slice
-from bsmeta.evaluation.model_pairs import PairRow
 from bsmeta.evaluation.paired import ComparisonSums
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
-from bsmeta.evaluation.statistics import PairedMetrics, paired_metrics
+from bsmeta.evaluation.statistics import (
+    PairedMetrics,
+    paired_metrics,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,6 @@ class Row:
     """One comparison; `metrics` is None if no document could be compared.
 
     Attributes:
-        comparison: The two arms.
         metrics: The metrics over all documents that take part.
         text_bytes: Bytes of these documents, including those that an arm could not score.
         prefixes_cut: Number of these documents with a prefix that was too long and truncated.
@@ -61,12 +62,12 @@ class Row:
 
     def as_dict(self) -> dict[str, Any]:
         """The row as a dict for JSON."""
-        one = self.comparison
+        comparison = self.comparison
         return {
-            "name": one.name,
-            "group": one.group,
-            "base": asdict(one.base),
-            "test": asdict(one.test),
+            "name": comparison.name,
+            "group": comparison.group,
+            "base": asdict(comparison.base),
+            "test": asdict(comparison.test),
             **_plain(self.metrics),
             "text_bytes": self.text_bytes,
             "prefixes_cut": self.prefixes_cut,
@@ -131,7 +132,6 @@ class ModelReport:
 
     Attributes:
         checkpoint: The checkpoint as the user named it.
-        model: The folder or Hub name that was loaded.
         data: The held-out file, its documents and the number left out.
         rows: The comparisons; the first is the text alone.
         sums: The per-document sums that the rows were computed from.
@@ -205,26 +205,24 @@ def rows_of(
     """Metrics of each comparison, overall and by position; corrected for multiple comparisons.
 
     Args:
-        sums: The result of `PairedEvaluation.run`.
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
     """
     bins = len(position_edges)
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
-    for (
-        comparison
-    ) in comparisons:  # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
+    for comparison in comparisons:
+        # [documents, 2, bins, COLUMNS] to [2 * bins, documents, COLUMNS]
         by_bin = np.moveaxis(sums[comparison.name].values, 0, 2)
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
-    family = [i for i, one in enumerate(comparisons) if one.group != TEXT]
+    family = [i for i, comparison in enumerate(comparisons) if comparison.group != TEXT]
     metrics = resampling.metrics(np.concatenate(stacked), family)
     rows = []
-    for number, one in enumerate(comparisons):
+    for number, comparison in enumerate(comparisons):
         start = len(comparisons) + 2 * bins * number
-        found = sums[one.name]
+        found = sums[comparison.name]
         rows.append(
             Row(
-                one,
+                comparison,
                 metrics[number],
                 text_bytes=int(text_bytes[found.takes_part].sum()),
                 prefixes_cut=int(found.prefix_cut.sum()),
@@ -261,3 +259,35 @@ def slice_rows_of(
 
 def _plain(metrics: PairedMetrics | None) -> dict[str, Any]:
     return metrics.as_dict() if metrics else {"documents": 0, "bytes": 0}
+
+
+@dataclass(frozen=True, slots=True)
+class PairRow:
+    """Two models over the documents that both scored; below 0, the second needs fewer bits.
+
+    Attributes:
+        shown: The arm in which the documents were scored.
+        documents: Documents that both scored, matched by their text.
+        bits_per_byte_first, bits_per_byte_second: Each over the bytes that the model scored.
+        difference: Bits per byte of the second minus those of the first.
+        difference_low, difference_high: 95% bootstrap interval over documents; None if there is
+            only one.
+        documents_better, documents_worse: Documents for which the second needs fewer or more bits
+            per byte.
+        sign_test_p: p-value of the sign test on these two counts.
+        sign_test_p_holm: The p-value after Holm's correction for the number of rows.
+    """
+
+    first: str
+    second: str
+    shown: str
+    documents: int
+    bits_per_byte_first: float
+    bits_per_byte_second: float
+    difference: float
+    difference_low: float | None
+    difference_high: float | None
+    documents_better: int
+    documents_worse: int
+    sign_test_p: float
+    sign_test_p_holm: float

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import configured_comparisons
+from bsmeta.evaluation.arms import TEXT, configured_comparisons
 from bsmeta.evaluation.checkpoints import (
     Location,
     check_not_trained_on,
@@ -27,17 +29,19 @@ from bsmeta.evaluation.checkpoints import (
     untrained,
 )
 from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
-from bsmeta.evaluation.model_pairs import ModelSums, compare_models
 from bsmeta.evaluation.paired import PairedEvaluation, Progress, check_edges
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.results import (
     DocumentSums,
     ModelReport,
+    PairRow,
     Report,
     Resampling,
     rows_of,
     slice_rows_of,
 )
+from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.evaluation.statistics import central, holm, resampled, sign_test
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
@@ -62,11 +66,7 @@ def evaluate(
     device: torch.device,
     progress: Progress = lambda share: None,
 ) -> Report:
-    """Score the held-out documents with each model; every rank gets the same report.
-
-    Raises:
-        UserError: The configuration, a model or the data is invalid.
-    """
+    """Score the held-out documents with each model; every rank gets the same report."""
     refuse_out_of_bounds(config)
     check_edges(config.position_edges)
     transformers.utils.logging.disable_progress_bar()
@@ -78,8 +78,7 @@ def evaluate(
             progress(done + share / len(locations))
 
         models.append(_evaluate_one(config, location, ranks, device, advance))
-    sums = [ModelSums(model.checkpoint, model.sums.digests, model.sums.totals) for model in models]
-    pairs = compare_models(sums, resamples=config.bootstrap_resamples, seed=config.seed)
+    pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
     return Report(settings=asdict(config), models=models, pairs=pairs)
 
 
@@ -180,3 +179,63 @@ def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, objec
         "metadata_list": list(data.metadata_config.metadata_list),
         "max_seq_len": data.metadata_config.max_seq_len,
     }
+
+
+ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
+"""The arms in which models are compared: for each, its comparison and its column of the sums."""
+
+
+def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) -> list[PairRow]:
+    """Compare every pair of models in each of the ARMS that both were scored in.
+
+    Two models may have different tokenizers and windows, so the bits of each are summed over the
+    bytes that it scored, and the bits per byte are compared over the documents that both scored.
+    """
+    rows = [
+        row
+        for first, second in itertools.combinations(models, 2)
+        for shown in ARMS
+        if (row := _compare(first, second, shown, resamples, seed)) is not None
+    ]
+    corrected = holm([row.sign_test_p for row in rows])
+    return [replace(row, sign_test_p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+
+
+def _compare(
+    first: ModelReport, second: ModelReport, shown: str, resamples: int, seed: int
+) -> PairRow | None:
+    """Compare two models in one arm; None if no document was scored by both in it."""
+    comparison, column = ARMS[shown]
+    if not all(comparison in model.sums.totals for model in (first, second)):
+        return None
+    _, own, other = np.intersect1d(
+        np.array(first.sums.digests, np.uint64),
+        np.array(second.sums.digests, np.uint64),
+        return_indices=True,
+    )
+    sums = np.stack([first.sums.totals[comparison][own], second.sums.totals[comparison][other]])
+    sums = sums[:, (sums[:, :, BYTES] > 0).all(axis=0)]
+    count = sums.shape[1]
+    if not count:
+        return None
+    bits, sizes = sums[:, :, column] / math.log(2), sums[:, :, BYTES]
+    totals = bits.sum(axis=1) / sizes.sum(axis=1)
+    ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
+    interval = central(ratios[:, 1] - ratios[:, 0])
+    each = bits[1] / sizes[1] - bits[0] / sizes[0]
+    better, worse = int((each < 0).sum()), int((each > 0).sum())
+    return PairRow(
+        first=first.checkpoint,
+        second=second.checkpoint,
+        shown=shown,
+        documents=count,
+        bits_per_byte_first=float(totals[0]),
+        bits_per_byte_second=float(totals[1]),
+        difference=float(totals[1] - totals[0]),
+        difference_low=interval.low if count > 1 else None,
+        difference_high=interval.high if count > 1 else None,
+        documents_better=better,
+        documents_worse=worse,
+        sign_test_p=sign_test(better, worse),
+        sign_test_p_holm=1.0,
+    )

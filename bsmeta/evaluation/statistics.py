@@ -149,18 +149,18 @@ def _metrics(sums: np.ndarray, weighted: Interval, plain: Interval) -> PairedMet
 
 def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequence[int]) -> None:
     """Add simultaneous intervals and corrected p-values to the comparisons of the family."""
-    members = [(i, one) for i in family if (one := found[i]) is not None]
+    members = [(i, metrics) for i in family if (metrics := found[i]) is not None]
     if not members:
         return
-    differences = np.array([one.difference for _, one in members])
+    differences = np.array([metrics.difference for _, metrics in members])
     halves = simultaneous_half_widths(ratios[:, list(family)], differences)
-    corrected = holm([one.sign_test_p for _, one in members])
-    for (i, one), half, p in zip(members, halves.tolist(), corrected, strict=True):
-        several = one.documents > 1
+    corrected = holm([metrics.sign_test_p for _, metrics in members])
+    for (i, metrics), half, p in zip(members, halves.tolist(), corrected, strict=True):
+        several = metrics.documents > 1
         found[i] = replace(
-            one,
-            simultaneous_low=one.difference - half if several else None,
-            simultaneous_high=one.difference + half if several else None,
+            metrics,
+            simultaneous_low=metrics.difference - half if several else None,
+            simultaneous_high=metrics.difference + half if several else None,
             sign_test_p_holm=p,
         )
 

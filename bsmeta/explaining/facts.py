@@ -39,7 +39,6 @@ class ShownToken:
     """A token to show.
 
     Attributes:
-        id: Its id.
         text: Its text; "" if it ends inside a character, which is then part of the text of the
             character's last token.
         part: The part of the document that it belongs to.
@@ -87,11 +86,7 @@ class TokenTexts:
 
 
 def shown_tokens(chunk: Chunk, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
-    """The tokens of a chunk, including its prefix.
-
-    Args:
-        rendered: The document that it is part of.
-    """
+    """The tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
     parts = _parts(chunk, rendered)
     columns = (ids, texts(ids), parts, chunk.token_types.tolist(), chunk.loss_mask.tolist())

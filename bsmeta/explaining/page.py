@@ -75,11 +75,7 @@ PART_CLASSES = {
 
 
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
-    """The page as HTML source.
-
-    Args:
-        windows: The windows with the documents to show.
-    """
+    """The page as HTML source."""
     keys = config.data_config.metadata_config.metadata_list
     colours = [
         f".k{token_type} {{ {colour(token_type)} }}" for token_type in range(1, len(keys) + 1)
@@ -139,7 +135,7 @@ def document_parts(
         yield f'<p class="facts">{escape(line)}</p>'
     for place, tokens in enumerate(chunks):
         yield f"<h3>{escape(chunk_facts(document, place, tokens, sequences))}</h3>"
-        inside = "".join(token_part(i, one, keys) for i, one in enumerate(tokens))
+        inside = "".join(token_part(i, token, keys) for i, token in enumerate(tokens))
         yield f'<div class="chunk">{inside}</div>'
 
 

@@ -130,7 +130,6 @@ class ExplainedDocument:
 
     Attributes:
         name: `<shard>:<number>`.
-        rendered: The rendered document.
         chunks: The chunks that are trained on, in order.
         sequences: For each chunk, the index of its sequence in the window.
         present: Types of `metadata_list` that the document has records of.
@@ -150,14 +149,11 @@ class ExplainedWindow:
     """A window with documents to show.
 
     Attributes:
-        shard: Name of its shard.
         first: Number of its first document.
         last: Number of its last document.
         count: Number of documents in it; fewer than from `first` to `last` if streams share the
             shard.
-        documents: The documents to show.
         sequences: All of its sequences, in the order in which the stream yields them.
-        capacity: Length of a sequence in tokens.
     """
 
     shard: str

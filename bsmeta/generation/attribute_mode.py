@@ -40,11 +40,7 @@ from bsmeta.metadata.processors import type_of
 
 
 def attribute(config: GenerateConfig) -> None:
-    """Infer the metadata of the held-out documents, or of `prompt`.
-
-    Raises:
-        UserError: The configuration, the checkpoint or the data is invalid.
-    """
+    """Infer the metadata of the held-out documents, or of `prompt`."""
     location, train = find(config)
     data = train.data_config
     if config.validation_file is not None:
@@ -106,11 +102,7 @@ def _attribute_documents(
     likelihoods: Likelihoods,
     progress: Callable[[float], None],
 ) -> Attribution:
-    """Score every document whose label is a candidate, in batches.
-
-    Raises:
-        ConfigurationError: There is no such document.
-    """
+    """Score every document whose label is a candidate, in batches."""
     own = [index for index in range(len(documents)) if candidates.truths[index] >= 0]
     rows: list[np.ndarray] = []
     counts: list[np.ndarray] = []
@@ -177,16 +169,16 @@ def show_attribution(report: dict[str, Any], out: Console) -> None:
     )
     table = _table(["right", "share", "95% interval"])
     for name, title in NAMES.items():
-        one = metrics[name]
+        share = metrics[name]
         if name == "top_5" and metrics["candidates"] <= 5:
             continue  # always 100%
-        interval = f"{one['low']:.1%} to {one['high']:.1%}"
-        table.add_row(title, f"{one['share']:.1%}", interval)
+        interval = f"{share['low']:.1%} to {share['high']:.1%}"
+        table.add_row(title, f"{share['share']:.1%}", interval)
     out.print(table)
-    heads = ["candidate", "documents", "told", "guessed", "most often taken for"]
+    heads = ["candidate", "documents", "correct", "guessed", "most often taken for"]
     table = _table(heads, left=(0, 4))
     for row in report["candidates"][:ROWS]:
-        numbers = [f"{row[name]:,}" for name in ("documents", "told", "guessed")]
+        numbers = [f"{row[name]:,}" for name in ("documents", "correct", "guessed")]
         table.add_row(Text(row["label"]), *numbers, Text(row["most_often_taken_for"] or ""))
     out.print(table)
     out.print(

@@ -38,9 +38,7 @@ class Likelihoods:
     """Scores texts after the prefix of each candidate.
 
     Args:
-        candidates: The record of each candidate.
         all_pieces: Whether to score all chunks of a text, or only its first chunk.
-        rows: Number of full sequences in a batch.
     """
 
     def __init__(
@@ -85,8 +83,8 @@ class Likelihoods:
         encoded = self._encoder.encode([Rendered(text, lead=lead, body=text) for text in texts])
         windows: list[Window] = []
         owners: list[tuple[int, int]] = []
-        for number, one in enumerate(encoded):
-            for chunk in self._chunks(one):
+        for number, document in enumerate(encoded):
+            for chunk in self._chunks(document):
                 for candidate, prefix in enumerate(self._prefixes):
                     windows.append(_window(prefix, chunk))
                     owners.append((number, candidate))
@@ -243,7 +241,6 @@ class Attribution:
         candidates: The candidates that the texts could be attributed to.
         posterior: float64 [documents, candidates], log p(candidate | text).
         tokens: int64 [documents], number of scored tokens of each text.
-        names: Name of each document.
         documents: Index of each document among the held-out documents.
     """
 
@@ -318,7 +315,7 @@ def by_candidate(found: Attribution) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "documents": int(own.sum()),
-                "told": int((guesses[own] == number).sum()),
+                "correct": int((guesses[own] == number).sum()),
                 "guessed": int((guesses == number).sum()),
                 "most_often_taken_for": other,
             }

@@ -62,9 +62,6 @@ class Contexts:
             metadata: A value or a list of values by type; None leaves a type out; True announces
                 a local type.
             prompt: The text to continue; may be empty.
-
-        Raises:
-            ConfigurationError: A type or a value is not possible.
         """
         head = self._rendered(metadata)
         rendered = Rendered(
@@ -176,22 +173,14 @@ class Opened:
 
 
 def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
-    """Locate the model and read its training configuration, without loading the model.
-
-    Raises:
-        UserError: There is no such checkpoint, or its configuration cannot be read.
-    """
+    """Locate the model and read its training configuration, without loading the model."""
     location = locate(config.checkpoint)
     train = run_config(location, config.training_config, config.overrides)
     return location, train
 
 
 def load(config: GenerateConfig, location: Location, train: CausalLMConfig) -> Opened:
-    """Load the model, on the GPU if there is one.
-
-    Raises:
-        UserError: It cannot be loaded, or does not match its configuration.
-    """
+    """Load the model, on the GPU if there is one."""
     transformers.utils.logging.disable_progress_bar()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model, tokenizer = load_model(location, train, config.precision, device)

@@ -114,15 +114,15 @@ class Decoder:
         return output.logits[:, -1, : self._vocabulary].double(), output.past_key_values
 
 
-def _record(one: Continuation, token: int, eos: int, draw: Draw, room: int) -> None:
-    if one.finished:
+def _record(continuation: Continuation, token: int, eos: int, draw: Draw, room: int) -> None:
+    if continuation.finished:
         return
     if token == eos:
-        one.finished = "eos"
+        continuation.finished = "eos"
         return
-    one.ids.append(token)
-    if len(one.ids) >= room:
-        one.finished = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
+    continuation.ids.append(token)
+    if len(continuation.ids) >= room:
+        continuation.finished = "max_new_tokens" if room == draw.max_new_tokens else "max_seq_len"
 
 
 class _Sequence:

@@ -45,11 +45,7 @@ FIELDS = tuple(name for name in Request.__struct_fields__ if name != "id")
 
 
 def request_of(config: GenerateConfig) -> Request:
-    """The request of the command line.
-
-    Raises:
-        ConfigurationError: A value is not possible.
-    """
+    """The request of the command line."""
     return changed({name: getattr(config, name) for name in FIELDS}, {})
 
 
@@ -114,7 +110,6 @@ class Dialogue:
     """Keeps the current settings and turns lines into requests.
 
     Args:
-        request: The initial settings, from the command line.
         check: Raises a `ConfigurationError` for metadata that the model cannot be given.
     """
 
@@ -126,12 +121,8 @@ class Dialogue:
         self._types = tuple(types)
         self._check = check
 
-    def hear(self, line: str) -> Request | None:
-        """The request of a line; None if the line only changed a setting.
-
-        Raises:
-            ConfigurationError: A key is unknown, or a value is not possible.
-        """
+    def request_of(self, line: str) -> Request | None:
+        """The request of a line; None if the line only changed a setting."""
         setting = _SETTING.fullmatch(line)
         if setting is None:
             return changed(self._now, {"prompt": line.removeprefix(" ")})
@@ -162,7 +153,7 @@ class Dialogue:
         """Yield the requests of all lines; prints errors to standard error and continues."""
         for line in lines:
             try:
-                request = self.hear(line.rstrip("\r\n"))
+                request = self.request_of(line.rstrip("\r\n"))
             except ConfigurationError as error:
                 print(error, file=sys.stderr, flush=True)
             else:

@@ -51,7 +51,6 @@ class Result(msgspec.Struct, frozen=True):
 
     Attributes:
         prefix: Its rendered metadata.
-        samples: The generated texts.
     """
 
     request: Request
@@ -106,8 +105,8 @@ class Writer:
         written = self._batches(draws)
         for request, (context, _) in zip(requests, contexts, strict=True):
             samples = [
-                self._sample(one, context, request.seed + number)
-                for number, one in enumerate(islice(written, request.num_samples))
+                self._sample(continuation, context, request.seed + number)
+                for number, continuation in enumerate(islice(written, request.num_samples))
             ]
             yield Result(request, context.prefix, samples)
 
@@ -141,11 +140,13 @@ class Writer:
         while batch := list(islice(draws, self._batch_size)):
             yield from self._decoder.run(batch)
 
-    def _sample(self, one: Continuation, context: Context, seed: int) -> Sample:
+    def _sample(self, continuation: Continuation, context: Context, seed: int) -> Sample:
         text = self._tokenizer.decode(
-            one.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            continuation.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )
-        return Sample(text.removeprefix(context.joint), len(one.ids), one.finished, seed)
+        return Sample(
+            text.removeprefix(context.joint), len(continuation.ids), continuation.finished, seed
+        )
 
 
 def _draws(request: Request, context: Context, null: Context) -> Iterator[Draw]:
@@ -162,11 +163,7 @@ def _draws(request: Request, context: Context, null: Context) -> Iterator[Draw]:
 
 
 def write(config: GenerateConfig) -> None:
-    """Generate and output the texts that the configuration requests.
-
-    Raises:
-        UserError: The configuration, the checkpoint or the input is invalid.
-    """
+    """Generate and output the texts that the configuration requests."""
     _check_ways(config)
     first = request_of(config)
     location, train = find(config)

@@ -41,7 +41,7 @@ def _undrawn_problems(config: MetadataConfig) -> Iterator[Problem]:
         expected = f"columns that hold {', '.join(config.metadata_list)}, or null (all of them)"
         fix = setting("metadata_column_list", "null (for text alone: metadata_probability=0)")
         yield config_problem("metadata_column_list", "[]", expected, fix)
-    phases = {f"schedule.{n}.": during(one, config) for n, one in enumerate(config.schedule)}
+    phases = {f"schedule.{n}.": during(phase, config) for n, phase in enumerate(config.schedule)}
     for prefix, phase in (phases or {"": config}).items():
         types = phase.metadata_list
         if not types or not phase.metadata_probability > 0:

@@ -36,9 +36,6 @@ _LINES = msgspec.json.Decoder(_Line)
 def content_spans(line: bytes | memoryview, content: str) -> Spans:
     """The spans of a line's text that are trained on.
 
-    Args:
-        line: A line that is a document.
-
     Returns:
         Start and end of each; none if the extractor failed.
 
@@ -87,9 +84,6 @@ class KeptText:
 
     Between spans that are kept, a line break is kept if there is one between them, or else a space
     if there is any white space.
-
-    Attributes:
-        text: The text that is kept.
 
     Raises:
         BadDocument: `bad_content_spans` if they are not in order and disjoint, or not in the text.

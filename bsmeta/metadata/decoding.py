@@ -37,20 +37,20 @@ MARK = b"-1"
 """Placeholder for a column that was cut out; not a list of records."""
 
 _LIST_BEGINS = re.compile(rb"\s*:\s*(?=\[)")
+_OTHERS = b'"metadata'  # prefix of the keys that must not be cut out with a column
 _LIST_ENDS = b"}]"  # of records; if there is a space in it, the whole line is parsed
 _NEXT = re.compile(rb'\s*(?:,\s*"|\}\s*\Z)')  # what follows a column: the next key, or the end
 
 
-def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryview] | None:
+def cut_column(line: bytes, key: bytes) -> tuple[bytes, memoryview] | None:
     """Replace a column of the line with `MARK`; return the new line and the column.
 
     The search runs from the end of the line, where the other columns are short. It may match in the
     wrong place: the rest of the line is then not JSON, or does not have `MARK` in this column.
-    Columns after its list whose keys do not begin with `others` may be cut out with it.
+    Columns after its list whose keys do not begin with `_OTHERS` may be cut out with it.
 
     Args:
         key: The column's key, in quotation marks.
-        others: Prefix (with the quotation mark) of the keys that must not be cut out with it.
 
     Returns:
         None if the column cannot be found.
@@ -61,7 +61,7 @@ def cut_column(line: bytes, key: bytes, others: bytes) -> tuple[bytes, memoryvie
         return None
     begin, stop = colon.end(), len(line)
     while (end := _last_list_end(line, begin, stop)) is not None:
-        stop = line.rfind(others, begin, end)
+        stop = line.rfind(_OTHERS, begin, end)
         if stop < 0:
             return line[:begin] + MARK + line[end:], memoryview(line)[begin:end]
     return None
@@ -146,7 +146,7 @@ class DocumentDecoder:
     def _row(self, line: bytes | memoryview) -> _Line:
         """The columns of a line; the longest column is parsed only if necessary."""
         line = bytes(line)
-        parts = cut_column(line, _LONGEST_KEY, others=b'"metadata')
+        parts = cut_column(line, _LONGEST_KEY)
         if parts is not None:
             short, column = parts
             with contextlib.suppress(*UNREADABLE):  # decoding the whole line reports the error

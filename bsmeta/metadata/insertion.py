@@ -42,8 +42,6 @@ class LocalTags:
         token_type: Token type: 1 + the type's index in `metadata_list`.
         spans: int64 [n, 2], character offsets in the text.
         relative: int64 [n, 2], relative start and end positions, if every record has them.
-        openings: Strings to insert at the starts; may be empty.
-        closings: Strings to insert at the ends; may be empty.
     """
 
     token_type: int
@@ -211,7 +209,6 @@ def wrap_runs(
     """Put a type's special tokens around each run of its strings.
 
     Args:
-        insertions: The strings in order.
         before: The string to put before a run, by token type.
         after: The string to put after a run, by token type.
     """

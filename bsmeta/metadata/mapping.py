@@ -54,11 +54,7 @@ class Decoder(Protocol):
     columns: frozenset[str]
 
     def decode(self, line: bytes | memoryview) -> Document:
-        """Decodes one line.
-
-        Raises:
-            BadDocument: If it is not a document.
-        """
+        """Decodes one line."""
 
 
 def make_decoder(

@@ -15,9 +15,15 @@ import msgspec
 
 from bsmeta.config.checks.problems import Problem, show
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.metadata.metadata_type import EXAMPLE_TEXT, MetadataType, config_problem, setting
+from bsmeta.metadata.metadata_type import (
+    EXAMPLE_TEXT,
+    MetadataType,
+    config_problem,
+    readable_url,
+    setting,
+    year_and_month,
+)
 from bsmeta.metadata.records import BadDocument, Record, bad_document
-from bsmeta.metadata.values import readable_url, year_and_month
 
 
 class Timestamp(MetadataType):

@@ -69,11 +69,7 @@ _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class Kept(Protocol):
-    """A part of a text that is kept.
-
-    Attributes:
-        text: The text that is kept.
-    """
+    """A part of a text that is kept."""
 
     text: str
 
@@ -171,11 +167,7 @@ def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
 
 
 def first_of(column: memoryview) -> bytes:
-    """The list of a column that was cut out together with the columns after it.
-
-    Raises:
-        UNREADABLE: If this is not a column.
-    """
+    """The list of a column that was cut out together with the columns after it."""
     return bytes(_KEYS.decode(b'{"":' + column + b"}")[""])
 
 

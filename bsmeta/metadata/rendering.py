@@ -36,7 +36,6 @@ class RecordText(NamedTuple):
 
     Attributes:
         token_type: Token type: 1 + the type's index in `metadata_list`.
-        text: The string.
         start: Number of leading characters that come from the configuration, not from the record.
         end: Number of trailing characters that do.
     """
@@ -137,9 +136,6 @@ class Renderer:
         Args:
             types: Keys to use; `()` renders the text alone. Keys that the document lacks, or that
                 are not in `metadata_list`, are ignored.
-
-        Raises:
-            BadDocument: If a record cannot be rendered; `reason` gives the cause.
         """
         if not types:
             return Rendered(document.text, body=document.text)
@@ -152,11 +148,11 @@ class Renderer:
             records = document.records(key)
             local = local_records(records)
             for text in self._global_texts(key, records if len(local) < len(records) else ()):
-                one = RecordText(token_type, text, *self._types[key].own_ends(text))
+                record_text = RecordText(token_type, text, *self._types[key].own_ends(text))
                 if self._prepends or self._types[key].prefix_only:
-                    before.append(one)
+                    before.append(record_text)
                 if self._appends and not self._types[key].prefix_only:
-                    after.append(one)
+                    after.append(record_text)
             if local:
                 tags.append(self._local_tags(key, local, document.text))
                 announcement = self._announcements.get(key, key)

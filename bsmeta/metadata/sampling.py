@@ -48,7 +48,6 @@ class TypeSampler:
 
         Args:
             document: Its candidate types are those that it has records of.
-            rng: The document's generator.
 
         Returns:
             Keys in the order of `metadata_list`; `()` for none.
@@ -130,7 +129,7 @@ class Donors:
                 self._digests[row, index] = _digest(records)
                 self._lengths[row, index] = sum(len(str(record.value)) for record in records)
 
-    def dress(self, index: int, document: Document, values: str) -> Document:
+    def with_values(self, index: int, document: Document, values: str) -> Document:
         """The document with its own, shuffled, wrong or matched values.
 
         A type for which no other document can be the donor is left out.

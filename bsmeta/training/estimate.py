@@ -36,11 +36,10 @@ class Forecast:
 
     Attributes:
         shape: The model and micro-batch that are counted.
-        counts: Parameters.
         states: Weights, gradients and optimizer of one device, by ZeRO stage (None: no DeepSpeed).
         activations: Those of a micro-batch; None for a model of unknown shape.
         stage: The ZeRO stage of this launch.
-        update_tokens: Positions in the global batch of a step.
+        step_tokens: Positions in the global batch of a step.
     """
 
     shape: Shape
@@ -48,7 +47,7 @@ class Forecast:
     states: dict[int | None, State]
     activations: Activations | None
     stage: int | None
-    update_tokens: int
+    step_tokens: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ class Probe:
     """The measured part of an estimate: the metrics of a step, and this rank's memory."""
 
     max_steps: int
-    updates: int
+    steps: int
     warm_up: int
     metrics: dict[str, Any]
     held: State
@@ -74,7 +73,7 @@ def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
         shape=shape,
         activations=activations(shape, half),
         stage=zero.get("stage"),
-        update_tokens=plan.global_batch * shape.length,
+        step_tokens=plan.global_batch * shape.length,
     )
 
 
@@ -83,9 +82,9 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     processes = checked.launch.num_processes
     epoch = task.steps_per_epoch(processes) if isinstance(task, HasEpochs) else None
     schedule = Schedule.of(config, epoch)
-    updates = min(config.estimate_steps, schedule.max_steps)
+    steps = min(config.estimate_steps, schedule.max_steps)
     # The first steps also open the data streams, fill caches, and choose kernels.
-    warm_up = updates // 2
+    warm_up = steps // 2
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
         accelerator = start(silent, checked.deepspeed_config)
@@ -97,11 +96,11 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
                 silent, schedule, task, accelerator, RunFolder(Path(folder)), watchdog,
                 StopRequest(),
             )  # fmt: skip
-            metrics = trainer.probe(warm_up, updates - warm_up)
+            metrics = trainer.probe(warm_up, steps - warm_up)
         finally:
             watchdog.stop()
         held_here = held(trainer.model, trainer.optimizer)
-        return Probe(schedule.max_steps, updates - warm_up, warm_up, metrics, held_here)
+        return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)
 
 
 def estimate(config: RunConfig, task: Task, checked: CheckedRun, *, is_main: bool) -> None:
@@ -166,7 +165,7 @@ def _notes(counted: Forecast, precision: str) -> list[str]:
     notes = [
         f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
         f"bytes for each of {master}; ZeRO-1 to 3 divide optimizer, gradients, weights in turn",
-        "not counted: buckets of communication, float32 gradients during an update, "
+        "not counted: buckets of communication, float32 gradients during a step, "
         "layers that ZeRO-3 gathers, offload, fragmentation, the CUDA context; without DeepSpeed "
         "also half-precision copies of weights",
     ]
@@ -190,16 +189,16 @@ def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:
         mfu = f"{metrics['mfu']:.1%}"
     held_by, counted_state = measured.held, counted.states[counted.stage]
     rows = [
-        ("probe", f"{measured.updates} updates, after {measured.warm_up} to warm up"),
-        ("an update", f"{metrics['step_s']:.3f} s, {counted.update_tokens:,} positions, of which "
+        ("probe", f"{measured.steps} steps, after {measured.warm_up} to warm up"),
+        ("a step", f"{metrics['step_s']:.3f} s, {counted.step_tokens:,} positions, of which "
          f"padding {metrics['padding']:.1%}"),
         ("tokens/s", f"{metrics['tokens_per_s']:,.0f} on all devices, without padding"),
-        ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these updates"),
+        ("waiting for data", f"{metrics['data_wait_s']:.3f} s of these steps"),
         ("MFU", mfu),
         ("memory", f"{amount(metrics['memory_gb'] * 2**30)} at most on this device; weights "
          f"{amount(held_by.weights)} (counted {amount(counted_state.weights)}), optimizer "
          f"{amount(held_by.optimizer)} (counted {amount(counted_state.optimizer)})"),
-        ("time to finish", f"{measured.max_steps:,} updates x {metrics['step_s']:.3f} s = "
+        ("time to finish", f"{measured.max_steps:,} steps x {metrics['step_s']:.3f} s = "
          f"{duration(measured.max_steps * metrics['step_s'])}, without evaluations and saves"),
     ]  # fmt: skip
     table = Table(show_header=False, box=None, pad_edge=False)

@@ -8,7 +8,7 @@ DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3
 they have one number for stages 2 and 3 alone, for weights that are all trained and in half
 precision, where a run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the
 share of each of the three. The sizes here are compared with those of real optimizers. What only
-theirs count: stage 2 the float32 copy of the gradients that an update makes (4 bytes per parameter
+theirs count: stage 2 the float32 copy of the gradients that a step makes (4 bytes per parameter
 / N), stage 3 the largest layer that is gathered, and both the host memory for offload.
 """
 
@@ -81,7 +81,6 @@ def state(counts: Counts, stage: int | None, processes: int, half: bool) -> Stat
     """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
-        counts: Those of the model.
         stage: The ZeRO stage; None without DeepSpeed: weights in float32, whatever the precision.
         processes: N; each higher stage partitions one more of the three among them.
         half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.

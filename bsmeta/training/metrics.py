@@ -154,13 +154,7 @@ class Progress:
 
 
 class StepLog:
-    """Reads completed steps and records them: progress, documents, metrics, non-finite steps.
-
-    Args:
-        schedule: Determines when a line is logged.
-        throughput: Turns tokens and time into metrics.
-        nonfinite: Handles steps that are not finite.
-    """
+    """Reads completed steps and records them: progress, documents, metrics, non-finite steps."""
 
     def __init__(
         self, config: RunConfig, schedule: Schedule, run: RunFolder, processes: Processes,
@@ -178,7 +172,6 @@ class StepLog:
         """Waits for a step and records it.
 
         Args:
-            data: The statistics of its data over all ranks.
             progress: That of the run; advanced by this step.
 
         Raises:

@@ -28,8 +28,6 @@ def push(run_folder: Path, repository: str, step: int, timeout_s: float = TIMEOU
 
     Args:
         repository: `owner/name`; created if it does not exist.
-        step: The run's last step, for the log.
-        timeout_s: Time limit of the upload.
 
     Returns:
         Whether the model is on the Hub.

@@ -46,7 +46,6 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
     """Refuses a save that would not fit, estimated from the size of another checkpoint.
 
     Args:
-        out_dir: Where the checkpoint would be written.
         like: The other checkpoint; by default the last one in `out_dir`.
     """
     size = _last_size([like] if like else list_checkpoints(out_dir))

@@ -30,9 +30,7 @@ def run(
     """Trains, writes `status.json`, and returns the exit code (0 done, 75 preempted).
 
     Args:
-        task: The task to train.
         deepspeed_config: Without any `"auto"`, or None for plain training.
-        stop: The stop request, already installed.
 
     Raises:
         UserError: If the folder, the data or the launch does not match the configuration.
@@ -61,7 +59,7 @@ def run(
         code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
     except Exception as error:
         ending = watchdog.explain(explained(error, folder.path))
-        if watchdog.speaks():
+        if watchdog.is_reporter():
             _write_failure(folder, watchdog.step, ending)
         if ending is error:
             raise
@@ -92,16 +90,16 @@ def _train(
     outcome = trainer.train(resume)
     if outcome is Outcome.PREEMPTED:
         report("preempted", trainer.progress.step, EXIT_PREEMPTED)
-        _part(accelerator, processes)
+        _leave_process_group(accelerator, processes)
         return EXIT_PREEMPTED
     watchdog.enter("exporting the model")
     trainer.saver.export(folder.path / "model")
     report("done", trainer.progress.step, 0)
-    _part(accelerator, processes)
+    _leave_process_group(accelerator, processes)
     return 0
 
 
-def _part(accelerator: Accelerator, processes: Processes) -> None:
+def _leave_process_group(accelerator: Accelerator, processes: Processes) -> None:
     """Destroys the process group, except Gloo's, which ends with the process.
 
     Gloo's destructor waits for its threads while holding the GIL, which one of them may be waiting
@@ -115,7 +113,7 @@ def _part(accelerator: Accelerator, processes: Processes) -> None:
 def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
     """Writes the status when a signal ends the start, perhaps because another rank has failed."""
     failure = watchdog.reported()
-    if watchdog.speaks():
+    if watchdog.is_reporter():
         if failure is None:
             write_stopped_start(folder.path, name)
         else:

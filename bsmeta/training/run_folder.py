@@ -35,7 +35,6 @@ def write_status(
     Args:
         state: `running`, `done`, `preempted` or `failed`.
         exit_code: The exit code of the process; None while it runs.
-        message: Why it failed.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}

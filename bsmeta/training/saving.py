@@ -38,7 +38,6 @@ class Saved:
     """A committed checkpoint.
 
     Attributes:
-        name: The name of its folder.
         seconds: How long it took to write.
         loop_seconds: How long the loop waited for it.
     """

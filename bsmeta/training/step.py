@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.data.batch import StepData, Stream
@@ -26,11 +29,60 @@ from bsmeta.tasks.base import Loss, Task
 from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import Engine
 from bsmeta.training.optim import learning_rate, set_learning_rate
-from bsmeta.training.profiling import Profile
 from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest, WaitEnded
 from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
+
+PROFILES = "profile"
+
+
+class Profile:
+    """`profile=true`: records a trace of some steps by torch's profiler; does nothing if it is off.
+
+    Chrome's about:tracing and https://ui.perfetto.dev read it. Its ranges are named `bsmeta: …`
+    after the phases of the loop.
+
+    Args:
+        steps: First and last step, or None: off.
+        folder: The run folder; each rank writes `profile/steps-{first}-{last}-rank{r}.json` there.
+    """
+
+    def __init__(self, steps: tuple[int, int] | None, folder: Path, rank: int) -> None:
+        self._steps = steps
+        self._folder = folder
+        self._rank = rank
+        self._running: profile | None = None
+
+    def range(self, name: str) -> AbstractContextManager[Any]:
+        """A named range of the trace."""
+        return nullcontext() if self._running is None else record_function(f"bsmeta: {name}")
+
+    def before(self, step: int) -> None:
+        """To be called before each step."""
+        if self._steps is not None and self._running is None and step == self._steps[0]:
+            activities = [ProfilerActivity.CPU]
+            if torch.cuda.is_available():
+                activities.append(ProfilerActivity.CUDA)
+            self._running = profile(activities=activities)
+            self._running.start()
+
+    def after(self, step: int) -> None:
+        """To be called after each step."""
+        if self._steps is not None and step == self._steps[1]:
+            self.stop()
+
+    def stop(self) -> None:
+        """Writes the trace, even if the run ends before the last step to record."""
+        if self._running is None or self._steps is None:
+            return
+        running, self._running = self._running, None
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        running.stop()
+        (self._folder / PROFILES).mkdir(exist_ok=True)
+        name = f"steps-{self._steps[0]}-{self._steps[1]}-rank{self._rank}.json"
+        running.export_chrome_trace(str(self._folder / PROFILES / name))
 
 
 @dataclass(frozen=True)
@@ -57,13 +109,9 @@ class StepRunner:
     """Runs the steps of this rank. All ranks call each method together.
 
     Args:
-        accelerator: Accumulates and scales under every engine.
-        engine: Clips, steps, and skips steps that are not finite.
         last_step: The last step of the run; no data is fetched after it.
         stop: Records whether this rank was asked to stop; also ends the wait for data.
         saver: Reports whether a checkpoint of this rank could not be written.
-        watchdog: Is kept informed of the phase of the loop.
-        profile: Names the ranges of the trace.
         lag: How many further steps may start before the statistics of a step are read.
     """
 

@@ -34,7 +34,6 @@ from bsmeta.training.engines import make_engine
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
 from bsmeta.training.optim import build_optimizer
-from bsmeta.training.profiling import Profile
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,
@@ -48,7 +47,7 @@ from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, restore_rng
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
-from bsmeta.training.step import StepRunner
+from bsmeta.training.step import Profile, StepRunner
 from bsmeta.training.tracking import Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 

@@ -132,7 +132,7 @@ class Watchdog:
             file.write(text + "\n")
             file.flush()
             faulthandler.dump_traceback(file=file, all_threads=True)
-        if self.speaks():
+        if self.is_reporter():
             with suppress(OSError):
                 write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
         print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
@@ -234,7 +234,7 @@ class Watchdog:
             logger.debug("the store cannot be reached", exc_info=True)
         return None
 
-    def speaks(self) -> bool:
+    def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
         return set(range(self._processes.rank)) <= self._silent
 

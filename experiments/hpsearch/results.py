@@ -120,7 +120,7 @@ def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]], measure: str
     lines = [
         f"Best first by {MEASURES[measure]}; finished runs before others. `with` and `without`: "
         "bits per byte of held-out text with and without metadata, at the last evaluation; `loss`: "
-        f"mean of the last {LAST_STEPS} updates, in nats per token.",
+        f"mean of the last {LAST_STEPS} steps, in nats per token.",
         "",
         f"| {' | '.join(header)} |",
         f"|{'---|' * len(header)}",

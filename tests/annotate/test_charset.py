@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.page import parse_page
@@ -53,9 +55,24 @@ def test_a_byte_order_mark_wins(mark: bytes, encoding: str) -> None:
     assert decode_html(mark + html.encode(encoding), "windows-1251") == html
 
 
-@pytest.mark.parametrize("junk", [b"", b"\xff", b"\x80" * 100, bytes(range(256)) * 4, b"\0" * 10])
-def test_any_bytes_are_decoded(junk: bytes) -> None:
-    decode_html(junk, "utf-8").encode()
+@given(st.text())
+def test_valid_utf8_is_read_whatever_is_declared(text: str) -> None:
+    assume("\x1b" not in text)  # may be ISO-2022
+    assume(not text.startswith(("\ufeff", "<\0", "\0<")))  # a mark, or UTF-16
+    assert decode_html(text.encode(), "windows-1251") == text
+
+
+@pytest.mark.parametrize(
+    ("junk", "expected"),
+    [
+        (b"\xff", "ÿ"),  # as Windows-1252, which the detector takes for it
+        (b"\x80" * 100, "€" * 100),
+        ("ü".encode() + b"\xff", "ü\ufffd"),
+        (bytes(range(256)) * 4, bytes(range(256)).decode("utf-8", "replace") * 4),
+    ],
+)
+def test_invalid_bytes_are_replaced_in_the_detected_encoding(junk: bytes, expected: str) -> None:
+    assert decode_html(junk, "utf-8") == expected
 
 
 def test_a_page_of_bytes_is_parsed() -> None:

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import json
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -113,159 +114,116 @@ def made(
     return CausalLMConfig(**values), Launch(**arguments)
 
 
-# (what is changed in Hydra, in the JSON, in the launch), key of each problem, part of its fix
-BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], dict[str, str]]] = {
-    "accumulation in the JSON": (
-        {},
-        {"gradient_accumulation_steps": 4},
-        {},
+@dataclass(frozen=True)
+class Broken:
+    """What is changed in the agreeing three, and for each problem its key and part of its fix."""
+
+    fixes: dict[str, str]
+    hydra: dict[str, Any] = field(default_factory=dict)
+    json: dict[str, Any] | str = field(default_factory=dict)
+    launch: dict[str, Any] = field(default_factory=dict)
+
+
+BROKEN: dict[str, Broken] = {
+    "accumulation in the JSON": Broken(
         {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=4"},
+        json={"gradient_accumulation_steps": 4},
     ),
-    "accumulation in Hydra": (
-        {"gradient_accumulation_steps": 2},
-        {"train_batch_size": "auto"},
-        {},
+    "accumulation in Hydra": Broken(
         {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=8"},
+        hydra={"gradient_accumulation_steps": 2},
+        json={"train_batch_size": "auto"},
     ),
-    "micro-batch in the JSON": (
-        {},
-        {"train_micro_batch_size_per_gpu": 16},
-        {},
+    "micro-batch in the JSON": Broken(
         {"train_micro_batch_size_per_gpu": "or pass data_config.per_device_train_batch_size=16"},
+        json={"train_micro_batch_size_per_gpu": 16},
     ),
-    "global batch for other processes": (
-        {},
-        {},
-        {"num_processes": 4},
-        {"train_batch_size": 'write "auto" for train_batch_size'},
+    "global batch for other processes": Broken(
+        {"train_batch_size": 'write "auto" for train_batch_size'}, launch={"num_processes": 4}
     ),
-    "accumulation missing": (
-        {},
-        {"gradient_accumulation_steps": DROP},
-        {},
+    "accumulation missing": Broken(
         {"gradient_accumulation_steps": 'write "auto" for gradient_accumulation_steps'},
+        json={"gradient_accumulation_steps": DROP},
     ),
-    "clipping missing": (
-        {},
-        {"gradient_clipping": DROP},
-        {},
+    "clipping missing": Broken(
         {"gradient_clipping": 'write "auto" for gradient_clipping'},
+        json={"gradient_clipping": DROP},
     ),
-    "micro-batch missing": (
-        {},
-        {"train_micro_batch_size_per_gpu": DROP},
-        {},
+    "micro-batch missing": Broken(
         {"train_micro_batch_size_per_gpu": 'write "auto"'},
+        json={"train_micro_batch_size_per_gpu": DROP},
     ),
-    "accumulation misspelt": (
-        {},
-        {"gradient_accumulation_steps": DROP, "gradient_accumulation_step": 8},
-        {},
+    "accumulation misspelt": Broken(
         {"gradient_accumulation_step": "correct", "gradient_accumulation_steps": 'write "auto"'},
+        json={"gradient_accumulation_steps": DROP, "gradient_accumulation_step": 8},
     ),
-    "clipping in the JSON": (
-        {},
-        {"gradient_clipping": 1.0},
-        {},
-        {"gradient_clipping": "or pass gradient_clipping=1.0"},
+    "clipping in the JSON": Broken(
+        {"gradient_clipping": "or pass gradient_clipping=1.0"}, json={"gradient_clipping": 1.0}
     ),
-    "a number as text": (
-        {},
-        {"gradient_accumulation_steps": "8"},
-        {},
+    "a number as text": Broken(
+        {"gradient_accumulation_steps": 'write "auto"'}, json={"gradient_accumulation_steps": "8"}
+    ),
+    "a whole number as 8.0": Broken(
+        {"gradient_accumulation_steps": 'write "auto"'}, json={"gradient_accumulation_steps": 8.0}
+    ),
+    "true as the number 1": Broken(
         {"gradient_accumulation_steps": 'write "auto"'},
+        hydra={"gradient_accumulation_steps": 1},
+        json={"gradient_accumulation_steps": True, "train_batch_size": "auto"},
     ),
-    "a whole number as 8.0": (
-        {},
-        {"gradient_accumulation_steps": 8.0},
-        {},
-        {"gradient_accumulation_steps": 'write "auto"'},
+    "bf16 off in the JSON": Broken(
+        {"bf16.enabled": "or pass mixed_precision=no"}, json={"bf16.enabled": False}
     ),
-    "true as the number 1": (
-        {"gradient_accumulation_steps": 1},
-        {"gradient_accumulation_steps": True, "train_batch_size": "auto"},
-        {},
-        {"gradient_accumulation_steps": 'write "auto"'},
+    "bf16 missing": Broken({"bf16.enabled": 'write "auto"'}, json={"bf16": DROP}),
+    "bf16 as text": Broken({"bf16.enabled": 'write "auto"'}, json={"bf16.enabled": "true"}),
+    "fp16 in the JSON, bf16 in Hydra": Broken(
+        {"fp16.enabled": "or pass mixed_precision=fp16"}, json={"fp16.enabled": True}
     ),
-    "bf16 off in the JSON": (
-        {},
-        {"bf16.enabled": False},
-        {},
-        {"bf16.enabled": "or pass mixed_precision=no"},
+    "learning rate": Broken(
+        {"optimizer.params.lr": "or pass learning_rate=0.001"}, json={"optimizer.params.lr": 1e-3}
     ),
-    "bf16 missing": ({}, {"bf16": DROP}, {}, {"bf16.enabled": 'write "auto"'}),
-    "bf16 as text": ({}, {"bf16.enabled": "true"}, {}, {"bf16.enabled": 'write "auto"'}),
-    "fp16 in the JSON, bf16 in Hydra": (
-        {},
-        {"fp16.enabled": True},
-        {},
-        {"fp16.enabled": "or pass mixed_precision=fp16"},
+    "betas": Broken(
+        {"optimizer.params.betas": "auto"}, json={"optimizer.params.betas": [0.9, 0.999]}
     ),
-    "learning rate": (
-        {},
-        {"optimizer.params.lr": 1e-3},
-        {},
-        {"optimizer.params.lr": "or pass learning_rate=0.001"},
-    ),
-    "betas": ({}, {"optimizer.params.betas": [0.9, 0.999]}, {}, {"optimizer.params.betas": "auto"}),
-    "eps missing": ({}, {"optimizer.params.eps": DROP}, {}, {"optimizer.params.eps": "auto"}),
-    "weight decay": (
-        {},
-        {"optimizer.params.weight_decay": 0.01},
-        {},
+    "eps missing": Broken({"optimizer.params.eps": "auto"}, json={"optimizer.params.eps": DROP}),
+    "weight decay": Broken(
         {"optimizer.params.weight_decay": "or pass weight_decay=0.01"},
+        json={"optimizer.params.weight_decay": 0.01},
     ),
-    "another optimizer": (
-        {},
-        {"optimizer.type": "OneBitAdam"},
-        {},
-        {"optimizer.type": "delete the optimizer block"},
+    "another optimizer": Broken(
+        {"optimizer.type": "delete the optimizer block"}, json={"optimizer.type": "OneBitAdam"}
     ),
-    "Adam with coupled decay": (
-        {},
-        {"optimizer.params.adam_w_mode": False},
-        {},
+    "Adam with coupled decay": Broken(
         {"optimizer.params.adam_w_mode": 'write "auto"'},
+        json={"optimizer.params.adam_w_mode": False},
     ),
-    "an unknown optimizer parameter": (
-        {},
-        {"optimizer.params.momentum": 0.9},
-        {},
-        {"optimizer.params.momentum": "delete it"},
+    "an unknown optimizer parameter": Broken(
+        {"optimizer.params.momentum": "delete it"}, json={"optimizer.params.momentum": 0.9}
     ),
-    "warm-up": (
-        {},
-        {"scheduler.params.warmup_num_steps": 10},
-        {},
+    "warm-up": Broken(
         {"scheduler.params.warmup_num_steps": "or pass num_warmup_steps=10"},
+        json={"scheduler.params.warmup_num_steps": 10},
     ),
-    "total steps": (
-        {},
-        {"scheduler.params.total_num_steps": 2000},
-        {},
+    "total steps": Broken(
         {"scheduler.params.total_num_steps": "or pass max_train_steps=2000"},
+        json={"scheduler.params.total_num_steps": 2000},
     ),
-    "warm-up on a logarithm by default": (
-        {},
-        {"scheduler.params.warmup_type": DROP},
-        {},
+    "warm-up on a logarithm by default": Broken(
         {"scheduler.params.warmup_type": 'write "auto"'},
+        json={"scheduler.params.warmup_type": DROP},
     ),
-    "peak of the schedule": (
-        {},
-        {"scheduler.params.warmup_max_lr": 1e-3},
-        {},
+    "peak of the schedule": Broken(
         {"scheduler.params.warmup_max_lr": "or pass learning_rate=0.001"},
+        json={"scheduler.params.warmup_max_lr": 1e-3},
     ),
-    "another schedule": (
-        {},
-        {"scheduler.type": "WarmupCosineLR"},
-        {},
+    "another schedule": Broken(
         {"scheduler.type": "or pass lr_scheduler_type=cosine"},
+        json={"scheduler.type": "WarmupCosineLR"},
     ),
-    "a cosine that does not end at 0": (
-        {"lr_scheduler_type": "cosine"},
-        {
+    "a cosine that does not end at 0": Broken(
+        {"scheduler.params.cos_min_ratio": 'write "auto"'},
+        hydra={"lr_scheduler_type": "cosine"},
+        json={
             "scheduler": {
                 "type": "WarmupCosineLR",
                 "params": {
@@ -275,12 +233,11 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
                 },
             }
         },
-        {},
-        {"scheduler.params.cos_min_ratio": 'write "auto"'},
     ),
-    "a cosine that ends elsewhere": (
-        {"lr_scheduler_type": "cosine", "min_learning_rate_ratio": 0.1},
-        {
+    "a cosine that ends elsewhere": Broken(
+        {"scheduler.params.cos_min_ratio": "or pass min_learning_rate_ratio=0.2"},
+        hydra={"lr_scheduler_type": "cosine", "min_learning_rate_ratio": 0.1},
+        json={
             "scheduler": {
                 "type": "WarmupCosineLR",
                 "params": {
@@ -291,135 +248,94 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
                 },
             }
         },
-        {},
-        {"scheduler.params.cos_min_ratio": "or pass min_learning_rate_ratio=0.2"},
     ),
-    "a line that ends above 0": (
-        {"min_learning_rate_ratio": 0.1},
-        {},
-        {},
-        {"scheduler.type": "delete the scheduler block"},
+    "a line that ends above 0": Broken(
+        {"scheduler.type": "delete the scheduler block"}, hydra={"min_learning_rate_ratio": 0.1}
     ),
-    "a last learning rate above the peak": (
-        {"min_learning_rate_ratio": 1.5},
-        {"scheduler": DROP},
-        {},
+    "a last learning rate above the peak": Broken(
         {"min_learning_rate_ratio": "min_learning_rate_ratio=0.0, for example"},
+        hydra={"min_learning_rate_ratio": 1.5},
+        json={"scheduler": DROP},
     ),
-    "no zero_optimization": (
-        {},
-        {"zero_optimization": DROP},
-        {},
-        {"zero_optimization": '"zero_optimization": {"stage": 2}'},
+    "no zero_optimization": Broken(
+        {"zero_optimization": '"zero_optimization": {"stage": 2}'}, json={"zero_optimization": DROP}
     ),
-    "no stage": (
-        {},
-        {"zero_optimization": {}},
-        {},
-        {"zero_optimization.stage": 'write "stage": 2'},
+    "no stage": Broken(
+        {"zero_optimization.stage": 'write "stage": 2'}, json={"zero_optimization": {}}
     ),
-    "the stage as text": (
-        {},
-        {"zero_optimization.stage": "2"},
-        {},
-        {"zero_optimization.stage": 'write "stage": 2'},
+    "the stage as text": Broken(
+        {"zero_optimization.stage": 'write "stage": 2'}, json={"zero_optimization.stage": "2"}
     ),
-    "ZeRO-3 that cannot be exported": (
-        {},
-        {"zero_optimization.stage": 3},
-        {},
+    "ZeRO-3 that cannot be exported": Broken(
         {"zero_optimization.stage3_gather_16bit_weights_on_model_save": "true"},
+        json={"zero_optimization.stage": 3},
     ),
-    "a misspelt ZeRO key": (
-        {},
-        {"zero_optimization.overlap_com": True},
-        {},
+    "a misspelt ZeRO key": Broken(
         {"zero_optimization.overlap_com": "correct the name"},
+        json={"zero_optimization.overlap_com": True},
     ),
-    "offload at stage 0": (
-        {},
-        {"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}}, **OWN_ADAM},
-        {},
+    "offload at stage 0": Broken(
         {"zero_optimization.offload_optimizer": 'write "stage": 1'},
+        json={
+            "zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"}},
+            **OWN_ADAM,
+        },
     ),
-    "parameters offloaded at stage 2": (
-        {},
-        {"zero_optimization.offload_param": {"device": "cpu"}},
-        {},
+    "parameters offloaded at stage 2": Broken(
         {"zero_optimization.offload_param": 'write "stage": 3'},
+        json={"zero_optimization.offload_param": {"device": "cpu"}},
     ),
-    "offload to nowhere": (
-        {},
-        {"zero_optimization.offload_optimizer": {"device": "nvme"}, **OWN_ADAM},
-        {},
+    "offload to nowhere": Broken(
         {"zero_optimization.offload_optimizer.nvme_path": "nvme_path"},
+        json={"zero_optimization.offload_optimizer": {"device": "nvme"}, **OWN_ADAM},
     ),
-    "offload to an unknown device": (
-        {},
-        {"zero_optimization.offload_optimizer": {"device": "gpu"}},
-        {},
+    "offload to an unknown device": Broken(
         {"zero_optimization.offload_optimizer.device": "delete"},
+        json={"zero_optimization.offload_optimizer": {"device": "gpu"}},
     ),
-    "offload without a GPU": (
-        {},
-        {"zero_optimization.offload_optimizer": {"device": "cpu"}, **OWN_ADAM},
-        {"gpus": 0},
+    "offload without a GPU": Broken(
         {"zero_optimization.offload_optimizer": "deepspeed_configs/cpu.json"},
+        json={"zero_optimization.offload_optimizer": {"device": "cpu"}, **OWN_ADAM},
+        launch={"gpus": 0},
     ),
-    "auto that nothing fills": (
-        {},
-        {"zero_optimization.allgather_bucket_size": "auto"},
-        {},
+    "auto that nothing fills": Broken(
         {"zero_optimization.allgather_bucket_size": "write the value"},
+        json={"zero_optimization.allgather_bucket_size": "auto"},
     ),
-    "elasticity, which changes the batch": (
-        {},
-        {"elasticity": {"enabled": True}},
-        {},
-        {"elasticity": "delete it"},
+    "elasticity, which changes the batch": Broken(
+        {"elasticity": "delete it"}, json={"elasticity": {"enabled": True}}
     ),
-    "a key twice": (
-        {},
-        json.dumps(JSON)[:-1] + ', "gradient_clipping": 0.5}',
-        {},
+    "a key twice": Broken(
         {"gradient_clipping": "delete one of them"},
+        json=json.dumps(JSON)[:-1] + ', "gradient_clipping": 0.5}',
     ),
-    "no JSON": ({}, "{'stage': 2}", {}, {"(the file)": "fix it"}),
-    "a list": ({}, "[]", {}, {"(the file)": "begin the file with {"}),
-    "no such JSON": (
-        {},
-        {},
-        {"deepspeed_config_file": Path("deepspeed_configs/zero9.json")},
+    "no JSON": Broken({"(the file)": "fix it"}, json="{'stage': 2}"),
+    "a list": Broken({"(the file)": "begin the file with {"}, json="[]"),
+    "no such JSON": Broken(
         {"deepspeed_config.deepspeed_config_file": "zero2.json"},
+        launch={"deepspeed_config_file": Path("deepspeed_configs/zero9.json")},
     ),
-    "DeepSpeed without a JSON": (
-        {},
-        {},
-        {"deepspeed_config_file": None},
+    "DeepSpeed without a JSON": Broken(
         {"deepspeed_config.deepspeed_config_file": "deepspeed_configs/zero2.json"},
+        launch={"deepspeed_config_file": None},
     ),
-    "accumulation in accelerate's file, too": (
-        {},
-        {},
-        {"misplaced": ("gradient_accumulation_steps",), "gradient_accumulation_steps": 8},
+    "accumulation in accelerate's file, too": Broken(
         {"deepspeed_config.gradient_accumulation_steps": "delete gradient_accumulation_steps"},
+        launch={"misplaced": ("gradient_accumulation_steps",), "gradient_accumulation_steps": 8},
     ),
-    "accumulation exported": (
-        {},
-        {},
-        {"gradient_accumulation_steps": 4},
+    "accumulation exported": Broken(
         {"gradient_accumulation_steps": "or pass gradient_accumulation_steps=4"},
+        launch={"gradient_accumulation_steps": 4},
     ),
-    "zero3_init without ZeRO-3": (
-        {},
-        {},
-        {"zero3_init": True},
-        {"deepspeed_config.zero3_init_flag": "zero3_init_flag: false"},
+    "zero3_init without ZeRO-3": Broken(
+        {"deepspeed_config.zero3_init_flag": "zero3_init_flag: false"}, launch={"zero3_init": True}
     ),
-    "ZeRO options of accelerate launch beside a JSON": (
-        {},
-        {},
+    "ZeRO options of accelerate launch beside a JSON": Broken(
         {
+            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "leave out --zero_stage of accelerate launch",
+            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "unset ACCELERATE_DEEPSPEED_OFFLOAD_",
+        },
+        launch={
             "zero_options": {
                 "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3",
                 "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu",
@@ -427,152 +343,99 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
                 "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false",
             }
         },
-        {
-            "ACCELERATE_DEEPSPEED_ZERO_STAGE": "leave out --zero_stage of accelerate launch",
-            "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "unset ACCELERATE_DEEPSPEED_OFFLOAD_",
-        },
     ),
-    "a weights switch beside a JSON of stage 3": (
-        {},
-        {"zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}},
-        {"zero_options": {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}},
+    "a weights switch beside a JSON of stage 3": Broken(
         {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "leave out --zero3_save_16bit_model"},
+        json={
+            "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": "auto"}
+        },
+        launch={"zero_options": {"ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL": "false"}},
     ),
-    "one process where several were asked for": (
-        {},
-        {},
-        {"alone": True},
-        {"num_processes": "leave out --cpu and use_cpu"},
+    "one process where several were asked for": Broken(
+        {"num_processes": "leave out --cpu and use_cpu"}, launch={"alone": True}
     ),
-    "precision of the launch": (
-        {},
-        {},
-        {"mixed_precision": "fp16"},
-        {"mixed_precision": "or pass mixed_precision=fp16"},
+    "precision of the launch": Broken(
+        {"mixed_precision": "or pass mixed_precision=fp16"}, launch={"mixed_precision": "fp16"}
     ),
-    "no without quotes in YAML": (
-        {},
-        {},
-        {"mixed_precision": False},
+    "no without quotes in YAML": Broken(
         {"mixed_precision": "leave mixed_precision out of launch.yaml"},
+        launch={"mixed_precision": False},
     ),
-    "use_cpu turns DeepSpeed off": ({}, {}, {"use_cpu": True}, {"use_cpu": "leave use_cpu out"}),
-    "MULTI_CPU": (
-        {},
-        {},
-        {"distributed_type": "MULTI_CPU"},
-        {"distributed_type": "experiments/accelerate/"},
+    "use_cpu turns DeepSpeed off": Broken(
+        {"use_cpu": "leave use_cpu out"}, launch={"use_cpu": True}
     ),
-    "FSDP": ({}, {}, {"distributed_type": "FSDP"}, {"distributed_type": "experiments/accelerate/"}),
-    "several processes of NO": (
-        {},
-        {},
-        {"distributed_type": "NO"},
-        {"num_processes": "distributed_type: MULTI_GPU"},
+    "MULTI_CPU": Broken(
+        {"distributed_type": "experiments/accelerate/"}, launch={"distributed_type": "MULTI_CPU"}
     ),
-    "more processes than GPUs": (
-        {},
-        {},
-        {"gpus": 1, "local_processes": 2},
-        {"num_processes": "--num_processes 1"},
+    "FSDP": Broken(
+        {"distributed_type": "experiments/accelerate/"}, launch={"distributed_type": "FSDP"}
     ),
-    "a launch file for GPUs on a machine without": (
-        {},
-        {},
-        {"gpus": 0, "wants_gpus": True},
-        {"GPUs": "experiments/accelerate/cpu.yaml"},
+    "several processes of NO": Broken(
+        {"num_processes": "distributed_type: MULTI_GPU"}, launch={"distributed_type": "NO"}
     ),
-    "a machine with too few processes": (
-        {},
-        {},
-        {"expected_processes": 3},
-        {"WORLD_SIZE": "BSMETA_WORLD_SIZE"},
+    "more processes than GPUs": Broken(
+        {"num_processes": "--num_processes 1"}, launch={"gpus": 1, "local_processes": 2}
     ),
-    "fp16 on a CPU": (
-        {"mixed_precision": "fp16"},
-        {"bf16.enabled": False, "fp16.enabled": True},
-        {"gpus": 0},
+    "a launch file for GPUs on a machine without": Broken(
+        {"GPUs": "experiments/accelerate/cpu.yaml"}, launch={"gpus": 0, "wants_gpus": True}
+    ),
+    "a machine with too few processes": Broken(
+        {"WORLD_SIZE": "BSMETA_WORLD_SIZE"}, launch={"expected_processes": 3}
+    ),
+    "fp16 on a CPU": Broken(
         {"mixed_precision": "mixed_precision=bf16"},
+        hydra={"mixed_precision": "fp16"},
+        json={"bf16.enabled": False, "fp16.enabled": True},
+        launch={"gpus": 0},
     ),
-    "streams that processes do not divide": (
-        {"data_config.num_streams": 63},
-        {},
-        {},
+    "streams that processes do not divide": Broken(
         {"data_config.num_streams": "data_config.num_streams=64"},
+        hydra={"data_config.num_streams": 63},
     ),
-    "streams that workers do not divide": (
-        {"data_config.num_workers": 3},
-        {},
-        {},
+    "streams that workers do not divide": Broken(
         {"data_config.num_streams": "data_config.num_streams=66"},
+        hydra={"data_config.num_workers": 3},
     ),
-    "a launch file without check_only": (
-        {"accelerate_config_file": "zero2.yaml"},
-        {},
-        {},
+    "a launch file without check_only": Broken(
         {"accelerate_config_file": "accelerate launch --config_file zero2.yaml"},
+        hydra={"accelerate_config_file": "zero2.yaml"},
     ),
-    "a misspelt attention": (
-        {"attn_implementation": "flash_attention"},
-        {},
-        {},
+    "a misspelt attention": Broken(
         {"attn_implementation": "attn_implementation=flash_attention_2"},
+        hydra={"attn_implementation": "flash_attention"},
     ),
-    "chunks of less than nothing": (
-        {"loss_chunk_logits": -1},
-        {},
-        {},
+    "chunks of less than nothing": Broken(
         {"loss_chunk_logits": "loss_chunk_logits=67108864, for example"},
+        hydra={"loss_chunk_logits": -1},
     ),
-    "no layer recomputed": (
-        {"gradient_checkpointing_every": 0},
-        {},
-        {},
+    "no layer recomputed": Broken(
         {"gradient_checkpointing_every": "gradient_checkpointing_every=1, for example"},
+        hydra={"gradient_checkpointing_every": 0},
     ),
-    "a misspelt packing": (
-        {"data_config.packing": "bestfit"},
-        {},
-        {},
+    "a misspelt packing": Broken(
         {"data_config.packing": "data_config.packing=best_fit"},
+        hydra={"data_config.packing": "bestfit"},
     ),
-    "a misspelt tokenizer backend": (
-        {"data_config.tokenizer_backend": "tictoken"},
-        {},
-        {},
+    "a misspelt tokenizer backend": Broken(
         {"data_config.tokenizer_backend": "data_config.tokenizer_backend=tiktoken"},
+        hydra={"data_config.tokenizer_backend": "tictoken"},
     ),
-    "an unknown reader": (
-        {"data_config.reader": "tensorflow"},
-        {},
-        {},
+    "an unknown reader": Broken(
         {"data_config.reader": "data_config.reader=native"},
+        hydra={"data_config.reader": "tensorflow"},
     ),
-    "paths that no record can have": (
-        {"data_config.columns": {"url": "a..b", "title": "meta", "quality": "meta.score"}},
-        {},
-        {},
+    "paths that no record can have": Broken(
         {
             "data_config.columns.url": "data_config.columns.url=column.field",
             "data_config.columns.title": "map only one of the two",
         },
+        hydra={"data_config.columns": {"url": "a..b", "title": "meta", "quality": "meta.score"}},
     ),
-    "a path that no document has": (
-        {"data_config.columns": {"url": "uri"}},
-        {},
-        {},
+    "a path that no document has": Broken(
         {"data_config.columns.url": "data_config.columns.url=url"},
+        hydra={"data_config.columns": {"url": "uri"}},
     ),
-    "sources beside train_file, of one name, without a weight": (
-        {
-            "data_config.sources": [
-                SourceConfig(name="web", train_file=SAMPLE),
-                SourceConfig(name="web", train_file=SAMPLE, weight=0.0),
-                SourceConfig(name="a b"),
-            ]
-        },
-        {},
-        {},
+    "sources beside train_file, of one name, without a weight": Broken(
         {
             "data_config.sources.1.weight": "data_config.sources.1.weight=1.0",
             "data_config.sources.1.name": "rename one web",
@@ -580,234 +443,168 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
             "data_config.sources.2.train_file": "data_config.sources.2.train_file=FOLDER",
             "data_config.train_file": "data_config.train_file=null",
         },
+        hydra={
+            "data_config.sources": [
+                SourceConfig(name="web", train_file=SAMPLE),
+                SourceConfig(name="web", train_file=SAMPLE, weight=0.0),
+                SourceConfig(name="a b"),
+            ]
+        },
     ),
-    "weights of too many digits": (
-        {
+    "weights of too many digits": Broken(
+        {"data_config.sources": "weights 0.704, 0.296"},
+        hydra={
             "data_config.train_file": None,
             "data_config.sources": [
                 SourceConfig(name="web", train_file=SAMPLE, weight=0.7123456789),
                 SourceConfig(name="code", train_file=SAMPLE, weight=0.3),
             ],
         },
-        {},
-        {},
-        {"data_config.sources": "weights 0.704, 0.296"},
     ),
-    "a revision of a local folder": (
-        {
+    "a revision of a local folder": Broken(
+        {"data_config.dataset_revision": "leave it out"},
+        hydra={
             "data_config.dataset_revision": "v1.0",
             "data_config.dataset_name": SAMPLE.removesuffix("/*.jsonl.gz"),
             "data_config.train_file": "*.jsonl.gz",
         },
-        {},
-        {},
-        {"data_config.dataset_revision": "leave it out"},
     ),
-    "a data set that is no folder": (
-        {"data_config.dataset_name": "./data/c4", "data_config.train_file": "*.jsonl.gz"},
-        {},
-        {},
+    "a data set that is no folder": Broken(
         {"data_config.dataset_name": "name a data set on the Hub (OWNER/NAME)"},
+        hydra={"data_config.dataset_name": "./data/c4", "data_config.train_file": "*.jsonl.gz"},
     ),
-    "no such file in a local folder": (
-        {
+    "no such file in a local folder": Broken(
+        {"data_config.train_file": "begins in data_config.dataset_name="},
+        hydra={
             "data_config.dataset_name": SAMPLE.removesuffix("/*.jsonl.gz"),
             "data_config.train_file": "none-*.jsonl.gz",
         },
-        {},
-        {},
-        {"data_config.train_file": "begins in data_config.dataset_name="},
     ),
-    "a revision, but no data set": (
-        {"data_config.dataset_revision": "v1.0"},
-        {},
-        {},
+    "a revision, but no data set": Broken(
         {"data_config.dataset_revision": "data_config.dataset_name"},
+        hydra={"data_config.dataset_revision": "v1.0"},
     ),
-    "a revision of its own": (
-        {
+    "a revision of its own": Broken(
+        {"data_config.dataset_revision": "leave it out"},
+        hydra={
             "data_config.train_file": ["hf://datasets/owner/name@v2/*.jsonl.gz", SAMPLE],
             "data_config.dataset_revision": "v1.0",
         },
-        {},
-        {},
-        {"data_config.dataset_revision": "leave it out"},
     ),
-    "a misspelt schedule": (
-        {"lr_scheduler_type": "cosin"},
-        {},
-        {},
-        {"lr_scheduler_type": "lr_scheduler_type=cosine"},
+    "a misspelt schedule": Broken(
+        {"lr_scheduler_type": "lr_scheduler_type=cosine"}, hydra={"lr_scheduler_type": "cosin"}
     ),
-    "an unknown precision": (
-        {"mixed_precision": "fp8"},
-        {"bf16.enabled": "auto", "fp16.enabled": "auto"},
-        {},
+    "an unknown precision": Broken(
         {"mixed_precision": "mixed_precision=fp16"},
+        hydra={"mixed_precision": "fp8"},
+        json={"bf16.enabled": "auto", "fp16.enabled": "auto"},
     ),
-    "an unknown tracker": ({"trackers": ["tensorbord"]}, {}, {}, {"trackers": "tensorboard"}),
-    "no training data": (
-        {"data_config.train_file": None},
-        {},
-        {},
+    "an unknown tracker": Broken({"trackers": "tensorboard"}, hydra={"trackers": ["tensorbord"]}),
+    "no training data": Broken(
         {"data_config.train_file": "data_config.train_file=FOLDER"},
+        hydra={"data_config.train_file": None},
     ),
-    "no sequences in a micro-batch": (
-        {"data_config.per_device_train_batch_size": 0},
-        {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"},
-        {},
+    "no sequences in a micro-batch": Broken(
         {"data_config.per_device_train_batch_size": "=8"},
+        hydra={"data_config.per_device_train_batch_size": 0},
+        json={"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto"},
     ),
-    "a negative learning rate": (
-        {"learning_rate": -1e-4},
-        {"optimizer": DROP, "scheduler": DROP},
-        {},
+    "a negative learning rate": Broken(
         {"learning_rate": "learning_rate=5e-05"},
+        hydra={"learning_rate": -1e-4},
+        json={"optimizer": DROP, "scheduler": DROP},
     ),
-    "a learning rate that is not a number": (
-        {"learning_rate": float("nan")},
-        {"optimizer": DROP, "scheduler": DROP},
-        {},
+    "a learning rate that is not a number": Broken(
         {"learning_rate": "learning_rate=5e-05"},
+        hydra={"learning_rate": float("nan")},
+        json={"optimizer": DROP, "scheduler": DROP},
     ),
-    "a task that is none": ({"task": "causal_lmm"}, {}, {}, {"task": "task=causal_lm"}),
-    "training data that is not there": (
-        {"data_config.train_file": [SAMPLE, SAMPLE.replace("webdocs", "webdoc")]},
-        {},
-        {},
+    "a task that is none": Broken({"task": "task=causal_lm"}, hydra={"task": "causal_lmm"}),
+    "training data that is not there": Broken(
         {"data_config.train_file": "correct it"},
+        hydra={"data_config.train_file": [SAMPLE, SAMPLE.replace("webdocs", "webdoc")]},
     ),
-    "a held-out file that is not there": (
-        {"data_config.validation_file": "nowhere/held_out.jsonl.gz"},
-        {},
-        {},
+    "a held-out file that is not there": Broken(
         {"data_config.validation_file": "eval_steps=0"},
+        hydra={"data_config.validation_file": "nowhere/held_out.jsonl.gz"},
     ),
-    "prepared data that is not there": (
-        {"data_config.prepared": "nowhere"},
-        {},
-        {},
-        {"data_config.prepared": "bsmeta.data.prepare"},
+    "prepared data that is not there": Broken(
+        {"data_config.prepared": "bsmeta.data.prepare"}, hydra={"data_config.prepared": "nowhere"}
     ),
-    "a model's shape that is not there": (
-        {"model_config_file": "examples/model/confg.json"},
-        {},
-        {},
+    "a model's shape that is not there": Broken(
         {"model_config_file": "correct model_config_file"},
+        hydra={"model_config_file": "examples/model/confg.json"},
     ),
-    "a tokenizer that is not there": (
-        {"tokenizer_name": "./tokenizer"},
-        {},
-        {},
-        {"tokenizer_name": "correct tokenizer_name"},
+    "a tokenizer that is not there": Broken(
+        {"tokenizer_name": "correct tokenizer_name"}, hydra={"tokenizer_name": "./tokenizer"}
     ),
-    "a checkpoint that is not there": (
-        {"resume_from_checkpoint_dir": "lastest"},
-        {},
-        {},
-        {"resume_from_checkpoint_dir": "=latest"},
+    "a checkpoint that is not there": Broken(
+        {"resume_from_checkpoint_dir": "=latest"}, hydra={"resume_from_checkpoint_dir": "lastest"}
     ),
-    "metadata of no such position": (
-        {"data_config.metadata_config.metadata_position": "prepended"},
-        {},
-        {},
+    "metadata of no such position": Broken(
         {"data_config.metadata_config.metadata_position": "metadata_position=prepend"},
+        hydra={"data_config.metadata_config.metadata_position": "prepended"},
     ),
-    "an extra step behind the end": (
-        {"extra_steps_to_eval_save_at": [2, 1001]},
-        {},
-        {},
+    "an extra step behind the end": Broken(
         {"extra_steps_to_eval_save_at": "drop 1001"},
+        hydra={"extra_steps_to_eval_save_at": [2, 1001]},
     ),
-    "a seed that numpy cannot take": ({"seed": 2**32}, {}, {}, {"seed": "seed=42"}),
-    "an endless decay": (
-        {"weight_decay": float("inf")},
-        {"optimizer": DROP},
-        {},
+    "a seed that numpy cannot take": Broken({"seed": "seed=42"}, hydra={"seed": 2**32}),
+    "an endless decay": Broken(
         {"weight_decay": "weight_decay=0"},
+        hydra={"weight_decay": float("inf")},
+        json={"optimizer": DROP},
     ),
-    "a model on the Hub without an owner": (
-        {"push_to_hub": "my-model"},
-        {},
-        {},
-        {"push_to_hub": "push_to_hub=me/my-model"},
+    "a model on the Hub without an owner": Broken(
+        {"push_to_hub": "push_to_hub=me/my-model"}, hydra={"push_to_hub": "my-model"}
     ),
-    "a model on the Hub with a space": (
-        {"push_to_hub": "me/my model"},
-        {},
-        {},
-        {"push_to_hub": "push_to_hub=me/my-model"},
+    "a model on the Hub with a space": Broken(
+        {"push_to_hub": "push_to_hub=me/my-model"}, hydra={"push_to_hub": "me/my model"}
     ),
-    "recomputation that DeepSpeed would not do": (
-        {},
-        {"activation_checkpointing": {"partition_activations": True}},
-        {},
+    "recomputation that DeepSpeed would not do": Broken(
         {"activation_checkpointing": "gradient_checkpointing"},
+        json={"activation_checkpointing": {"partition_activations": True}},
     ),
-    "a tracker of DeepSpeed's own": (
-        {},
-        {"wandb": {"enabled": True}},
-        {},
-        {"wandb": "trackers"},
+    "a tracker of DeepSpeed's own": Broken(
+        {"wandb": "trackers"}, json={"wandb": {"enabled": True}}
     ),
-    "a checkpoint in pieces on every machine": (
-        {},
-        {"checkpoint": {"use_node_local_storage": True}},
-        {},
+    "a checkpoint in pieces on every machine": Broken(
         {"checkpoint.use_node_local_storage": "delete it"},
+        json={"checkpoint": {"use_node_local_storage": True}},
     ),
-    "offload with an optimizer that DeepSpeed refuses": (
-        {},
-        {"zero_optimization.offload_optimizer": {"device": "cpu"}},
-        {},
+    "offload with an optimizer that DeepSpeed refuses": Broken(
         {"zero_force_ds_cpu_optimizer": '"zero_force_ds_cpu_optimizer": false'},
+        json={"zero_optimization.offload_optimizer": {"device": "cpu"}},
     ),
-    "clipping exported": (
-        {},
-        {},
-        {"gradient_clipping": 1.0},
-        {"gradient_clipping": "or pass gradient_clipping=1.0"},
+    "clipping exported": Broken(
+        {"gradient_clipping": "or pass gradient_clipping=1.0"}, launch={"gradient_clipping": 1.0}
     ),
-    "a compiler in accelerate's file": (
-        {},
-        {},
-        {"compiler": "INDUCTOR"},
-        {"dynamo_backend": "torch_compile=true"},
+    "a compiler in accelerate's file": Broken(
+        {"dynamo_backend": "torch_compile=true"}, launch={"compiler": "INDUCTOR"}
     ),
-    "a misspelt key of accelerate's file": (
-        {},
-        {},
-        {"unknown": ("num_proceses",)},
-        {"num_proceses": "correct the name"},
+    "a misspelt key of accelerate's file": Broken(
+        {"num_proceses": "correct the name"}, launch={"unknown": ("num_proceses",)}
     ),
-    "tasks of SLURM without a launcher": (
-        {},
-        {"train_batch_size": "auto"},
-        {"num_processes": 1, "alone_in_step": 4},
+    "tasks of SLURM without a launcher": Broken(
         {"WORLD_SIZE": "torchrun"},
+        json={"train_batch_size": "auto"},
+        launch={"num_processes": 1, "alone_in_step": 4},
     ),
-    "a rank outside of the world": ({}, {}, {"rank": 2}, {"RANK": "one launcher"}),
-    "processes that cannot meet": (
-        {},
-        {},
-        {"unset": ("MASTER_ADDR",)},
-        {"MASTER_ADDR": "unset WORLD_SIZE"},
+    "a rank outside of the world": Broken({"RANK": "one launcher"}, launch={"rank": 2}),
+    "processes that cannot meet": Broken(
+        {"MASTER_ADDR": "unset WORLD_SIZE"}, launch={"unset": ("MASTER_ADDR",)}
     ),
-    "machines that cannot meet": (
-        {},
-        {"train_batch_size": "auto"},
-        {"num_processes": 4, "machines": 3, "machine_rank": 3, "main_process_port": 0},
+    "machines that cannot meet": Broken(
         {
             "num_processes": "experiments/several_machines.sh",
             "machine_rank": "machine_rank: 0 on the first",
             "main_process_ip": "main_process_ip: ADDRESS",
             "main_process_port": "main_process_port: 29500",
         },
+        json={"train_batch_size": "auto"},
+        launch={"num_processes": 4, "machines": 3, "machine_rank": 3, "main_process_port": 0},
     ),
-    "five faults": (
-        {"learning_rate": -1.0, "data_config.metadata_config.max_seq_len": 0, "task": "causal"},
-        {"gradient_accumulation_steps": 4, "optimizer": DROP, "scheduler": DROP},
-        {"mixed_precision": "fp16"},
+    "five faults": Broken(
         {
             "task": "task=causal_lm",
             "learning_rate": "learning_rate=",
@@ -815,17 +612,23 @@ BROKEN: dict[str, tuple[dict[str, Any], dict[str, Any] | str, dict[str, Any], di
             "mixed_precision": "leave mixed_precision out",
             "gradient_accumulation_steps": 'write "auto"',
         },
+        hydra={
+            "learning_rate": -1.0,
+            "data_config.metadata_config.max_seq_len": 0,
+            "task": "causal",
+        },
+        json={"gradient_accumulation_steps": 4, "optimizer": DROP, "scheduler": DROP},
+        launch={"mixed_precision": "fp16"},
     ),
-    "metadata and the JSON": (
-        {"data_config.metadata_config.metadata_probability": 1.5},
-        {"gradient_clipping": 2.0},
-        {},
+    "metadata and the JSON": Broken(
         {
             "data_config.metadata_config.metadata_probability": "metadata_probability=0.5",
             "gradient_clipping": "gradient_clipping",
         },
+        hydra={"data_config.metadata_config.metadata_probability": 1.5},
+        json={"gradient_clipping": 2.0},
     ),
-    "a negative interval": ({"save_steps": -1}, {}, {}, {"save_steps": "save_steps=1"}),
+    "a negative interval": Broken({"save_steps": "save_steps=1"}, hydra={"save_steps": -1}),
 }
 
 
@@ -836,8 +639,8 @@ def test_broken_configuration_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    hydra, document, changes, expected = BROKEN[name]
-    config, launch = made(tmp_path, hydra, document, changes)
+    broken = BROKEN[name]
+    config, launch = made(tmp_path, broken.hydra, broken.json, broken.launch)
     monkeypatch.setattr(checks, "read_launch", lambda *_: launch)
     unmade = dataclasses.replace(
         TASKS["causal_lm"], make=lambda _: pytest.fail("the task was made")
@@ -849,8 +652,8 @@ def test_broken_configuration_is_refused(
     message = capsys.readouterr().err
     assert message.startswith("configuration error: ")
     problems = re.findall(r"^\d+\. (\S+|\(the file\)) in (.*)\n   Fix: (.*)$", message, re.M)
-    assert [key for key, _, _ in problems] == list(expected)
-    for (_, where, fix), part in zip(problems, expected.values(), strict=True):
+    assert [key for key, _, _ in problems] == list(broken.fixes)
+    for (_, where, fix), part in zip(problems, broken.fixes.values(), strict=True):
         assert "found " in where
         assert "expected " in where
         assert part in fix

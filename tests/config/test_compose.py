@@ -55,11 +55,9 @@ def test_the_saved_configuration_reads_back_the_same(tmp_path: Path) -> None:
     config = compose(CausalLMConfig, "demo", ["data_config.exclude=[a.gz]"])
     (tmp_path / "config.yaml").write_text(to_yaml(config))
     assert load_resolved(tmp_path / "config.yaml", CausalLMConfig) == config
-    again = load_resolved(tmp_path / "config.yaml", CausalLMConfig, ["seed=7"])
-    assert again.seed == 7
     same = start(tmp_path, "--config-dir", ".", "--config-name", "config", "check_only=true")
     assert (same.returncode, same.stderr) == (0, "")
-    assert "0.004 after 30 updates" in same.stdout
+    assert "0.004 after 30 steps" in same.stdout
 
 
 def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

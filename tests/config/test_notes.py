@@ -120,7 +120,7 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
     ]
     assert notes(config) == [
-        f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 updates",
+        f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 steps",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
     ]
     for name in ("demo", "v2"):

@@ -43,7 +43,7 @@ def test_a_file_of_ones_own_wins_over_the_projects(tmp_path: Path) -> None:
     done = start(tmp_path, "--config-dir", "mine", "--config-name", "v2", CHECK)
     assert (done.returncode, done.stderr) == (0, "")
     table = rows(done.stdout)
-    assert table["updates"].startswith("7 x ")
+    assert table["steps"].startswith("7 x ")
     assert "0.25" in table["learning rate"]
     webdocs = REPOSITORY / "hydra_configs" / "data" / "webdocs.yaml"
     assert sorted(table["configuration"].replace(" ", "").split(",")) == [

@@ -75,7 +75,7 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     assert check(config, LAUNCH, ROWS).deepspeed_config is None
     rows = dict(summary(config, LAUNCH, ROWS))
     assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
-    assert rows["updates"] == "those of 2 epochs"
+    assert rows["steps"] == "those of 2 epochs"
     assert "model" not in rows
 
 

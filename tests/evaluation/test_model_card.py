@@ -55,7 +55,7 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
         "pipeline_tag": "text-generation",
         "tags": ["bsmeta", "metadata"],
     }
-    assert "from random weights, for 8 updates (12,345 tokens)" in card
+    assert "from random weights, for 8 steps (12,345 tokens)" in card
     assert (
         "Title: The first program | url: https://en.example.org/history/first-program.html | "
         "Datasource: en.example.org > history > first program | "
@@ -65,12 +65,12 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
     assert (
         "| `title` | `Title: The first program \\|\\|\\| Ada Lovelace wrote a program.` |" in card
     )
-    assert "At update 8, on 16 held-out documents, over identical text bytes." in card
+    assert "At step 8, on 16 held-out documents, over identical text bytes." in card
     assert "-0.3750 to -0.1250 (95% bootstrap interval)" in card
     assert "| bits per byte with all metadata, same text | 2.2500 |" in card
     assert "accelerate launch bsmeta/train.py --config-name demo 'data_config.a=1 2'\n" in card
     assert "| held-out shard | c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz |" in card
-    assert "| loss of the last update | 4.2500 nats per token |" in card
+    assert "| loss of the last step | 4.2500 nats per token |" in card
     assert (
         "python bsmeta/generate.py checkpoint=THIS_FOLDER "
         """'metadata={title: "The first program"}' 'prompt="Ada Lovelace"'\n"""

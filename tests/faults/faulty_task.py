@@ -116,7 +116,7 @@ class UnportableError(LookupError):
 
 
 def read_late() -> None:
-    """Has the loop begin each update before it has read the one before, as on a GPU."""
+    """Has the loop begin each step before it has read the one before, as on a GPU."""
     from bsmeta.training import trainer
 
     class LateRunner(trainer.StepRunner):

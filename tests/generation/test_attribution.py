@@ -134,7 +134,7 @@ def test_a_model_that_knows_is_always_right(
     assert metrics["majority_class"]["share"] == 0.5
     assert metrics["majority_label"] == "one.org"
     assert metrics["mean_bits_of_the_truth"] < 0.2
-    assert [(row["told"], row["guessed"]) for row in by_candidate(found)] == [
+    assert [(row["correct"], row["guessed"]) for row in by_candidate(found)] == [
         (6, 6),
         (4, 4),
         (2, 2),
@@ -182,7 +182,7 @@ def test_figures_by_hand() -> None:
     assert by_candidate(found)[1] == {
         "label": "b",
         "documents": 1,
-        "told": 0,
+        "correct": 0,
         "guessed": 1,
         "most_often_taken_for": "a",
     }

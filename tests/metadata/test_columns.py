@@ -23,7 +23,7 @@ def line(row: object, **kwargs: Any) -> bytes:
 
 
 def cut(text: bytes) -> tuple[bytes, bytes] | None:
-    parts = cut_column(text, b'"metadata_html"', others=b'"metadata')
+    parts = cut_column(text, b'"metadata_html"')
     return parts and (parts[0], bytes(parts[1]))
 
 

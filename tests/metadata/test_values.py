@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bsmeta.metadata.metadata_type import readable_url, year_and_month
 from bsmeta.metadata.records import BadDocument
-from bsmeta.metadata.values import readable_url, year_and_month
 from tests.metadata.helpers import config, local, render, world
 
 

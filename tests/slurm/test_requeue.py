@@ -34,7 +34,7 @@ def losses(steps: dict[int, dict[str, Any]]) -> dict[int, float]:
 
 
 def number_of_steps(folder: Path, steps: Steps) -> int:
-    """The updates that take this machine, as it is now, as long as they have to."""
+    """The number of steps that take long enough on this machine, as it is now."""
     code, output = run(
         folder, "train.sh", *OVERRIDES, "max_train_steps=40", "out_dir=probe", BSMETA_CONFIG="demo"
     )

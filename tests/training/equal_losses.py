@@ -3,7 +3,7 @@
 `VARIANTS` (JSON in the environment): a list of {"name", keys of the schema…}, and
 
     stage: of ZeRO; none: torch's own engine
-    lag: updates that are not read before the next is made, as on a GPU
+    lag: steps that are not read before the next is made, as on a GPU
     nan: the step in which the loss is not a number
 
 The variant `bare` is no trainer: model, optimizer, clipping, and nothing else. Rank 0 prints one

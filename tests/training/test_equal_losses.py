@@ -71,7 +71,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
         assert [one[name] for name in same] == [other[name] for name in same]
     trace = json.loads((tmp_path / "ours/profile/steps-3-4-rank0.json").read_text())
     names = [event.get("name") for event in trace["traceEvents"] if event.get("ph") == "X"]
-    assert names.count("bsmeta: forward pass") == 4  # 2 updates of 2 micro-batches
+    assert names.count("bsmeta: forward pass") == 4  # 2 steps of 2 micro-batches
     for name in ("waiting for data", "backward pass", "all-reduce", "optimizer"):
         assert f"bsmeta: {name}" in names
 
@@ -79,7 +79,7 @@ def test_a_bare_loop_and_every_optional_kernel(launch: Launch, tmp_path: Path) -
 def test_a_step_that_is_not_finite_is_left_out_on_the_device(
     launch: Launch, tmp_path: Path
 ) -> None:
-    """Read at once or, as on a GPU, when the next update is under way: the same run."""
+    """Read at once or, as on a GPU, when the next step is under way: the same run."""
     skip = {"on_nonfinite": "skip", "nan": 3}
     variants = [{"name": "now", **skip}, {"name": "later", "lag": 1, **skip}]
     found = results(launch, tmp_path, 8, variants)

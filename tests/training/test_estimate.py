@@ -164,11 +164,11 @@ def test_a_probe_measures_and_leaves_nothing(
     said = " ".join(ended.stdout.split())
     assert "parameters 1,328,256, of which trainable 1,328,256, in embeddings 524,288" in said
     assert PRINTED[stage] in said
-    assert "probe 1 updates, after 1 to warm up" in said
+    assert "probe 1 steps, after 1 to warm up" in said
     # What this rank holds beside what was counted: ZeRO-2 keeps float32 weights and moments of half
     # of the parameters, ZeRO-3 half of the weights, too.
     *_, weights, _, optimizer = re.findall(r"[\d.]+ MiB", PRINTED[stage])
     counted = f"weights {weights} (counted {weights}), optimizer {optimizer} (counted {optimizer})"
     assert counted in said
-    assert re.search(r"time to finish 600 updates x [\d.]+ s = ", said)
+    assert re.search(r"time to finish 600 steps x [\d.]+ s = ", said)
     assert re.search(r"tokens/s [\d,]+ on all devices", said)

@@ -1,4 +1,4 @@
-"""The learning rate as a function of the update, and which parameters are decayed."""
+"""The learning rate as a function of the step, and which parameters are decayed."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
 
 
 def train_and_resume(launch: Launch, folder: Path, trackers: str, **environ: str) -> Path:
-    """Eight updates, and then the last four again from a checkpoint."""
+    """Eight steps, and then the last four again from a checkpoint."""
     run = folder / "run"
     keys = [f"trackers=[{trackers}]", "max_train_steps=8", "save_steps=4", "eval_steps=0"]
     keys += ["num_warmup_steps=2", f"out_dir={run}", "run_name=project"]

@@ -35,11 +35,7 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
 def start_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields problems that depend on the launch or the DeepSpeed JSON.
-
-    Args:
-        document: The DeepSpeed JSON, if one is used and could be read.
-    """
+    """Yields problems that depend on the launch or the DeepSpeed JSON."""
     yield from _streams(config, launch)
     yield from _held_out(config)
     yield from speed_problems(config, launch, document)
@@ -78,11 +74,7 @@ FLASH, FLEX = "flash_attention_2", "flex_attention"
 def speed_problems(
     config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
 ) -> Iterator[Problem]:
-    """Yields options that cannot run here, and keys without effect.
-
-    Args:
-        document: The DeepSpeed JSON, if one is used and could be read.
-    """
+    """Yields options that cannot run here, and keys without effect."""
     yield from _attention(config, launch)
     if config.liger_kernel:
         yield from _only_on_gpus("liger_kernel", True, launch, "liger_kernel=false")

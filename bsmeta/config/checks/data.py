@@ -50,19 +50,21 @@ def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
 def _source_problems(config: DataConfig) -> Iterator[Problem]:
     """Yields sources without a name, a file or a weight, of equal names, or beside `train_file`."""
     names = [source.name for source in config.sources]
-    for number, one in enumerate(config.sources):
+    for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
-        yield from bound_problems(one, f"{key}.")
-        yield from _column_problems(f"{key}.columns", one.columns)
-        if not re.fullmatch(r"[\w.-]+", one.name):
+        yield from bound_problems(source, f"{key}.")
+        yield from _column_problems(f"{key}.columns", source.columns)
+        if not re.fullmatch(r"[\w.-]+", source.name):
             expected = "a name of letters, digits, dots, hyphens and underscores"
-            yield Problem(f"{key}.name", HYDRA, show(one.name), expected, f"{key}.name=web")
-        elif one.name in names[:number]:
+            yield Problem(f"{key}.name", HYDRA, show(source.name), expected, f"{key}.name=web")
+        elif source.name in names[:number]:
             expected = "a name of its own: another source has this one"
-            yield Problem(f"{key}.name", HYDRA, show(one.name), expected, f"rename one {one.name}")
-        if not one.train_file:
+            yield Problem(
+                f"{key}.name", HYDRA, show(source.name), expected, f"rename one {source.name}"
+            )
+        if not source.train_file:
             fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
-            yield Problem(f"{key}.train_file", HYDRA, show(one.train_file), "its shards", fix)
+            yield Problem(f"{key}.train_file", HYDRA, show(source.train_file), "its shards", fix)
     weights = [source.weight for source in config.sources]
     if (
         weights

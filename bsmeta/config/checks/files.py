@@ -66,7 +66,7 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
         found = f"{show(held_out)}, which is a folder"
         yield Problem("data_config.validation_file", HYDRA, found, "one file", fix)
     elif config.eval_steps > 0:
-        expected = "the held-out shard, which is read every eval_steps updates"
+        expected = "the held-out shard, which is read for each evaluation"
         fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
         yield missing("data_config.validation_file", held_out, expected, fix)
 

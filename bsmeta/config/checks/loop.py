@@ -33,7 +33,7 @@ def value_problems(config: RunConfig) -> Iterator[Problem]:
     yield from bound_problems(config)
     for step in config.extra_steps_to_eval_save_at:
         if not 1 <= step <= config.max_train_steps and config.num_train_epochs is None:
-            expected = f"updates of the run, from 1 to {config.max_train_steps} (max_train_steps)"
+            expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"
             fix = f"drop {step} from extra_steps_to_eval_save_at"
             yield Problem("extra_steps_to_eval_save_at", HYDRA, show(step), expected, fix)
     if config.push_to_hub is not None and not REPOSITORY.fullmatch(config.push_to_hub):
@@ -63,11 +63,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 def loop_problems(
     config: RunConfig, launch: Launch, document: Mapping[str, Any] | None, entry: TaskEntry
 ) -> Iterator[Problem]:
-    """Yields problems with the settings of the training loop.
-
-    Args:
-        document: The DeepSpeed JSON, if one is used and could be read.
-    """
+    """Yields problems with the settings of the training loop."""
     stage = None if document is None else look_up(document, STAGE)
     if config.on_nonfinite == "skip" and stage == 0:
         expected = '"stop": without ZeRO, DeepSpeed has put a bad gradient into the weights already'
@@ -121,10 +117,10 @@ def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
 def _profile(config: RunConfig) -> Iterator[Problem]:
     steps = config.profile_steps
     if len(steps) != 2 or not 1 <= steps[0] <= steps[1]:
-        expected = "two numbers: the first and the last update of the trace, from 1"
+        expected = "two numbers: the first and the last step of the trace, from 1"
         yield Problem("profile_steps", HYDRA, show(list(steps)), expected, "profile_steps=[10,12]")
     elif config.profile and config.num_train_epochs is None and steps[1] > config.max_train_steps:
-        expected = f"updates of the run, which makes {config.max_train_steps} (max_train_steps)"
+        expected = f"steps of the run, which makes {config.max_train_steps} (max_train_steps)"
         last = config.max_train_steps
         fix = f"profile_steps=[{max(1, last - 2)},{last}]"
         yield Problem("profile_steps", HYDRA, show(list(steps)), expected, fix)

@@ -157,12 +157,7 @@ class _Header(tarfile.TarInfo):
 
 
 class _Bounded:
-    """A file that may be read up to a limit: decompressed content has no end of its own.
-
-    Args:
-        archive: The archive, for the message.
-        most: The most bytes to read.
-    """
+    """A file that may be read up to a limit: decompressed content has no end of its own."""
 
     def __init__(self, archive: Path, content: IO[bytes], most: int) -> None:
         self._archive = archive

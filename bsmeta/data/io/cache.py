@@ -86,9 +86,6 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes arrays to a file atomically, even if the machine crashes.
 
     The file's permissions follow the user's umask: others may share the folder.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     written = path.with_name(f"{uuid.uuid4().hex}.tmp")
     try:
@@ -130,7 +127,6 @@ class BlockCache:
 
         Args:
             key: What identifies its content.
-            size: Its size in bytes.
             make: Produces the block; its errors propagate.
             cancelled: Stops waiting for another process; the block is then produced here.
         """

@@ -42,7 +42,6 @@ class Source:
 
     Attributes:
         address: http(s):// or file://.
-        bytes: Its size.
         sha256: Its hash, in hexadecimal.
     """
 

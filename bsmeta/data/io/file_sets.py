@@ -37,7 +37,6 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
     Attributes:
         path: Its name in the target folder.
         address: http(s)://, file://, or relative.
-        bytes: Its size.
         sha256: Its hash, in hexadecimal.
         unpack: The folder (in the target folder) that an archive is unpacked to.
         unpacked_bytes: The bytes of its files together, at most.
@@ -121,11 +120,7 @@ def _collisions(names: list[str]) -> Iterator[str]:
 
 
 class FileSet:
-    """The files of a manifest in a folder.
-
-    Args:
-        keep_archives: Keep archives that were unpacked.
-    """
+    """The files of a manifest in a folder."""
 
     def __init__(self, entries: list[Entry], folder: Path, *, keep_archives: bool) -> None:
         self._folder = folder

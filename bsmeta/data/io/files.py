@@ -38,9 +38,6 @@ def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
 
     Args:
         blocks: Number of the most recently read blocks to keep in memory, if it is on the Hub.
-
-    Raises:
-        OSError: If it is a local file that cannot be read.
     """
     if isinstance(path, FileRef):
         return cast(BinaryIO, HubFile(path, blocks))
@@ -205,9 +202,6 @@ class HubFile(AbstractBufferedFile):
 
     Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: an
     unreachable file must not be mistaken for the end of a shard.
-
-    Args:
-        blocks: Number of blocks to keep in memory.
     """
 
     def __init__(self, ref: FileRef, blocks: int = 1) -> None:

@@ -78,7 +78,6 @@ class FileRef:
         repo: `owner/name` of the data set.
         commit: Hash of the commit.
         file: Path in the data set.
-        size: Size in bytes.
         etag: Hash of the content: SHA-256 for a large file, the Git hash (SHA-1) for others.
         settings: How it is read.
     """
@@ -142,9 +141,6 @@ class Retries:
 
     def wait(self, what: str, error: TransientError) -> None:
         """Waits after a failure, with jitter, so that processes do not all retry at once.
-
-        Args:
-            what: What failed, for the message.
 
         Raises:
             DataError: If the retries are exhausted.

@@ -153,11 +153,7 @@ def hub_files(
 
 
 def list_files(pattern: HubPattern, settings: HubSettings) -> list[FileRef]:
-    """The files in the folder of a pattern (and below it, for a deep one).
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached.
-    """
+    """The files in the folder of a pattern (and below it, for a deep one)."""
     kept = Path(settings.folder) / "listings"
     of_revision = kept / listing_name(pattern, pattern.revision)
     if constants.is_offline_mode():
@@ -185,11 +181,7 @@ def list_files(pattern: HubPattern, settings: HubSettings) -> list[FileRef]:
 
 @cache
 def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
-    """The commit of a revision; resolved once, so that a run reads only one commit.
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached.
-    """
+    """The commit of a revision; resolved once, so that a run reads only one commit."""
     if COMMIT.fullmatch(revision):
         return revision
     url = f"{endpoint}/api/datasets/{repo}/revision/{quote(revision, safe='')}"
@@ -200,11 +192,7 @@ def commit_of(repo: str, revision: str, retries: int, endpoint: str) -> str:
 
 
 def fetch_tree(pattern: HubPattern, commit: str, retries: int) -> list[tuple[str, int, str]]:
-    """Path, size and hash of each file in the folder of a pattern.
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached.
-    """
+    """Path, size and hash of each file in the folder of a pattern."""
     folder = f"/{quote(pattern.folder, safe='')}" if pattern.folder else ""
     url = f"{constants.ENDPOINT}/api/datasets/{pattern.repo}/tree/{commit}{folder}"
     url += f"?recursive={pattern.is_deep}&expand=False"

@@ -122,11 +122,7 @@ class IndexCache:
 
 
 def build_index(path: str | FileRef) -> ShardIndex:
-    """The access points of a shard, from one pass over it.
-
-    Raises:
-        OSError: If the shard is damaged.
-    """
+    """The access points of a shard, from one pass over it."""
     if str(path).endswith(".gz"):
         return gzip_index(path)
     if str(path).endswith(".zst"):
@@ -139,11 +135,7 @@ def build_index(path: str | FileRef) -> ShardIndex:
 
 
 def zst_index(path: str | FileRef) -> ShardIndex:
-    """The frames of a Zstandard file that begin at least `SPACING` bytes of content apart.
-
-    Raises:
-        OSError: If the file is damaged.
-    """
+    """The frames of a Zstandard file that begin at least `SPACING` bytes of content apart."""
     points: list[tuple[int, int, int, int]] = []
     raw = lines = frame = 0
     with open_file(path) as file:

@@ -62,7 +62,6 @@ def content(path: str, file: BinaryIO, point: AccessPoint | None = None) -> Iter
 
     Args:
         path: Its suffix determines the format: `.gz`, `.zst`, or plain.
-        file: The open file.
         point: Where to start; None starts at the beginning.
 
     Raises:

@@ -61,9 +61,6 @@ def open_shard(
         indexes: Where access points of a compressed shard may be found.
         columns: The columns that are needed (see `mapping.Decoder`); a Parquet shard is
             read without the others. None reads all.
-
-    Raises:
-        OSError: If it is a local file that cannot be opened.
     """
     if is_parquet(path):
         from bsmeta.data.io.parquet import ParquetReader
@@ -190,11 +187,9 @@ class LineReader:
         return line
 
 
-def first_lines(
-    path: str | FileRef, count: int, columns: Collection[str] | None = None
-) -> list[bytes]:
-    """The first lines of a shard; see `open_shard`."""
-    reader = open_shard(path, columns=columns)
+def first_lines(path: str | FileRef, count: int) -> list[bytes]:
+    """The first lines of a shard, with all columns."""
+    reader = open_shard(path)
     lines = [bytes(line) for line in reader.read(0, count)]
     reader.close()
     return lines

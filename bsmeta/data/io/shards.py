@@ -92,11 +92,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
 
 def entries_of(config: DataConfig) -> list[str]:
-    """The entries of `train_file` and `dataset_name`: paths and globs, also `hf://`.
-
-    Raises:
-        ConfigurationError: If neither is set.
-    """
+    """The entries of `train_file` and `dataset_name`: paths and globs, also `hf://`."""
     entries = config.train_file
     if not entries:
         if config.dataset_name:
@@ -165,11 +161,7 @@ def what_it_is(path: str) -> str:
 
 
 def hub_settings(config: DataConfig) -> HubSettings:
-    """The configured settings for reading files from the Hub.
-
-    Raises:
-        ConfigurationError: If a value is invalid.
-    """
+    """The configured settings for reading files from the Hub."""
     check_data(config)
     folder = Cache(config.cache_dir).folder / "hub"
     return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
@@ -249,9 +241,6 @@ def shards_fingerprint(
 
     Args:
         opened: Opens a shard that is not on the Hub.
-
-    Raises:
-        DataError: If a shard cannot be read.
     """
     refs = {shard.name: shard.path for shard in shards if isinstance(shard.path, FileRef)}
     others = [shard for shard in shards if shard.name not in refs]
@@ -266,11 +255,7 @@ def shards_fingerprint(
 
 
 def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
-    """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between."""
     found = xxhash.xxh3_64()
     last = max(shard.size - SAMPLE_BYTES, 0)
     try:

@@ -35,9 +35,6 @@ def fingerprint(
 ) -> dict[str, Any]:
     """Everything that determines the sequences of a run; JSON-serializable.
 
-    Args:
-        shards: See `shards_fingerprint`.
-
     Raises:
         DataError: If the held-out file is on the Hub, which cannot be reached.
     """

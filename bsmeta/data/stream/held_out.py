@@ -34,11 +34,7 @@ BATCH = 256
 
 
 class HeldOutDocuments:
-    """The texts and URLs that must not be trained on.
-
-    Args:
-        fingerprints: Fingerprints of texts and URLs.
-    """
+    """The texts and URLs that must not be trained on."""
 
     def __init__(self, fingerprints: np.ndarray) -> None:
         self._fingerprints = frozenset(fingerprints.tolist())
@@ -48,10 +44,6 @@ class HeldOutDocuments:
         cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
     ) -> HeldOutDocuments:
         """Builds them from a file.
-
-        Args:
-            cache: Where they are kept.
-            columns: `data_config.columns`.
 
         Raises:
             OSError: If the file cannot be read.

@@ -65,7 +65,6 @@ class LogicalStream:
         """The sequences from a position on.
 
         Args:
-            position: Where to start.
             epochs: Number of the epoch to stop before; None never stops.
 
         Raises:
@@ -165,9 +164,6 @@ class LiveStreams:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-
-    Attributes:
-        fingerprint: Everything that determines the sequences.
 
     Raises:
         ConfigurationError: If a key has an invalid value, or there are too many streams.
@@ -269,11 +265,7 @@ def check_streams_have_documents(
 
 
 def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
-    """The documents that must not be trained on; None without a validation file.
-
-    Raises:
-        DataError: If the validation file cannot be read.
-    """
+    """The documents that must not be trained on; None without a validation file."""
     path = validation_path(config)
     if path is None:
         return None
@@ -298,7 +290,6 @@ def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) 
 
     Args:
         max_train_steps: Steps of the run, which the schedule's shares divide.
-        global_batch_size: Sequences per step over all processes.
     """
     starts = phase_starts(config.metadata_config, max_train_steps)
     return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))

@@ -115,7 +115,6 @@ class PackedWindow:
     """The sequences of a window, in the order in which they are yielded.
 
     Args:
-        table: The other properties of the same chunks.
         packing: A key of `PACKINGS`.
         seed: Seed for the order of the sequences.
 

@@ -119,7 +119,7 @@ class Division:
     """How the sequences of a run are divided among streams, ranks and loader processes.
 
     Sequence g of the run (step t's j-th, g = t * global batch + j) is the next one of stream
-    g mod S, in a mixture of that of its source (`mixture`). Rank r takes the g = r (mod world
+    g mod S, in a mixture of that of its source (`SequenceOrder`). Rank r takes the g = r (mod world
     size), in order, and its loader processes take turns at these. So every stream always has
     exactly one reader.
     """
@@ -185,8 +185,8 @@ def sequences_done(positions: dict[int, Position], order: SequenceOrder) -> int:
     expected = [order.before(stream, done) for stream in order.streams]
     if emitted != expected or set(positions) - set(order.streams):
         raise ConfigurationError(
-            f"the saved data state is incomplete: its streams gave out {emitted} sequences, which "
-            "no run of whole steps does; it was not merged over all processes, or is damaged"
+            f"the saved data state is incomplete: its streams have yielded {emitted} sequences, "
+            "which no run of whole steps does; it was not merged over all processes, or is damaged"
         )
     return done
 

@@ -26,7 +26,7 @@ from bsmeta.data.stream.sources import corpora_fingerprint, open_corpora
 
 log = logging.getLogger(__name__)
 
-FORMAT = 4
+FORMAT = 5
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` for tokens that are targets; the other bits are the token type."""
@@ -38,7 +38,7 @@ COLUMNS = {
     "types": "types of each chunk's document",
     "documents": "shard (its place in the manifest) and number of each document",
     "rows": "where the tokens, chunks and documents of each sequence end",
-    "behind": "the position after each sequence",
+    "positions": "the position after each sequence",
     "counts": "sums for the log of each sequence",
 }
 
@@ -58,7 +58,7 @@ class PreparedStream:
         self._tokens, self._marks = columns["tokens"], columns["marks"]
         self._lengths, self._types = columns["lengths"], columns["types"]
         self._documents, self._counts = columns["documents"], columns["counts"]
-        self._rows, self._positions_after = columns["rows"], columns["behind"]
+        self._rows, self._positions = columns["rows"], columns["positions"]
 
     def __len__(self) -> int:
         """Number of sequences."""
@@ -66,7 +66,7 @@ class PreparedStream:
 
     def position_after(self, index: int) -> Position:
         """The position after a sequence; the beginning for -1."""
-        return Position(*self._positions_after[index].tolist()) if index >= 0 else Position()
+        return Position(*self._positions[index].tolist()) if index >= 0 else Position()
 
     def sequence(self, index: int) -> PackedSequence:
         """A sequence, as `LogicalStream` yielded it."""
@@ -91,12 +91,6 @@ class PreparedStream:
 
 class PreparedStreams:
     """All logical streams of a run: prepared first, then live.
-
-    Args:
-        config: `prepared` names the folder.
-
-    Attributes:
-        fingerprint: Everything that determines the sequences.
 
     Raises:
         ConfigurationError: If the folder was prepared for other data, or by another version.
@@ -147,9 +141,9 @@ class PreparedStreams:
         if done < len(prepared):
             position = prepared.position_after(len(prepared) - 1)
         log.info("stream %d continues live after its prepared epochs", stream)
-        yield from self._go_on(stream).sequences(stream, position)
+        yield from self._live_streams(stream).sequences(stream, position)
 
-    def _go_on(self, stream: int) -> LiveStreams:
+    def _live_streams(self, stream: int) -> LiveStreams:
         if self._live is None:
             try:
                 self._live = LiveStreams(*self._arguments)
@@ -187,23 +181,19 @@ def mapped(folder: Path, manifest: dict[str, Any], stream: int, column: str) -> 
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of prepared data.
-
-    Raises:
-        ConfigurationError: If it has another version.
-        DataError: If there is none.
-    """
+    """The manifest of prepared data."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (OSError, ValueError) as error:
         raise DataError(
             f"data_config.prepared={folder} holds no prepared data "
-            f"(python -m bsmeta.data.prepare ... out={folder} makes it): {error}"
+            f"(python -m bsmeta.data.prepare … out={folder} makes it): {error}"
         ) from error
     if manifest["format"] != FORMAT:
         raise ConfigurationError(
             f"data_config.prepared={folder} has format {manifest['format']}; this version reads "
-            f"format {FORMAT}; prepare it again"
+            f"format {FORMAT}: delete the folder, and run python -m bsmeta.data.prepare … "
+            f"out={folder} again"
         )
     return manifest
 

@@ -51,10 +51,7 @@ def check_columns(
     """Raises an error if none of the first documents has a path of the text or the metadata.
 
     Args:
-        config: The data of the run.
         name: The source; "" without a mixture.
-        shards: The shards of the source.
-        first_lines: Reads the first lines of a shard.
     """
     refuse([*_absent_paths(config, name, shards, first_lines)])
 
@@ -66,8 +63,10 @@ def _absent_paths(
     first_lines: Callable[[Shard, int], list[bytes]],
 ) -> list[Problem]:
     """The paths that are in no document of a few shards, nor in any of some more."""
-    places = [n for n, one in enumerate(config.sources) if one.name == name and one.columns]
-    key = f"data_config.sources.{places[0]}.columns" if places else "data_config.columns"
+    key = "data_config.columns"
+    for number, source in enumerate(config.sources):
+        if source.name == name and source.columns:
+            key = f"data_config.sources.{number}.columns"
     columns = {TEXT: TEXT, **source_configs(config)[name].columns}
     problems: list[Problem] = []
     for count in SHARDS:

@@ -47,9 +47,6 @@ class Source(Protocol):
             order: The shares in the order of the epoch.
             place: The share to start with.
             number: The window of that share to start with.
-
-        Raises:
-            DataError: If a shard cannot be read for a reason other than damaged data.
         """
 
 
@@ -118,12 +115,7 @@ class Corpus:
 
 
 def open_corpora(config: DataConfig) -> list[Corpus]:
-    """The corpora of a run, in the order of `data_config.sources`.
-
-    Raises:
-        ConfigurationError: If a key has an invalid value.
-        DataError: If shards are missing.
-    """
+    """The corpora of a run, in the order of `data_config.sources`."""
     corpora = []
     for name, data in source_configs(config).items():
         source = source_of(data)

@@ -107,11 +107,7 @@ class TensorFlowSource:
     def windows(
         self, epoch: int, order: Sequence[Share], place: int, number: int
     ) -> Iterator[PlacedWindow]:
-        """The windows of an epoch from a position on; see `Source`.
-
-        Raises:
-            DataError: If a shard cannot be read for another reason than damaged data.
-        """
+        """The windows of an epoch from a position on; see `Source`."""
         while place < len(order):
             blocks = self._blocks(order[place:], number)
             intact = True
@@ -128,7 +124,6 @@ class TensorFlowSource:
         Shards are opened and read in order, in parallel with their processing.
 
         Args:
-            shares: The shares.
             number: The window of the first share to start with.
         """
         data, count = self._tf.data, self._config.window_documents
@@ -209,7 +204,6 @@ class ShareReader:
     Args:
         number: The window to start with.
         blocks: Lines of its windows, and an empty block; then those of other shares.
-        count: Number of lines per window.
 
     Attributes:
         number: The next window.
@@ -228,11 +222,7 @@ class ShareReader:
         self._size = 0  # bytes of lines, including their ends
 
     def read(self, epoch: int) -> Window:
-        """The next window.
-
-        Raises:
-            DataError: If the shard cannot be read for a reason other than damaged data.
-        """
+        """The next window."""
         errors, shard = tensorflow().errors, self._share.shard
         numbers = self._share.documents(self.number, self._count)
         self.number += 1

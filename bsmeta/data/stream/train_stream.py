@@ -32,14 +32,10 @@ class TrainStream:
 
     Args:
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
-        global_batch_size: Sequences per step over all processes.
         max_train_steps: Steps of the run, which the shares of the metadata schedule divide; only
             needed with a schedule.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
-
-    Attributes:
-        fingerprint: Everything that determines the sequences of the stream.
 
     Raises:
         ConfigurationError: If a divisibility constraint is violated, a key has an unknown value,
@@ -106,11 +102,7 @@ class TrainStream:
         return {"streams": {}}
 
     def __iter__(self) -> Iterator[StepData]:
-        """The steps from the state on.
-
-        Raises:
-            DataError: If documents cannot be read or used.
-        """
+        """The steps from the state on."""
         config, metadata = self._config, self._config.metadata_config
         size = config.per_device_train_batch_size
         blocks = SequenceBlocks(

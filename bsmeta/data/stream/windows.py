@@ -47,7 +47,6 @@ class Window:
 
     Attributes:
         epoch: The epoch of the stream that reads them.
-        shard: Where they come from.
         numbers: Shard-level numbers of the documents that belong to it, increasing.
         lines: One document each, for the first of those numbers: fewer if the shard ends.
         damage: Why the shard cannot be read beyond them; empty if it can.
@@ -92,12 +91,6 @@ class WindowMaker:
         source: Name of the source in a mixture.
         held_out: Documents that must not be trained on.
         sample: Lines on which `tokenizer_backend` must agree with the tokenizer.
-
-    Attributes:
-        decoder: Decodes the lines.
-
-    Raises:
-        ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
     """
 
     def __init__(
@@ -137,7 +130,6 @@ class WindowMaker:
 
         Args:
             phase: The phase of the metadata schedule to sample metadata with.
-            leave_out: Numbers of documents to skip.
 
         Raises:
             DataError: If a document is bad or the shard is damaged, and `bad_documents` is strict;
@@ -145,10 +137,10 @@ class WindowMaker:
         """
         rejecter = Rejecter(self._config, window.shard)
         numbers, rendered = [], []
-        for number, one in self._render(window, rejecter, self._samplers[phase]):
+        for number, document in self._render(window, rejecter, self._samplers[phase]):
             if number not in leave_out:
                 numbers.append(number)
-                rendered.append(one)
+                rendered.append(document)
         if window.damage:
             read = len(window.lines)
             line = window.numbers[read] if read < len(window.numbers) else window.numbers[-1] + 1
@@ -206,7 +198,7 @@ class WindowMaker:
                     continue
                 types = sampler.draw(document, generator)
                 if donors is not None:
-                    document = donors.dress(index, document, SHUFFLED)
+                    document = donors.with_values(index, document, SHUFFLED)
                 rendered = self._renderer.render(document, types)
                 check_length(rendered, self._config)
             except BadDocument as error:
@@ -273,8 +265,8 @@ def batches_of(rendered: Sequence[Rendered]) -> Iterator[Sequence[Rendered]]:
     of long documents would be many gigabytes.
     """
     begin = size = 0
-    for place, one in enumerate(rendered):
-        length = len(one.body)
+    for place, document in enumerate(rendered):
+        length = len(document.body)
         if place > begin and size + length > ENCODED_AT_ONCE:
             yield rendered[begin:place]
             begin, size = place, 0

@@ -133,11 +133,7 @@ class RecordWriter:
             raise self._not_written(error) from error
 
     def write(self, record: Record) -> None:
-        """Appends a record.
-
-        Raises:
-            DataError: If it has other columns than the first (CSV), or cannot be written.
-        """
+        """Appends a record."""
         try:
             if self._is_json:
                 self._file.write(msgspec.json.encode(record).decode() + "\n")

@@ -62,11 +62,7 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
 
 
 def saved_key(folder: Path) -> dict[str, Any]:
-    """What a store was built from, as given to `open_store`; empty if there is no store.
-
-    Raises:
-        DataError: If the store is damaged.
-    """
+    """What a store was built from, as given to `open_store`; empty if there is no store."""
     found: dict[str, Any] = _read_key(folder)["key"] if folder.exists() else {}
     return found
 

@@ -168,7 +168,6 @@ class TableStream:
     """This rank's steps in the order of the run; endless, epoch after epoch.
 
     Args:
-        order: Which rows make up a step.
         collate: Builds a micro-batch; called in the loader workers.
         accumulation: Micro-batches per step, the same for each process and step.
         num_workers: Number of loader processes; 0 does all work in this process.

@@ -46,11 +46,7 @@ _UNDEFINED_IN_1252 = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")
 
 
 def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
-    """Opens a file, gzip or not: its content, and the file as it is on disk.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """Opens a file, gzip or not: its content, and the file as it is on disk."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a CSV file")
     if path.exists() and not path.is_file():

@@ -186,7 +186,6 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
 
     Args:
         name: A key of `BACKENDS`, or `auto`.
-        tokenizer: The oracle.
         sample: Texts on which the ids must match the oracle's.
 
     Returns:

@@ -45,22 +45,22 @@ class Chunk:
     @property
     def ids(self) -> np.ndarray:
         """Token ids (int32)."""
-        return self._behind(self.document.prefix_ids, self.document.ids)
+        return self._joined(self.document.prefix_ids, self.document.ids)
 
     @property
     def token_types(self) -> np.ndarray:
         """Token types (uint8): 0 for text and EOS, 1 + i for type metadata_list[i]."""
-        return self._behind(self.document.prefix_token_types, self.document.token_types)
+        return self._joined(self.document.prefix_token_types, self.document.token_types)
 
     @property
     def text_starts(self) -> np.ndarray:
         """First character of the original text in each token (int32); see `EncodedDocument`."""
-        return self._behind(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
+        return self._joined(np.zeros_like(self.document.prefix_ids), self.document.text_starts)
 
     @property
     def text_ends(self) -> np.ndarray:
         """End of the original text's characters in each token (int32)."""
-        return self._behind(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
+        return self._joined(np.zeros_like(self.document.prefix_ids), self.document.text_ends)
 
     @property
     def loss_mask(self) -> np.ndarray:
@@ -68,7 +68,7 @@ class Chunk:
 
         These are the first token of the chunk, which nothing predicts, and `masked_text`.
         """
-        mask = self._behind(self.document.prefix_targets, self.document.targets).copy()
+        mask = self._joined(self.document.prefix_targets, self.document.targets).copy()
         mask[[0, self.masked_text]] = False
         return mask
 
@@ -88,7 +88,7 @@ class Chunk:
         text = np.flatnonzero(token_types[first : self.stop] == 0)
         return self.prefix_length + first - self.start + int(text[0]) if len(text) else 0
 
-    def _behind(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    def _joined(self, prefix: np.ndarray, rest: np.ndarray) -> np.ndarray:
         part = rest[self.start : self.stop]
         return np.concatenate((prefix, part)) if self.prefixed else part
 

@@ -28,11 +28,7 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
 
 
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer in a folder or on the Hub.
-
-    Raises:
-        ConfigurationError: If it cannot be loaded.
-    """
+    """The tokenizer in a folder or on the Hub."""
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:

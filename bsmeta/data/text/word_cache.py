@@ -40,7 +40,6 @@ class WordMemory:
     """A backend that caches the ids of words; the ids are those of the wrapped backend.
 
     Args:
-        backend: Encodes the words that are not cached.
         tokenizer: The tokenizer that the backend implements. It splits by one of
             `SPACED_PATTERNS`, does not normalize the text, and its special tokens do not depend on
             the surrounding text.

@@ -34,7 +34,7 @@ def rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
             f"{length:,} a sequence",
         ),
         (
-            "updates",
+            "steps",
             f"{config.max_train_steps:,} x {batch * length:,} tokens = "
             f"{config.max_train_steps * batch * length:,} tokens",
         ),

@@ -54,7 +54,7 @@ LOWER_IS_BETTER = {
 class CausalLanguageModel:
     """Predicts the next token of text that has metadata before, in and after it.
 
-    Documents that are packed into one sequence do not attend to each other (`models.attention`),
+    Documents that are packed into one sequence do not attend to each other (`models.layers`),
     unless `data_config.cross_document_attention` is set.
     """
 

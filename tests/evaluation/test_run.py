@@ -7,15 +7,17 @@ import math
 import numpy as np
 import pytest
 
-from bsmeta.evaluation.model_pairs import ModelSums, compare_models
+from bsmeta.evaluation.results import DocumentSums, ModelReport
+from bsmeta.evaluation.run import compare_models
 
 LN2 = math.log(2)
 
 
-def model(name: str, bits: list[float], digests: list[int]) -> ModelSums:
+def model(name: str, bits: list[float], digests: list[int]) -> ModelReport:
     """A model that needs so many bits a byte for documents of ten bytes (0: not scored)."""
     sums = [[10.0 * (b > 0), 5.0, 10 * b * LN2, 10 * b * LN2, 5.0] for b in bits]
-    return ModelSums(name, digests, {"text": np.array(sums)})
+    names = [str(digest) for digest in digests]
+    return ModelReport(name, name, {}, [], DocumentSums(names, digests, {"text": np.array(sums)}))
 
 
 def test_models_are_paired_by_the_texts_that_both_scored() -> None:
