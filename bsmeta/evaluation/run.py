@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -126,27 +125,6 @@ def _evaluate_one(
         ),
         slices=slice_rows_of(slices, comparisons, sums, resampling),
     )
-
-
-def report_folder(config: EvaluateConfig, location: Location) -> Path:
-    """The folder of the report: `out_dir`; by default in the run folder, or next to the model.
-
-    The default for a checkpoint within a run is `evaluation-checkpoint-{step}step`, and for a
-    held-out file other than the run's it is `evaluation-{file}`.
-    """
-    if config.out_dir is not None:
-        return Path(config.out_dir)
-    parts = ["evaluation"]
-    folder = Path() if location.is_on_hub else Path(location.name)
-    if location.run_folder is not None and folder.resolve() != location.run_folder:
-        parts.append(folder.resolve().name)
-        folder = location.run_folder
-    if config.validation_file is not None:
-        name = os.path.basename(config.validation_file)
-        own = run_config(location, config.training_config, config.overrides).data_config
-        if name != os.path.basename(own.validation_file or ""):
-            parts.append(name.partition(".")[0])
-    return folder / "-".join(parts)
 
 
 def _check_types(

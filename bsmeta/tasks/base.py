@@ -79,6 +79,11 @@ class EvaluationContext:
     device: torch.device
     gather: Callable[[Any], list[Any]]
 
+    @staticmethod
+    def alone(device: torch.device) -> EvaluationContext:
+        """The context of a single process."""
+        return EvaluationContext(0, 1, device, lambda value: [value])
+
 
 @dataclass(frozen=True)
 class FinishContext(EvaluationContext):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 import torch
 
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.evaluation.checkpoints import Location
+from bsmeta.evaluation.checkpoints import Location, run_config
 from bsmeta.evaluation.output import print_report, progress_bar, write_report
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.run import evaluate, report_folder
+from bsmeta.evaluation.run import evaluate
+from bsmeta.tasks.reports import report_folder
 
 
 def run(
@@ -22,5 +24,15 @@ def run(
     if ranks.is_main:
         folder = locations[0].run_folder
         metrics = folder / "metrics.jsonl" if folder else None
-        files = write_report(report, report_folder(config, locations[0]), metrics)
-        print_report(report, files)
+        out_dir = report_folder(config, locations[0], _other_data(config, locations[0]))
+        print_report(report, write_report(report, out_dir, metrics))
+
+
+def _other_data(config: EvaluateConfig, location: Location) -> str | None:
+    """The name of the held-out file, if it is not that of the run."""
+    if config.validation_file is None:
+        return None
+    name = os.path.basename(config.validation_file)
+    own = run_config(location, config.training_config, config.overrides).data_config
+    same = name == os.path.basename(own.validation_file or "")
+    return None if same else name.partition(".")[0]

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 
-from bsmeta.config.checks.problems import nearest, refuse_out_of_bounds
+from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import DataError, UserError
-from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
+from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
@@ -29,18 +27,13 @@ from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.finish import test_results, training_texts, unit_of
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import load_model
-from bsmeta.tasks.classification.report import print_report, write_report
+from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import Results, results_of
 from bsmeta.tasks.classification.scoring import Scored, score
 from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.reports import begin, report_folder, training_run
 
 logger = logging.getLogger(__name__)
-
-USED = (
-    "checkpoint", "training_config", "overrides", "out_dir", "validation_file",
-    "per_device_eval_batch_size", "bootstrap_resamples", "seed",
-)  # fmt: skip
-"""The keys of `EvaluateConfig` that have a meaning for this task."""
 
 
 def run(
@@ -51,25 +44,18 @@ def run(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    refuse_out_of_bounds(config)
-    refuse_unused(config, USED, "task=classification")
-    transformers.utils.logging.disable_progress_bar()
+    context = begin(config, "task=classification", "per_device_eval_batch_size", ranks, device)
+    file = config.validation_file
+    other = None if file is None else Path(file).name.partition(".")[0]
     for location in locations:
-        results = _evaluate(config, location, ranks, device)
+        results = _evaluate(config, location, context)
         if ranks.is_main:
-            print_report(results, write_report(results, [], _folder(config, location)))
+            report(results, [], report_folder(config, location, other), [])
 
 
-def _evaluate(
-    config: EvaluateConfig, location: Location, ranks: Ranks, device: torch.device
-) -> Results:
-    file = location.config if config.training_config is None else Path(config.training_config)
-    assert file is not None  # the task is known from it
-    schemas: dict[str, type] = {"classification": ClassificationConfig}
-    train = saved_config(file, schemas, config.overrides)
-    assert isinstance(train, ClassificationConfig)
-    train = replace(train, bootstrap_resamples=config.bootstrap_resamples, seed=config.seed)
-    model = load_model(Path(location.model)).to(device)
+def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationContext) -> Results:
+    train = training_run(config, location, ClassificationConfig)
+    model = load_model(Path(location.model)).to(context.device)
     tokenizer = padded_tokenizer_of(location.model)
     labels = tuple(model.config.id2label[number] for number in range(model.config.num_labels))
     examples: Examples | None = None
@@ -79,7 +65,6 @@ def _evaluate(
         if config.validation_file is None:
             raise
         logger.warning("no baselines, because the training data cannot be read: %s", error)
-    context = EvaluationContext(ranks.rank, ranks.world_size, device, ranks.gather)
     batch_size = config.per_device_eval_batch_size or train.data_config.per_device_eval_batch_size
     if config.validation_file is None:
         assert examples is not None
@@ -163,21 +148,3 @@ def read_table(
     if not texts:
         raise DataError(f"{path} has no texts")
     return texts, groups, chunks
-
-
-def _folder(config: EvaluateConfig, location: Location) -> Path:
-    """`out_dir`; by default in the run folder, or next to the model.
-
-    The files of the training run's own report are in `evaluation/`; those of another checkpoint of
-    the run, or of another CSV file, have its name in that of their folder.
-    """
-    if config.out_dir is not None:
-        return Path(config.out_dir)
-    parts = ["evaluation"]
-    folder = Path(location.name)
-    if location.run_folder is not None and folder.resolve() != location.run_folder:
-        parts.append(folder.resolve().name)
-        folder = location.run_folder
-    if config.validation_file is not None:
-        parts.append(Path(config.validation_file).name.partition(".")[0])
-    return folder / "-".join(parts)

@@ -26,7 +26,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.evaluation.plots import read_metrics
 from bsmeta.tasks.base import FinishContext
 from bsmeta.tasks.classification.examples import Examples
-from bsmeta.tasks.classification.report import print_report, write_report
+from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
 from bsmeta.tasks.classification.scoring import Scored, score
 from bsmeta.tasks.classification.splits import SPLITS
@@ -71,8 +71,7 @@ def finish(
     if scored is not None and results is not None:
         files.append(result_file(config, PREDICTIONS))
         write_predictions(files[-1], scored, examples.labels)
-        files += write_report(results, epochs, context.folder / "evaluation")
-        print_report(results, files)
+        report(results, epochs, context.folder / "evaluation", files)
     return scores
 
 

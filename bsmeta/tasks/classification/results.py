@@ -8,13 +8,12 @@ the whole text and takes seconds.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import numpy as np
 
-from bsmeta.tasks.classification.scores import SCORES, Compared, compare
-from bsmeta.tasks.classification.scoring import Scored
+from bsmeta.tasks.classification.scoring import SCORES, Compared, Scored, compare
 
 MAJORITY = "most frequent label"
 LINEAR = "TF-IDF + linear SVM"
@@ -104,7 +103,7 @@ class Results:
             system.name: {
                 name: {
                     "value": system.values[name],
-                    "interval": _ends(system.intervals[name]),
+                    "interval": astuple(system.intervals[name]),
                     **_difference(system, name),
                 }
                 for name in SCORES
@@ -126,15 +125,11 @@ class Results:
         }
 
 
-def _ends(interval: Any) -> list[float]:
-    return [interval.low, interval.high]
-
-
 def _difference(system: Compared, name: str) -> dict[str, Any]:
     if name not in system.differences:
         return {}
     value, interval = system.differences[name]
-    return {"minus_model": value, "minus_model_interval": _ends(interval)}
+    return {"minus_model": value, "minus_model_interval": astuple(interval)}
 
 
 def results_of(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
+from bsmeta.tasks.batches import batched
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.finish import finish
@@ -140,10 +140,9 @@ class TextClassifier:
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         device = next(model.parameters()).device
-        context = EvaluationContext(0, 1, device, lambda value: [value])
+        context = EvaluationContext.alone(device)
         names: dict[int, str] = model.config.id2label  # type: ignore[union-attr, assignment]
-        remaining = iter(records)
-        while batch := list(islice(remaining, TEXTS_AT_ONCE)):
+        for batch in batched(records, TEXTS_AT_ONCE):
             folded = folding.fold([str(record[data.text_column]) for record in batch])
             ids = [fold.ids for folds in folded for fold in folds]
             size = data.per_device_eval_batch_size

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import batches_of, batches_within, spread
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import EntityTexts, pad
@@ -54,13 +55,7 @@ class EntityEncoder:
     def batches(self, entities: np.ndarray, is_masked: bool = False) -> list[np.ndarray]:
         """Places of entities whose texts are of similar length, in batches of a bounded size."""
         lengths = [len(self._texts.tokens(int(entity), is_masked)) for entity in entities]
-        order = np.argsort(lengths, kind="stable")
-        batches, start = [], 0
-        for place in range(len(order)):
-            if place > start and (place + 1 - start) * lengths[order[place]] > TOKENS_AT_ONCE:
-                batches.append(order[start:place])
-                start = place
-        return [*batches, order[start:]]
+        return batches_within(lengths, TOKENS_AT_ONCE)
 
     def encode(self, entities: np.ndarray, *, embed: bool, is_masked: bool = False) -> np.ndarray:
         """One batch: embeddings or the encoder's vectors, float32 [entities, size]."""
@@ -171,8 +166,6 @@ def split_embeddings(
 ) -> Embeddings:
     """The embeddings of the entities of a split by a model in training; all processes call it.
 
-    The processes divide the batches among them; the batches do not depend on their number.
-
     Args:
         entities: int64, distinct and ascending, at least one.
         encoder: Encodes texts with the model.
@@ -181,32 +174,20 @@ def split_embeddings(
         context: The processes.
     """
     if frozen is not None:
-        starts = range(0, len(entities), VECTORS_AT_ONCE)
-        batches = [np.arange(len(entities))[start : start + VECTORS_AT_ONCE] for start in starts]
+        batches = batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
         frozen.fill(entities, masked=False)
     else:
         batches = encoder.batches(entities)
-    own: dict[int, np.ndarray] = {}
-    for number in range(-(-len(batches) // context.world_size)):
-        turn = number * context.world_size + context.rank
-        chosen = entities[batches[min(turn, len(batches) - 1)]]
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        chosen = entities[batch]
         if frozen is None:
-            values = encoder.encode(chosen, embed=True)
-        else:
-            vectors = frozen(chosen, np.zeros(len(chosen), bool))
-            with torch.no_grad():
-                inputs = torch.from_numpy(vectors).to(context.device)
-                values = encoder.values(model(entity_vectors=inputs).entities)
-        if turn < len(batches):
-            own[turn] = values
-    found: np.ndarray | None = None
-    for part in context.gather(own):
-        for turn, values in part.items():
-            if found is None:
-                found = np.empty((len(entities), values.shape[1]), np.float32)
-            found[batches[turn]] = values
-    assert found is not None
-    embeddings = found
+            return encoder.encode(chosen, embed=True)
+        vectors = torch.from_numpy(frozen(chosen, np.zeros(len(chosen), bool)))
+        with torch.no_grad():
+            return encoder.values(model(entity_vectors=vectors.to(context.device)).entities)
+
+    embeddings = np.stack(spread(batches, run, context))
 
     def of(asked: np.ndarray) -> np.ndarray:
         places = np.searchsorted(entities, asked).clip(max=len(entities) - 1)

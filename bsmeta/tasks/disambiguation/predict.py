@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import DataError
+from bsmeta.tasks.batches import batched, batches_of
 from bsmeta.tasks.disambiguation.chunks import divide, overlapping
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
+from bsmeta.tasks.disambiguation.lines import WORD
 from bsmeta.tasks.disambiguation.mentions import MentionTexts, Row
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.scoring import Scorer
 
 TEXTS_AT_ONCE = 200
 """Texts whose rows are sorted by length and scored together."""
-
-_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True)
@@ -75,18 +71,12 @@ class Predictor:
         Mentions that mean none of their candidates (NIL), or whose probability is below
         `min_score`, are left out.
         """
-        remaining = iter(records)
-        while batch := list(islice(remaining, TEXTS_AT_ONCE)):
+        for batch in batched(records, TEXTS_AT_ONCE):
             spans = [self._spans(record) for record in batch]
             texts = [str(record["text"]) for record in batch]
             for text, found in zip(texts, self._entities(texts, spans), strict=True):
                 yield {"entities": [{"mention": text[one["start"] : one["end"]], **one}
                                     for one in found]}  # fmt: skip
-
-    @cached_property
-    def _detector(self) -> Detector:
-        data = self._data
-        return open_detector(self._config.data_config, data.table, data.prep_dir / "forms")
 
     def _spans(self, record: Mapping[str, Any]) -> list[_Span]:
         text = str(record["text"])
@@ -120,13 +110,11 @@ class Predictor:
     ) -> list[list[dict[str, Any]]]:
         rows, owners = self._rows(texts, spans)
         found: list[list[dict[str, Any]]] = [[] for _ in texts]
-        order = np.argsort([len(row.tokens) for row in rows], kind="stable")
         size = self._config.data_config.per_device_eval_batch_size
-        for first in range(0, len(order), size):
-            batch = [rows[place] for place in order[first : first + size]]
-            answers = self._answers(batch)
-            for place, row in zip(order[first : first + size], batch, strict=True):
-                for position in row.positions.tolist():
+        for batch in batches_of([len(row.tokens) for row in rows], size):
+            answers = self._answers([rows[place] for place in batch])
+            for place in batch:
+                for position in rows[place].positions.tolist():
                     owner, answer = owners[place], next(answers)
                     span = spans[owner][position]
                     if answer is not None:
@@ -168,7 +156,7 @@ class Predictor:
                 continue
             ids = np.array(encoded["input_ids"][number], np.int64)
             tokens = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
-            words = np.array([match.span() for match in _WORD.finditer(text)]).reshape(-1, 2)
+            words = np.array([match.span() for match in WORD.finditer(text)]).reshape(-1, 2)
             places = np.array([(span.start, span.end) for span in own])
             chunks, _ = divide(places, words, tokens, self._data.limits)
             for chunk in chunks:

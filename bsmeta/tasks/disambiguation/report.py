@@ -2,71 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+import numpy as np
 
-from bsmeta.evaluation.output import (
-    WIDTH_OF_A_FILE,
-    html_image,
-    html_page,
-    html_table,
-    rich_table,
-)
-from bsmeta.evaluation.tables import Table, markdown
-from bsmeta.tasks.disambiguation.plots import count_plot
+from bsmeta.evaluation.tables import Table
 from bsmeta.tasks.disambiguation.results import MODEL, POPULAR, Results, Share, SliceResult
+from bsmeta.tasks.reports import print_report, write_report
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PLOT = "accuracy_by_count"
 
 
-def write_report(results: Results, folder: Path) -> list[Path]:
-    """Writes `evaluation.json`, `evaluation.md`, `report.html` and the plot; returns the files.
-
-    Args:
-        results: The result.
-        folder: Created if it does not exist.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    figure = count_plot(results)
-    tables, sentences = tables_of(results), summary(results)
+def report(results: Results, folder: Path) -> None:
+    """Writes the report to a folder, and prints it."""
     title = f"Disambiguation of {results.source}"
-    texts = {
-        "evaluation.json": json.dumps(results.as_dict(), indent=1, ensure_ascii=False) + "\n",
-        "evaluation.md": "\n\n".join(
-            [f"# {title}", *sentences, markdown(tables), f"![{PLOT}]({PLOT}.png)", ""]
-        ),
-        "report.html": html_page(
-            title,
-            [
-                f'<p class="lead">{escape(" ".join(sentences))}</p>',
-                html_image(PLOT, figure),
-                *map(html_table, tables),
-            ],
-        ),
-    }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    figure.savefig(folder / f"{PLOT}.png", dpi=130)
-    return [folder / name for name in [*texts, f"{PLOT}.png"]]
-
-
-def print_report(results: Results, files: Sequence[Path]) -> None:
-    """Prints the main table, the summary, and the paths of the files."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_OF_A_FILE)
-    table = tables_of(results)[0]
-    console.print(rich_table(table))
-    console.print(f"[dim]{table.note}[/dim]")
-    for sentence in summary(results):
-        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
-    for folder in dict.fromkeys(file.parent for file in files):
-        names = ", ".join(file.name for file in files if file.parent == folder)
-        console.print(f"written to {folder}: {names}", markup=False, soft_wrap=True)
+    tables, sentences = tables_of(results), summary(results)
+    figures = {PLOT: count_plot(results)}
+    files = write_report(title, results.as_dict(), sentences, tables, figures, folder)
+    print_report(tables[:1], sentences, files)
 
 
 def summary(results: Results) -> list[str]:
@@ -137,3 +95,34 @@ def _in_candidates(slices: Sequence[SliceResult]) -> Table:
 def _percent(share: Share, sign: str = "") -> str:
     value, low, high = (100 * one for one in (share.value, share.interval.low, share.interval.high))
     return f"{value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
+
+
+def count_plot(results: Results) -> Figure:
+    """Accuracy of each system by training count, with 95% intervals."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
+    axes = figure.add_subplot()
+    places = np.arange(len(results.by_count))
+    for number, system in enumerate(results.systems):
+        shares = [one.accuracy[system] for one in results.by_count]
+        values = np.array([share.value for share in shares])
+        low = np.array([share.interval.low for share in shares])
+        high = np.array([share.interval.high for share in shares])
+        axes.errorbar(
+            places + 0.08 * (number - (len(results.systems) - 1) / 2),
+            100 * values,
+            yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
+            marker="o",
+            markersize=4,
+            linewidth=2 if system == MODEL else 1,
+            capsize=2,
+            label=system,
+        )
+    names = [f"{one.name}\n({one.metrics['mentions']:,.0f})" for one in results.by_count]
+    axes.set_xticks(places, names, fontsize=8)
+    axes.set_xlabel("mentions of the entity in the training data (held-out mentions)")
+    axes.set_ylabel("accuracy, %")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(frameon=False, fontsize=9)
+    return figure

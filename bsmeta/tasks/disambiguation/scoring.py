@@ -1,8 +1,4 @@
-"""Scores mentions on all processes: the rank of each gold entity among its candidates.
-
-The batches depend on the rows only, not on the number of processes, and each rank runs the model
-equally often, so that all numbers are the same for any number of processes.
-"""
+"""Scores mentions on all processes: the rank of each gold entity among its candidates."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ from torch import nn
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import batches_of, spread
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import (
@@ -138,22 +135,15 @@ def ranks_of(
         batch_size: Rows of a batch.
         context: The processes.
     """
-    order = np.argsort([len(row.tokens) for row in rows], kind="stable")
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    own: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for number in range(-(-len(batches) // context.world_size)):
-        turn = number * context.world_size + context.rank
-        batch = [rows[place] for place in batches[min(turn, len(batches) - 1)]]
-        ranked = scorer(batch)
-        if turn < len(batches):
-            cuts = np.cumsum([len(row.aliases) for row in batch])[:-1]
-            ranks, losses = ranked.gold_ranks(scorer.has_nil), _losses(ranked, scorer.has_nil)
-            own[turn] = [*zip(np.split(ranks, cuts), np.split(losses, cuts), strict=True)]
-    everyone: dict[int, list[tuple[np.ndarray, np.ndarray]]] = {}
-    for part in context.gather(own):
-        everyone |= part
-    found = [found for turn in range(len(batches)) for found in everyone[turn]]
-    by_row = [found[place] for place in np.argsort(order, kind="stable")]
+
+    def run(batch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+        chosen = [rows[number] for number in batch]
+        ranked = scorer(chosen)
+        cuts = np.cumsum([len(row.aliases) for row in chosen])[:-1]
+        ranks, losses = ranked.gold_ranks(scorer.has_nil), _losses(ranked, scorer.has_nil)
+        return [*zip(np.split(ranks, cuts), np.split(losses, cuts), strict=True)]
+
+    by_row = spread(batches_of([len(row.tokens) for row in rows], batch_size), run, context)
     return np.concatenate([r for r, _ in by_row]), np.concatenate([loss for _, loss in by_row])
 
 

@@ -22,7 +22,7 @@ from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import IGNORED, TrainingBatches
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.finish import score_and_report
+from bsmeta.tasks.disambiguation.evaluate import score_and_report
 from bsmeta.tasks.disambiguation.mentions import Row
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor

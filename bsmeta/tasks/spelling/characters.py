@@ -1,4 +1,4 @@
-"""Character noise that is estimated from misspellings, so that any word can be misspelt.
+"""Character noise: random draws, and edits whose frequencies are estimated from misspellings.
 
 The edits of a list of (word, misspelling) pairs are aligned and counted per character. What is
 learned is no more than: how many edits a misspelt word has, how often each character is edited,
@@ -14,10 +14,50 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+import numpy as np
 from rapidfuzz.distance import Editop, Levenshtein
 
-from bsmeta.tasks.spelling.draws import Draws
+from bsmeta.data.seeds import derive
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
+
+_BLOCK = 64
+
+
+class Draws:
+    """The draws about one sample in one epoch.
+
+    They come from the raw words of PCG64, whose stream NumPy guarantees to be stable, unlike the
+    methods of `Generator`; so noise is the same with every version of NumPy.
+
+    Args:
+        parts: What identifies the sample: (seed, epoch, id).
+    """
+
+    def __init__(self, *parts: int | str) -> None:
+        self._words = np.random.PCG64(derive("spelling", *parts))
+        self._block: list[float] = []
+
+    def uniforms(self, count: int) -> np.ndarray:
+        """Uniform numbers in [0, 1): float64 [count]."""
+        return (self._words.random_raw(count) >> np.uint64(11)) * 2.0**-53
+
+    def uniform(self) -> float:
+        """A uniform number in [0, 1)."""
+        if not self._block:
+            self._block = self.uniforms(_BLOCK).tolist()
+        return self._block.pop()
+
+    def below(self, count: int) -> int:
+        """One of 0, ..., count - 1."""
+        return int(self.uniform() * count)
+
+    def geometric(self, probability: float) -> int:
+        """The number of trials until the first success."""
+        trials = 1
+        while self.uniform() >= probability:
+            trials += 1
+        return trials
+
 
 MOST_EDITS = 4
 _ATTEMPTS = 4  # per edit: a character cannot be swapped with none

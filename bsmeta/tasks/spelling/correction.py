@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.spelling import SecConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.corrections import Correction as Change
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections
-from bsmeta.tasks.spelling.detector import load_detector
+from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.inputs import ROOM, Inputs
 from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.pairs import (
-    VALIDATION,
-    Pair,
-    Pairs,
-    budget_of,
-    fitting,
-    make_noise,
-    train_stream,
-)
-from bsmeta.tasks.spelling.predicting import prediction_column, predictions
-from bsmeta.tasks.spelling.report import finish
-from bsmeta.tasks.spelling.scoring import logits_of_words, spread
+from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.seq2seq import (
     IGNORED,
     build_seq2seq,
@@ -44,35 +31,23 @@ from bsmeta.tasks.spelling.seq2seq import (
     load_tokenizer,
     token_counts,
 )
-from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import cut, words
 
 ROOM_OF_BYTES = 1.2
 """Bytes of a text with errors, compared with the correct text, for which a batch has room."""
 
 
-class Correction:
+class Correction(SpellingTask):
     """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
 
-    def __init__(self, config: SecConfig) -> None:
-        transformers.utils.logging.disable_progress_bar()
-        self._config = config
-
-    @cached_property
-    def table(self) -> Table:
-        """The samples, whose store is built first if there is none."""
-        return open_table(self._config)
-
-    @cached_property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.table, make_noise(self._config), self._config.seed)
+    _config: SecConfig
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
         return load_tokenizer(self._config)
 
-    @cached_property
-    def _lengths(self) -> np.ndarray:
+    def _most_tokens(self) -> np.ndarray:
         """The most tokens that each training sample may have, on either side."""
         numbers = self.table.numbers("train")
         found = []
@@ -86,31 +61,14 @@ class Correction:
             found.append(np.where(has_noise, roomy, np.maximum(source, correct)))
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
-    @cached_property
-    def _order(self) -> TokenBudget:
-        return budget_of(self._config, self._lengths)
-
     def build_model(self) -> nn.Module:
         return build_seq2seq(self._config, self._tokenizer)
 
-    def steps_per_epoch(self, world_size: int) -> int:
-        return self._order.steps_per_epoch
+    def _fits(self, words: Sequence[str], room: int) -> bool:
+        return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
 
-    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        return train_stream(
-            self._config, self._pairs, self._order, self._collate,
-            rank=rank, world_size=world_size, state=state,
-        )  # fmt: skip
-
-    def _collate(self, pairs: list[Pair], rows: np.ndarray) -> MicroBatch:
-        def fits(words: Sequence[str], room: int) -> bool:
-            return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
-
-        fitted = [
-            fitting(pair, fits, room)
-            for pair, room in zip(pairs, self._lengths[rows].tolist(), strict=True)
-        ]
-        tensors = self._tensors(fitted)
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        tensors = self._tensors(pairs)
         tokens = int(tensors["attention_mask"].sum())
         targets = float((tensors["labels"] != IGNORED).sum())
         size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
@@ -119,8 +77,8 @@ class Correction:
             weight=targets,
             tokens=tokens,
             padding=size - tokens,
-            documents=[pair.name for pair in fitted],
-            counts={"texts": float(len(fitted)), "targets": targets},
+            documents=[pair.name for pair in pairs],
+            counts={"texts": float(len(pairs)), "targets": targets},
         )
 
     def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
@@ -141,10 +99,6 @@ class Correction:
         right = (logits.detach().argmax(2) == labels) & is_target
         return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
 
-    @cached_property
-    def _validation(self) -> list[Pair]:
-        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
-
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
         """Computes the loss of the validation samples, and corrects the first of them."""
         pairs = self._validation
@@ -162,6 +116,9 @@ class Correction:
             Metric("edit_distance", counts.mean_distance),
             Metric("false_alarms", clean.flagged_rate),
         ]
+
+    def _batches(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        return batches_within(lengths, self._config.batch_max_length)
 
     def _mean_loss(
         self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
@@ -183,7 +140,7 @@ class Correction:
             token_counts(self._tokenizer, [" ".join(pair.source) for pair in pairs]),
             token_counts(self._tokenizer, [" ".join(pair.correct) for pair in pairs]),
         )
-        found = spread(lengths, self._config.batch_max_length, losses, context)
+        found = spread(self._batches(lengths), losses, context)
         return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
 
     def judge(
@@ -202,8 +159,8 @@ class Correction:
             beams = self._config.num_beams
             return generate(model, self._tokenizer, chosen, beams, context.device)
 
-        lengths = np.array(token_counts(self._tokenizer, texts), np.int64)
-        found = iter(spread(lengths, self._config.batch_max_length, correct, context))
+        batches = self._batches(token_counts(self._tokenizer, texts))
+        found = iter(spread(batches, correct, context))
         corrected = [
             " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
             for own in chunks
@@ -229,31 +186,14 @@ class Correction:
             for line, new, scores in zip(lines, corrected, logits, strict=True)
         ]
 
-    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the best checkpoint; writes the report."""
-        if self._config.benchmarks is None:
-            return []
-        best = self.load(context.best / "model").to(context.device)
-        return finish(self._config, lambda lines: self.judge(best, lines, context), context)
-
     def load(self, folder: Path) -> nn.Module:
         model, self._tokenizer = load_seq2seq(folder)
         return model
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (prediction_column(self._config),)
-
-    def predict(
-        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
-        """Yields the corrected text of each record, and its changes with character offsets."""
-        return predictions(self.inputs[0], records, lambda texts: self.changes(model, texts))
-
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Change]]:
         """The corrections of each text."""
         device = next(model.parameters()).device
-        context = EvaluationContext(0, 1, device, lambda value: [value])
+        context = EvaluationContext.alone(device)
         corrected = self.judge(model, texts, context)
         return [find_corrections(text, new) for text, new in zip(texts, corrected, strict=True)]
 

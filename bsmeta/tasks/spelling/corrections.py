@@ -18,36 +18,31 @@ _WRONG, _RIGHT, _FLAGGED = "red strike", "green", "red underline"
 
 
 @dataclass(frozen=True)
-class Correction:
-    """A changed part of a text.
+class Change:
+    """A part of a text in which something is wrong.
 
     Attributes:
         start: Where it begins in the text, in characters.
         end: Where it ends (exclusive).
         text: What is there.
-        correction: What belongs there.
     """
 
     start: int
     end: int
     text: str
+
+
+@dataclass(frozen=True)
+class Correction(Change):
+    """A changed part of a text; `correction` is what belongs there."""
+
     correction: str
 
 
 @dataclass(frozen=True)
-class Flag:
-    """A word (or a text) that is flagged as wrong.
+class Flag(Change):
+    """A word (or a text) that is flagged as wrong, and the probability that it is."""
 
-    Attributes:
-        start: Where it begins in the text, in characters.
-        end: Where it ends (exclusive).
-        text: What is there.
-        probability: The probability that it is wrong.
-    """
-
-    start: int
-    end: int
-    text: str
     probability: float
 
 
@@ -125,22 +120,7 @@ def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def find_flags(text: str, probabilities: Sequence[float], threshold: float) -> list[Flag]:
-    """The words of a text whose probability of an error reaches the threshold.
-
-    Args:
-        text: The text.
-        probabilities: One per word of the text.
-        threshold: The lowest probability that is flagged.
-    """
-    return [
-        Flag(start, end, text[start:end], float(probability))
-        for (start, end), probability in zip(words(text), probabilities, strict=True)
-        if probability >= threshold
-    ]
-
-
-def colour(text: str, changes: Iterable[Correction | Flag]) -> Text:
+def colour(text: str, changes: Iterable[Change]) -> Text:
     """The text for a terminal: what is wrong in red, its correction after it in green."""
     found, at = Text(), 0
     for change in changes:
@@ -153,7 +133,7 @@ def colour(text: str, changes: Iterable[Correction | Flag]) -> Text:
     return found.append(text[at:])
 
 
-def as_record(text: str, changes: Sequence[Correction | Flag]) -> dict[str, Any]:
+def as_record(text: str, changes: Sequence[Change]) -> dict[str, Any]:
     """The text and its changes, for JSON; with the corrected text, if they are corrections."""
     record: dict[str, Any] = {"text": text}
     corrections = [change for change in changes if isinstance(change, Correction)]
@@ -162,7 +142,7 @@ def as_record(text: str, changes: Sequence[Correction | Flag]) -> dict[str, Any]
     return {**record, "changes": [asdict(change) for change in changes]}
 
 
-def render(text: str, changes: Sequence[Correction | Flag], form: str, name: str) -> Text | str:
+def render(text: str, changes: Sequence[Change], form: str, name: str) -> Text | str:
     """The changes of a text as `colour`, `json` or `diff`.
 
     Raises:

@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import transformers
 from scipy.special import expit
 from torch import nn
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.spelling import DetectionConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (
     build_detector,
     build_inputs,
     load_detector,
+    logits_of_words,
     sequence_logit,
     sequence_losses,
     word_logits,
@@ -34,19 +32,8 @@ from bsmeta.tasks.spelling.detector import (
 )
 from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
-from bsmeta.tasks.spelling.pairs import (
-    VALIDATION,
-    Pair,
-    Pairs,
-    budget_of,
-    fitting,
-    make_noise,
-    train_stream,
-)
-from bsmeta.tasks.spelling.predicting import prediction_column, predictions
-from bsmeta.tasks.spelling.report import finish
-from bsmeta.tasks.spelling.scoring import logits_of_words
-from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import Span, cut, words
 
 logger = logging.getLogger(__name__)
@@ -55,58 +42,34 @@ CALIBRATION = "calibration.json"
 """The file beside the model with the threshold for `wanted_precision`, a logit."""
 
 
-class Detection(ABC):
-    """What both tasks share: the data, the model, and how it is trained."""
+class Detection(SpellingTask):
+    """What both tasks share: the model, its threshold, and how it is scored."""
+
+    _config: DetectionConfig
 
     def __init__(self, config: DetectionConfig) -> None:
-        transformers.utils.logging.disable_progress_bar()
-        self._config = config
+        super().__init__(config)
         self._calibration: Calibration | None = None
         self._least = np.float64(0)  # the logit above which a unit is flagged
-
-    @cached_property
-    def table(self) -> Table:
-        """The samples, whose store is built first if there is none."""
-        return open_table(self._config)
-
-    @cached_property
-    def _pairs(self) -> Pairs:
-        return Pairs(self.table, make_noise(self._config), self._config.seed)
 
     @cached_property
     def _inputs(self) -> Inputs:
         return build_inputs(self._config, self.table)
 
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        """The most tokens that each training sample may have."""
+    def _most_tokens(self) -> np.ndarray:
         return self._inputs.lengths([text.split() for text in self.table.texts("train")])
-
-    @cached_property
-    def _order(self) -> TokenBudget:
-        return budget_of(self._config, self._lengths)
 
     def build_model(self) -> nn.Module:
         return build_detector(self._config, self._inputs)
 
-    def steps_per_epoch(self, world_size: int) -> int:
-        return self._order.steps_per_epoch
+    def _fits(self, words: Sequence[str], room: int) -> bool:
+        return self._inputs.fits(words, room)
 
-    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
-        return train_stream(
-            self._config, self._pairs, self._order, self._collate,
-            rank=rank, world_size=world_size, state=state,
-        )  # fmt: skip
-
-    def _collate(self, pairs: list[Pair], rows: np.ndarray) -> MicroBatch:
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
         """Builds a micro-batch; `labels` are those of the words, -1 for padding."""
-        rooms = self._lengths[rows].tolist()
-        fitted = [
-            fitting(pair, self._inputs.fits, room) for pair, room in zip(pairs, rooms, strict=True)
-        ]
-        sources, corrects = [pair.source for pair in fitted], [pair.correct for pair in fitted]
+        sources, corrects = [pair.source for pair in pairs], [pair.correct for pair in pairs]
         tensors = self._inputs.tensors(sources, corrects)
-        tensors["labels"] = label_tensor(fitted)
+        tensors["labels"] = label_tensor(pairs)
         ids = tensors.get("input_ids", tensors.get("words"))
         is_token = tensors.get("attention_mask", tensors.get("words"))
         assert ids is not None
@@ -118,21 +81,13 @@ class Detection(ABC):
             weight=self._weight(tensors["labels"]),
             tokens=tokens,
             padding=ids.numel() - tokens,
-            documents=[pair.name for pair in fitted],
-            counts={"texts": float(len(fitted)), "errors": errors},
+            documents=[pair.name for pair in pairs],
+            counts={"texts": float(len(pairs)), "errors": errors},
         )
 
     @abstractmethod
     def _weight(self, labels: torch.Tensor) -> float:
         """The number of targets among the labels of words."""
-
-    @abstractmethod
-    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """The loss of a micro-batch."""
-
-    @cached_property
-    def _validation(self) -> list[Pair]:
-        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
         """Scores the validation samples; chooses the threshold that is exported with the model."""
@@ -183,25 +138,12 @@ class Detection(ABC):
         """Scores the test sets, once, with the best checkpoint; writes the report."""
         if self._calibration is None:  # resumed after the last evaluation
             self.evaluate(model, context)
-        if self._config.benchmarks is None:
-            return []
-        best = self.load(context.best / "model").to(context.device)
-        return finish(self._config, lambda lines: self.judge(best, lines, context), context)
+        return super().finish(model, context)
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = load_detector(folder)
         self._least = _saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return (prediction_column(self._config),)
-
-    def predict(
-        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
-    ) -> Iterator[dict[str, Any]]:
-        """Yields what is flagged in each record's text, with character offsets."""
-        return predictions(self.inputs[0], records, lambda texts: self.changes(model, texts))
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
         """What is flagged in each text: words, or sentences."""
@@ -212,7 +154,7 @@ class Detection(ABC):
             for start, end in own
         ]
         device = next(model.parameters()).device
-        context = EvaluationContext(0, 1, device, lambda value: [value])
+        context = EvaluationContext.alone(device)
         logits = iter(self._logits(model, chosen, context))
         found = []
         for text, own in zip(texts, parts, strict=True):

@@ -8,7 +8,7 @@ so both tasks train and export the same kind of model, and one can start from th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.spelling import DetectionConfig
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, whole_weights
-from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import batches_within, spread
+from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.table import Table
 from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
 from bsmeta.tasks.spelling.words import FILE, WordCounts, word_list
@@ -47,6 +49,43 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
     sums = logits.new_zeros(len(places), width).scatter_add(1, places, logits)
     tokens = logits.new_zeros(len(places), width).scatter_add(1, places, torch.ones_like(logits))
     return (sums / tokens.clamp(min=1))[:, : width - 1]
+
+
+def logits_of_words(
+    model: nn.Module,
+    inputs: Inputs,
+    texts: Sequence[Words],
+    budget: int,
+    context: EvaluationContext,
+) -> list[np.ndarray]:
+    """The logit of an error for each word of each text, float32 [words].
+
+    Args:
+        model: The detector, wrapped or not, in evaluation mode.
+        inputs: Its inputs.
+        texts: The words of each text; a text may be empty, or longer than the model can read.
+        budget: Padded tokens of a batch.
+        context: The processes.
+    """
+    windows = [
+        (number, part) for number, words in enumerate(texts) for part in inputs.windows(words)
+    ]
+    parts = [part for _, part in windows]
+
+    def run(batch: np.ndarray) -> list[np.ndarray]:
+        chosen = [parts[number] for number in batch]
+        tensors = {
+            name: tensor.to(context.device) for name, tensor in inputs.tensors(chosen).items()
+        }
+        with torch.no_grad():
+            logits = word_logits(model, tensors).float().cpu().numpy()
+        return [row[: len(part)].copy() for row, part in zip(logits, chosen, strict=True)]
+
+    scored = spread(batches_within(inputs.lengths(parts), budget), run, context)
+    found: list[list[np.ndarray]] = [[] for _ in texts]
+    for (number, _), logits in zip(windows, scored, strict=True):
+        found[number].append(logits)
+    return [np.concatenate(rows) if rows else np.zeros(0, np.float32) for rows in found]
 
 
 def word_losses(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -15,8 +15,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
-from bsmeta.tasks.spelling.characters import CharacterNoise, with_case_of
-from bsmeta.tasks.spelling.draws import Draws
+from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_case_of
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
 from bsmeta.tasks.spelling.text import core
 

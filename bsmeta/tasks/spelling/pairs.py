@@ -9,20 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import LEAST_TOKENS, DetectionConfig, SpellingConfig
-from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream, TokenBudget
+from bsmeta.config.spelling import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.characters import CharacterNoise
 from bsmeta.tasks.spelling.misspellings import load_misspellings
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.table import Sample, Table
 
-MOST_SHARES = 64
 VALIDATION = -1
 """The epoch of the validation, whose noise is always the same."""
 
@@ -111,92 +106,3 @@ def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -
         if fits(source, room):
             break
     return replace(pair, source=source)
-
-
-def shares_of(config: SpellingConfig) -> int:
-    """The parts into which every step can be divided."""
-    if config.batch_shares is not None:
-        return config.batch_shares
-    return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)
-
-
-def budget_of(config: SpellingConfig, lengths: np.ndarray) -> TokenBudget:
-    """The steps of every epoch.
-
-    Args:
-        config: The run.
-        lengths: The most tokens that each training sample may have.
-
-    Raises:
-        ConfigurationError: If there is nothing to train on, or a sample is too long.
-    """
-    shares = shares_of(config)
-    longest, room = int(lengths.max(initial=0)), config.batch_max_length // shares
-    if longest > room:
-        raise ConfigurationError(
-            f"the longest sample may have {longest:,} tokens, but a part of a step has "
-            f"{room:,}: batch_max_length={config.batch_max_length:,} in batch_shares={shares}; "
-            f"expected batch_max_length of at least {longest * shares:,}, fewer batch_shares, or "
-            f"a smaller max_characters (now {config.max_characters})",
-            ["batch_max_length"],
-        )
-    return TokenBudget(lengths, config.batch_max_length, config.bucket_span, shares, config.seed)
-
-
-def train_stream(
-    config: SpellingConfig,
-    pairs: Pairs,
-    order: TokenBudget,
-    collate: Callable[[list[Pair], np.ndarray], MicroBatch],
-    *,
-    rank: int,
-    world_size: int,
-    state: dict[str, Any] | None,
-) -> TableStream:
-    """This rank's steps, from a saved state or from the beginning.
-
-    Args:
-        config: The run.
-        pairs: Its pairs.
-        order: The steps, over the samples of the training split.
-        collate: Builds a micro-batch of pairs and their places in the training split; called in
-            the loader workers.
-        rank: This process.
-        world_size: Number of processes.
-        state: As saved with a checkpoint; None starts from the beginning.
-
-    Raises:
-        ConfigurationError: If a process would have too few tokens, or the state is of other data.
-    """
-    numbers = pairs.table.numbers("train")
-    parts = world_size * config.gradient_accumulation_steps
-    if config.batch_max_length < LEAST_TOKENS * parts:
-        raise ConfigurationError(
-            f"batch_max_length={config.batch_max_length:,} over {world_size} processes x "
-            f"gradient_accumulation_steps={config.gradient_accumulation_steps} leaves "
-            f"{config.batch_max_length // parts} tokens each; expected at least {LEAST_TOKENS}: "
-            f"batch_max_length={LEAST_TOKENS * parts}, or fewer processes",
-            ["batch_max_length"],
-        )
-
-    def read(rows: np.ndarray, epoch: int) -> MicroBatch:
-        return collate(pairs.read(numbers[rows], epoch), rows)
-
-    return TableStream(
-        order,
-        read,
-        rank=rank,
-        world_size=world_size,
-        accumulation=config.gradient_accumulation_steps,
-        num_workers=config.num_workers,
-        fingerprint={
-            **pairs.table.key,
-            "task": config.task,
-            "noise": vars(config.noise),
-            "misspellings": pairs.noise.misspellings_hash,
-            "batch_max_length": config.batch_max_length,
-            "bucket_span": config.bucket_span,
-            "batch_shares": shares_of(config),
-        },
-        state=state,
-    )

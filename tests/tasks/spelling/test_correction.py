@@ -12,7 +12,7 @@ from bsmeta.tasks.spelling.correction import Correction, corrected_at
 from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq, load_tokenizer
 
-ALONE = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
+ALONE = EvaluationContext.alone(torch.device("cpu"))
 
 
 def test_words_that_are_not_flagged_stay() -> None:

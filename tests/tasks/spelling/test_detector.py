@@ -13,18 +13,18 @@ from transformers import BertConfig, BertModel
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.detector import (
+    logits_of_words,
     sequence_logit,
     sequence_losses,
     word_logits,
     word_losses,
 )
 from bsmeta.tasks.spelling.inputs import FormInputs, TokenInputs
-from bsmeta.tasks.spelling.scoring import logits_of_words, spread
 from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
 from bsmeta.tasks.spelling.words import WordCounts, bare, form_tensors, symbols, word_list
 from tests.tasks.classification.helpers import bert_tokenizer
 
-ALONE = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
+ALONE = EvaluationContext.alone(torch.device("cpu"))
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}
 
 
@@ -156,36 +156,6 @@ def test_sequence_losses_stay_finite() -> None:
     losses.sum().backward()
     assert torch.isfinite(losses).all()
     assert torch.isfinite(logits.grad).all()
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
-    lengths = np.array([3, 1, 9, 4, 1, 5, 2])
-    runs: list[list[list[int]]] = []
-    parts: list[list[tuple[int, int]]] = []
-
-    def rank(number: int, gather: object) -> list[int]:
-        own: list[list[int]] = []
-
-        def run(batch: np.ndarray) -> list[int]:
-            own.append(batch.tolist())
-            return (batch * 10).tolist()
-
-        context = EvaluationContext(number, world_size, torch.device("cpu"), gather)  # type: ignore[arg-type]
-        found = spread(lengths, 8, run, context)
-        runs.append(own)
-        return found
-
-    def note(value: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
-        parts.append(value)
-        return [[(number, 0) for number in range(7)]]
-
-    for number in range(world_size):
-        rank(number, note)
-    assert len({len(own) for own in runs}) == 1
-    assert all(max(lengths[batch]) * len(batch) <= 8 or len(batch) == 1
-               for own in runs for batch in own)  # fmt: skip
-    assert rank(0, lambda _: parts) == [0, 10, 20, 30, 40, 50, 60]
 
 
 def test_an_encoder_of_transformers_is_built_from_a_folder(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.errors import DataError
-from bsmeta.tasks.spelling.characters import CharacterNoise, Edit, align
-from bsmeta.tasks.spelling.draws import Draws
+from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, Edit, align
 from bsmeta.tasks.spelling.misspellings import invert_dictionary, load_misspellings, single_words
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.tasks.spelling.characters import CharacterNoise, with_case_of
-from bsmeta.tasks.spelling.draws import Draws
+from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_case_of
 from bsmeta.tasks.spelling.noise import Method, Noise, artificial_edits, word_labels
 
 MISSPELLINGS = {

@@ -16,11 +16,11 @@ import torch
 from bsmeta.config.errors import DataError
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
-from bsmeta.tasks.spelling.report import summary, table_of
+from bsmeta.tasks.spelling.evaluate import summary, table_of
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments
 
-ALONE = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
+ALONE = EvaluationContext.alone(torch.device("cpu"))
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 ANSWERS = {
     "sed_words": ["1 0 0", "0 0 1 0"],

@@ -19,7 +19,6 @@ from bsmeta.tasks.spelling.corrections import (
     as_record,
     colour,
     find_corrections,
-    find_flags,
     unified_diff,
 )
 from bsmeta.tasks.spelling.text import core, cut, words
@@ -98,10 +97,6 @@ def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]
     assert apply_corrections(text, find_corrections(text, text)) == text
 
 
-def test_flags_are_words_whose_probability_reaches_the_threshold() -> None:
-    assert find_flags("teh cat", [0.5, 0.1], 0.5) == [Flag(0, 3, "teh", 0.5)]
-
-
 def test_a_record_has_offsets() -> None:
     text = "teh\ncat"
     record = as_record(text, find_corrections(text, "the cat"))
@@ -110,7 +105,7 @@ def test_a_record_has_offsets() -> None:
         "corrected": "the\ncat",
         "changes": [{"start": 0, "end": 3, "text": "teh", "correction": "the"}],
     }
-    flagged = as_record(text, find_flags(text, [0.75, 0.0], 0.5))
+    flagged = as_record(text, [Flag(0, 3, "teh", 0.75)])
     assert flagged["changes"] == [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
     assert "corrected" not in flagged
 
@@ -122,7 +117,7 @@ def test_colours_mark_what_is_wrong_and_what_is_right() -> None:
         colour(text, find_corrections(text, "a [b]the cat"))
     )
     assert out.getvalue() == "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m cat\n"
-    flagged = colour("teh cat", find_flags("teh cat", [0.9, 0.1], 0.5))
+    flagged = colour("teh cat", [Flag(0, 3, "teh", 0.9)])
     assert (flagged.plain, flagged.spans[0].style) == ("teh cat", "red underline")
 
 

@@ -7,7 +7,7 @@ import pytest
 from sklearn import metrics
 
 from bsmeta.tasks.classification.results import linear, majority
-from bsmeta.tasks.classification.scores import compare, confusion, scores
+from bsmeta.tasks.classification.scoring import compare, confusion, scores
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
 TRUTH = np.array([0, 0, 0, 0, 1, 1, 1, 2])

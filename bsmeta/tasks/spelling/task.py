@@ -1,0 +1,179 @@
+"""What the spelling tasks share: samples with noise, steps, test sets, and predictions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from torch import nn
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.spelling import LEAST_TOKENS, SpellingConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.table.order import TokenBudget
+from bsmeta.data.table.stream import TableStream
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.batches import batched
+from bsmeta.tasks.spelling.corrections import as_record
+from bsmeta.tasks.spelling.evaluate import finish
+from bsmeta.tasks.spelling.pairs import VALIDATION, Pair, Pairs, fitting, make_noise
+from bsmeta.tasks.spelling.table import Table, open_table
+
+MOST_SHARES = 64
+TEXTS_AT_ONCE = 500
+"""Records that are batched together."""
+
+
+class SpellingTask(ABC):
+    """A task on texts and their corrections, whose steps are bounded in tokens."""
+
+    _config: SpellingConfig
+
+    def __init__(self, config: SpellingConfig) -> None:
+        transformers.utils.logging.disable_progress_bar()
+        self._config = config
+
+    @cached_property
+    def table(self) -> Table:
+        """The samples, whose store is built first if there is none."""
+        return open_table(self._config)
+
+    @cached_property
+    def _pairs(self) -> Pairs:
+        return Pairs(self.table, make_noise(self._config), self._config.seed)
+
+    @cached_property
+    def _validation(self) -> list[Pair]:
+        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
+
+    @abstractmethod
+    def _most_tokens(self) -> np.ndarray:
+        """The most tokens that each training sample may have, int64 [samples]."""
+
+    @abstractmethod
+    def _fits(self, words: Sequence[str], room: int) -> bool:
+        """Whether a text has at most so many tokens."""
+
+    @abstractmethod
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        """Builds a micro-batch."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """The loss of a micro-batch."""
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return self._most_tokens()
+
+    @cached_property
+    def _order(self) -> TokenBudget:
+        """The steps of every epoch.
+
+        Raises:
+            ConfigurationError: If there is nothing to train on, or a sample is too long.
+        """
+        config, shares = self._config, shares_of(self._config)
+        longest, room = int(self._lengths.max(initial=0)), config.batch_max_length // shares
+        if longest > room:
+            raise ConfigurationError(
+                f"the longest sample may have {longest:,} tokens, but a part of a step has "
+                f"{room:,}: batch_max_length={config.batch_max_length:,} in batch_shares={shares}; "
+                f"expected batch_max_length of at least {longest * shares:,}, fewer batch_shares, "
+                f"or a smaller max_characters (now {config.max_characters})",
+                ["batch_max_length"],
+            )
+        return TokenBudget(
+            self._lengths, config.batch_max_length, config.bucket_span, shares, config.seed
+        )
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        return self._order.steps_per_epoch
+
+    def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
+        config, numbers = self._config, self.table.numbers("train")
+        parts = world_size * config.gradient_accumulation_steps
+        if config.batch_max_length < LEAST_TOKENS * parts:
+            raise ConfigurationError(
+                f"batch_max_length={config.batch_max_length:,} over {world_size} processes x "
+                f"gradient_accumulation_steps={config.gradient_accumulation_steps} leaves "
+                f"{config.batch_max_length // parts} tokens each; expected at least "
+                f"{LEAST_TOKENS}: batch_max_length={LEAST_TOKENS * parts}, or fewer processes",
+                ["batch_max_length"],
+            )
+
+        def read(rows: np.ndarray, epoch: int) -> MicroBatch:
+            pairs, rooms = self._pairs.read(numbers[rows], epoch), self._lengths[rows].tolist()
+            return self._micro_batch([
+                fitting(pair, self._fits, room) for pair, room in zip(pairs, rooms, strict=True)
+            ])  # fmt: skip
+
+        return TableStream(
+            self._order,
+            read,
+            rank=rank,
+            world_size=world_size,
+            accumulation=config.gradient_accumulation_steps,
+            num_workers=config.num_workers,
+            fingerprint={
+                **self.table.key,
+                "task": config.task,
+                "noise": vars(config.noise),
+                "misspellings": self._pairs.noise.misspellings_hash,
+                "batch_max_length": config.batch_max_length,
+                "bucket_span": config.bucket_span,
+                "batch_shares": shares_of(config),
+            },
+            state=state,
+        )
+
+    @abstractmethod
+    def load(self, folder: Path) -> nn.Module:
+        """Loads the exported model."""
+
+    @abstractmethod
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> Sequence[Any]:
+        """What the model makes of each line (see `baseline.Judge`)."""
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test sets, once, with the best checkpoint; writes the report."""
+        if self._config.benchmarks is None:
+            return []
+        best = self.load(context.best / "model").to(context.device)
+        return finish(self._config, lambda lines: [*self.judge(best, lines, context)], context)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        column = self._config.text_column
+        return ("text" if column == "auto" else column,)
+
+    @abstractmethod
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
+        """What the model flags or corrects in each text, with character offsets."""
+
+    def predict(
+        self, model: nn.Module, records: Iterable[Mapping[str, Any]]
+    ) -> Iterator[dict[str, Any]]:
+        """Yields the changes of each record's text; of a correction, the new text, too."""
+        (column,) = self.inputs
+        for batch in batched(records, TEXTS_AT_ONCE):
+            texts = [str(record[column]) for record in batch]
+            for text, changes in zip(texts, self.changes(model, texts), strict=True):
+                result = as_record(text, changes)
+                del result["text"]
+                yield result
+
+
+def shares_of(config: SpellingConfig) -> int:
+    """The parts into which every step can be divided."""
+    if config.batch_shares is not None:
+        return config.batch_shares
+    return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)

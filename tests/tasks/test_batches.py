@@ -1,0 +1,49 @@
+"""Batches of items, and their results over all processes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import batched, batches_of, batches_within, spread
+
+
+def test_batches_are_sorted_by_length() -> None:
+    assert [b.tolist() for b in batches_of([3, 1, 9, 4, 1], 2)] == [[1, 4], [0, 3], [2]]
+    assert [b.tolist() for b in batches_within([3, 1, 9, 4, 1], 8)] == [[1, 4], [0, 3], [2]]
+    assert [b.tolist() for b in batches_within([3, 3, 3], 8)] == [[0, 1], [2]]
+    assert batches_of([], 2) == batches_within([], 8) == []
+    assert list(batched("abcde", 2)) == [["a", "b"], ["c", "d"], ["e"]]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
+    lengths = np.array([3, 1, 9, 4, 1, 5, 2])
+    batches = batches_within(lengths, 8)
+    runs: list[list[list[int]]] = []
+    parts: list[dict[int, list[int]]] = []
+
+    def rank(number: int, gather: object) -> list[int]:
+        own: list[list[int]] = []
+
+        def run(batch: np.ndarray) -> list[int]:
+            own.append(batch.tolist())
+            return (batch * 10).tolist()
+
+        context = EvaluationContext(number, world_size, torch.device("cpu"), gather)  # type: ignore[arg-type]
+        found = spread(batches, run, context)
+        runs.append(own)
+        return found
+
+    def note(value: dict[int, list[int]]) -> list[dict[int, list[int]]]:
+        parts.append(value)
+        return []
+
+    for number in range(world_size):
+        rank(number, note)
+    assert len({len(own) for own in runs}) == 1
+    assert all(max(lengths[batch]) * len(batch) <= 8 or len(batch) == 1
+               for own in runs for batch in own)  # fmt: skip
+    assert rank(0, lambda _: parts) == [0, 10, 20, 30, 40, 50, 60]
