@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -157,20 +156,11 @@ class BudgetTask:
 
 
 def main(config: BudgetConfig) -> int:
-    from bsmeta.training import trainer
     from bsmeta.training.run import run
     from bsmeta.training.signals import StopRequest
 
-    kill_at = int(os.environ.get("KILL_AT", "0"))
-    if kill_at:
-        train_step = trainer.StepRunner.train_step
-
-        def dying(self: Any, step: int) -> Any:
-            if step == kill_at:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return train_step(self, step)
-
-        trainer.StepRunner.train_step = dying  # type: ignore[method-assign]
+    if kill_at := os.environ.get("KILL_AT"):
+        kill_before_step(int(kill_at))
     deepspeed = None
     if stage := os.environ.get("ZERO_STAGE"):
         deepspeed = {
@@ -186,6 +176,8 @@ def main(config: BudgetConfig) -> int:
 
 
 if __name__ == "__main__":
+    from killed_train import kill_before_step
+
     sys.path.pop(0)
     from bsmeta.config.compose import run_entry_point
 

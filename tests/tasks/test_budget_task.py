@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
+
+from tests.tasks.training import (
+    Documents,
+    Launch,
+    Steps,
+    assert_same_runs,
+    events,
+    train_killed_and_resumed,
+)
 
 SCRIPT = Path(__file__).with_name("budget_task.py")
 COMMON = (
@@ -19,18 +23,6 @@ COMMON = (
     "save_steps=5", "keep_last_checkpoints=1", "keep_best_by=accuracy", "num_warmup_steps=2",
     "learning_rate=0.05", "log_documents=true",
 )  # fmt: skip
-Launch = Callable[..., subprocess.CompletedProcess[str]]
-Steps = Callable[[Path], dict[int, dict[str, Any]]]
-Documents = Callable[[Path], dict[int, list[str]]]
-
-
-def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == kind]
-
-
-def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
-    return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
 
 
 @pytest.mark.parametrize("stage", ["", pytest.param("2", marks=pytest.mark.slow)])
@@ -41,15 +33,9 @@ def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
     whole, killed, alone = (tmp_path / name for name in ("whole", "killed", "alone"))
     two = {"processes": 2, "ZERO_STAGE": stage}
     launch(SCRIPT, *COMMON, store, f"out_dir={whole}", **two)
-    done = launch(SCRIPT, *COMMON, store, f"out_dir={killed}", check=False, KILL_AT="8", **two)
-    assert done.returncode != 0
-    latest = "resume_from_checkpoint_dir=latest"
-    launch(SCRIPT, *COMMON, store, f"out_dir={killed}", latest, **two)
-
-    assert exact(steps(killed)) == exact(steps(whole))
-    assert documents(killed) == documents(whole)
-    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    again = [*COMMON, store, f"out_dir={killed}"]
+    train_killed_and_resumed(launch, again, 8, script=SCRIPT, **two)
+    assert_same_runs(killed, whole, steps, documents)
 
     seen = Counter(name for names in documents(whole).values() for name in names)
     assert seen == Counter(f"{epoch}:{row}" for epoch in range(2) for row in range(90))

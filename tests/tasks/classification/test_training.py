@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import yaml
-from safetensors.torch import load_file
 
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.model import load_model
-from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import write_leanings
-
-TRAIN = REPOSITORY / "bsmeta" / "train.py"
-KILLED = Path(__file__).with_name("killed_train.py")
-Launch = Callable[..., subprocess.CompletedProcess[str]]
-Steps = Callable[[Path], dict[int, dict[str, Any]]]
-Documents = Callable[[Path], dict[int, list[str]]]
+from tests.tasks.training import (
+    TRAIN,
+    Documents,
+    Launch,
+    Steps,
+    assert_same_runs,
+    events,
+    train_killed_and_resumed,
+    train_with_deepspeed,
+)
 
 
 def arguments(csv: Path, encoder: Path, out_dir: Path, *more: str) -> list[str]:
@@ -35,15 +33,6 @@ def arguments(csv: Path, encoder: Path, out_dir: Path, *more: str) -> list[str]:
     ]  # fmt: skip
 
 
-def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == kind]
-
-
-def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
-    return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
-
-
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path, workers: int
@@ -52,19 +41,11 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     more = f"data_config.num_workers={workers}"
     launch(TRAIN, *arguments(csv, encoder, whole, more), processes=2)
-    died = launch(
-        KILLED, *arguments(csv, encoder, killed, more), processes=2, check=False, KILL_AT="17"
-    )
-    assert died.returncode != 0
-    again = arguments(csv, encoder, killed, more, "resume_from_checkpoint_dir=latest")
-    launch(TRAIN, *again, processes=2)
+    again = arguments(csv, encoder, killed, more)
+    train_killed_and_resumed(launch, again, 17, processes=2)
 
     assert [e["step"] for e in events(killed, "resume")] == [12]
-    assert exact(steps(killed)) == exact(steps(whole))
-    assert documents(killed) == documents(whole)
-    assert events(killed, "eval") == events(whole, "eval")
-    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_runs(killed, whole, steps, documents)
     kept = Examples(tmp_path / "leanings.sqlite").results()
     assert [result["run"] for result in kept] == [str(whole), str(killed)]
     assert kept[0]["test"] == kept[1]["test"]
@@ -127,23 +108,8 @@ def test_one_two_and_four_processes_train_on_the_same_batches_with_the_same_test
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, stage: int) -> None:
     csv = write_leanings(tmp_path)
-    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
-    settings["zero_optimization"] = {
-        "stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3
-    }  # fmt: skip
-    (tmp_path / "zero.json").write_text(json.dumps(settings))
-    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
-    launch["deepspeed_config"] = {
-        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": stage == 3
-    }  # fmt: skip
-    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
     out_dir = tmp_path / "run"
-    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
-    done = subprocess.run(
-        [*command, *arguments(csv, encoder, out_dir)], cwd=REPOSITORY, capture_output=True,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    train_with_deepspeed(tmp_path, stage, arguments(csv, encoder, out_dir))
     assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
     assert (out_dir / "evaluation" / "report.html").exists()
     saved = torch.load(out_dir / "results/leanings_trained_model.sav", weights_only=True)

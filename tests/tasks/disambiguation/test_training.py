@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 
-from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation.helpers import lines, write_encoder, write_world
-
-TRAIN = REPOSITORY / "bsmeta" / "train.py"
-KILLED = REPOSITORY / "tests" / "tasks" / "classification" / "killed_train.py"
-Launch = Callable[..., subprocess.CompletedProcess[str]]
-Steps = Callable[[Path], dict[int, dict[str, Any]]]
-Documents = Callable[[Path], dict[int, list[str]]]
+from tests.tasks.training import (
+    TRAIN,
+    Documents,
+    Launch,
+    Steps,
+    assert_same_runs,
+    events,
+    train_killed_and_resumed,
+    train_with_deepspeed,
+)
 
 
 def arguments(folder: Path, encoder: Path, out_dir: Path, *more: str) -> list[str]:
@@ -36,15 +35,6 @@ def arguments(folder: Path, encoder: Path, out_dir: Path, *more: str) -> list[st
     ]  # fmt: skip
 
 
-def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    parsed = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in parsed if line["event"] == kind]
-
-
-def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
-    return {number: (step["loss"], step["grad_norm"]) for number, step in steps.items()}
-
-
 def mentions(rows: list[dict[str, Any]]) -> set[str]:
     return {f"{row['sent_idx_unq']}:{n}" for row in rows for n in range(len(row["aliases"]))}
 
@@ -55,19 +45,10 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     write_world(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     launch(TRAIN, *arguments(tmp_path, encoder, whole), processes=2)
-    died = launch(
-        KILLED, *arguments(tmp_path, encoder, killed), processes=2, check=False, KILL_AT="13"
-    )
-    assert died.returncode != 0
-    again = arguments(tmp_path, encoder, killed, "resume_from_checkpoint_dir=latest")
-    launch(TRAIN, *again, processes=2)
+    train_killed_and_resumed(launch, arguments(tmp_path, encoder, killed), 13, processes=2)
 
     assert [event["step"] for event in events(killed, "resume")] == [8]
-    assert exact(steps(killed)) == exact(steps(whole))
-    assert documents(killed) == documents(whole)
-    assert events(killed, "eval") == events(whole, "eval")
-    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_runs(killed, whole, steps, documents)
     first, second = (run / "evaluation/evaluation.json" for run in (whole, killed))
     assert first.read_text() == second.read_text()
 
@@ -85,7 +66,7 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
 
 @pytest.mark.slow
 def test_a_frozen_encoder_and_hard_negatives_resume_exactly(
-    launch: Launch, steps: Steps, tmp_path: Path, encoder: Path
+    launch: Launch, steps: Steps, documents: Documents, tmp_path: Path, encoder: Path
 ) -> None:
     write_world(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
@@ -94,9 +75,9 @@ def test_a_frozen_encoder_and_hard_negatives_resume_exactly(
         "data_config.mention_encoding=window", "max_train_candidates=2",
     )  # fmt: skip
     launch(TRAIN, *arguments(tmp_path, encoder, whole, *more))
-    launch(KILLED, *arguments(tmp_path, encoder, killed, *more), check=False, KILL_AT="13")
-    launch(TRAIN, *arguments(tmp_path, encoder, killed, *more, "resume_from_checkpoint_dir=latest"))
-    assert exact(steps(killed)) == exact(steps(whole))
+    again = arguments(tmp_path, encoder, killed, *more)
+    train_killed_and_resumed(launch, again, 13, processes=1)
+    assert_same_runs(killed, whole, steps, documents)
     before = load_file(encoder / "model.safetensors")
     after = load_file(whole / "model/model.safetensors")
     name = "encoder.layer.0.attention.self.query.weight"
@@ -149,23 +130,8 @@ def test_one_two_and_four_processes_evaluate_a_model_alike(
 @pytest.mark.parametrize("stage", [2, 3])
 def test_deepspeed_trains_evaluates_and_finishes(tmp_path: Path, encoder: Path, stage: int) -> None:
     write_world(tmp_path)
-    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
-    settings["zero_optimization"] = {
-        "stage": stage, "stage3_gather_16bit_weights_on_model_save": stage == 3
-    }  # fmt: skip
-    (tmp_path / "zero.json").write_text(json.dumps(settings))
-    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
-    launch["deepspeed_config"] = {
-        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": stage == 3
-    }  # fmt: skip
-    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
     out_dir = tmp_path / "run"
-    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
-    done = subprocess.run(
-        [*command, *arguments(tmp_path, encoder, out_dir)], cwd=REPOSITORY, capture_output=True,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    train_with_deepspeed(tmp_path, stage, arguments(tmp_path, encoder, out_dir))
     assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3 + ["test"]
     assert events(out_dir, "eval")[-1]["mentions"] == 42.0
     assert (out_dir / "evaluation" / "report.html").exists()

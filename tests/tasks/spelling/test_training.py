@@ -2,37 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import yaml
-from safetensors.torch import load_file
 
-from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments
+from tests.tasks.training import (
+    TRAIN,
+    Documents,
+    Launch,
+    Steps,
+    assert_same_runs,
+    events,
+    train_killed_and_resumed,
+    train_with_deepspeed,
+)
 
-TRAIN = REPOSITORY / "bsmeta" / "train.py"
-KILLED = REPOSITORY / "tests/tasks/classification/killed_train.py"
-Launch = Callable[..., subprocess.CompletedProcess[str]]
-Steps = Callable[[Path], dict[int, dict[str, Any]]]
-Documents = Callable[[Path], dict[int, list[str]]]
 SLOW = pytest.mark.slow
 TASKS = ["sed_words", pytest.param("sed_sequence", marks=SLOW), pytest.param("sec", marks=SLOW)]
-
-
-def events(out_dir: Path, kind: str) -> list[dict[str, Any]]:
-    lines = map(json.loads, (out_dir / "metrics.jsonl").read_text().splitlines())
-    return [line for line in lines if line["event"] == kind]
-
-
-def exact(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
-    return {number: (step["loss"], step["learning_rate"]) for number, step in steps.items()}
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -42,20 +30,11 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     launch(TRAIN, *arguments(task, tmp_path, whole), processes=2)
     epoch = max(steps(whole)) // 3
-    died = launch(
-        KILLED, *arguments(task, tmp_path, killed), processes=2, check=False,
-        KILL_AT=str(epoch + 2),
-    )  # fmt: skip
-    assert died.returncode != 0
-    again = arguments(task, tmp_path, killed, "resume_from_checkpoint_dir=latest")
-    launch(TRAIN, *again, processes=2)
+    again = arguments(task, tmp_path, killed)
+    train_killed_and_resumed(launch, again, epoch + 2, processes=2)
 
     assert [event["step"] for event in events(killed, "resume")] == [epoch]
-    assert exact(steps(killed)) == exact(steps(whole))
-    assert documents(killed) == documents(whole)
-    assert events(killed, "eval") == events(whole, "eval")
-    ours, theirs = (load_file(run / "model/model.safetensors") for run in (whole, killed))
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert_same_runs(killed, whole, steps, documents)
 
     seen = Counter(name for names in documents(whole).values() for name in names)
     assert {*seen.values()} == {3}
@@ -88,21 +67,8 @@ def test_one_two_and_four_processes_train_on_the_same_steps(
 @SLOW
 @pytest.mark.parametrize("task", ["sed_words", "sec"])
 def test_deepspeed_partitions_and_the_run_evaluates_and_exports(tmp_path: Path, task: str) -> None:
-    settings = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
-    settings["zero_optimization"] = {"stage": 2}
-    (tmp_path / "zero.json").write_text(json.dumps(settings))
-    launch = yaml.safe_load((REPOSITORY / "experiments/accelerate/cpu_zero2.yaml").read_text())
-    launch["deepspeed_config"] = {
-        "deepspeed_config_file": str(tmp_path / "zero.json"), "zero3_init_flag": False
-    }  # fmt: skip
-    (tmp_path / "launch.yaml").write_text(yaml.safe_dump(launch))
     out_dir = tmp_path / "run"
-    command = ["accelerate", "launch", "--config_file", str(tmp_path / "launch.yaml"), str(TRAIN)]
-    done = subprocess.run(
-        [*command, *arguments(task, tmp_path, out_dir)], cwd=REPOSITORY, capture_output=True,
-        text=True, timeout=600, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
+    train_with_deepspeed(tmp_path, 2, arguments(task, tmp_path, out_dir))
     assert [event["split"] for event in events(out_dir, "eval")] == ["validation"] * 3
     assert (out_dir / "model/model.safetensors").exists()
 

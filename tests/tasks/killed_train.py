@@ -7,21 +7,27 @@ import signal
 import sys
 from typing import Any
 
+
+def kill_before_step(number: int) -> None:
+    """Makes this process kill itself when the trainer reaches a step."""
+    from bsmeta.training import trainer
+
+    train_step = trainer.StepRunner.train_step
+
+    def dying(self: Any, step: int) -> Any:
+        if step == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return train_step(self, step)
+
+    trainer.StepRunner.train_step = dying  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     sys.path.pop(0)
     from bsmeta import train
     from bsmeta.config.compose import run_entry_point
     from bsmeta.tasks import TASKS
-    from bsmeta.training import trainer
 
-    kill_at = int(os.environ["KILL_AT"])
-    train_step = trainer.StepRunner.train_step
-
-    def dying(self: Any, step: int) -> Any:
-        if step == kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return train_step(self, step)
-
-    trainer.StepRunner.train_step = dying  # type: ignore[method-assign]
+    kill_before_step(int(os.environ["KILL_AT"]))
     schemas = [entry.config for entry in TASKS.values()]
     run_entry_point(train.main, schemas, "classification", takes_mistakes=True)
