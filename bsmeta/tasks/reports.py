@@ -13,7 +13,7 @@ import torch
 import transformers
 from rich.console import Console
 
-from bsmeta.config.checks.bounds import refuse_out_of_bounds
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.evaluation.checkpoints import Location

@@ -16,8 +16,7 @@ from torch import nn
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.spelling import LEAST_TOKENS, SpellingConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.order import TokenBudget
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.batches import batched
 from bsmeta.tasks.spelling.corrections import as_record
