@@ -17,7 +17,7 @@ import string
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,22 +45,20 @@ class Score:
         shots: Examples before each question.
         prompt: The conditional prompt; empty without one.
         correct: 1.0 for each question answered correctly, otherwise 0.0; in the task's order.
+        bits: Bits per byte of the right answer to each question; empty where the task does not
+            say which of its choices that is.
     """
 
     task: str
     shots: int
     prompt: str
     correct: list[float]
+    bits: list[float] = field(default_factory=list)
 
     @property
     def accuracy(self) -> float:
         """Share of the questions that were answered correctly."""
         return float(np.mean(self.correct))
-
-    @property
-    def standard_error(self) -> float:
-        """Of the accuracy, over questions."""
-        return standard_error(self.correct)
 
 
 def standard_error(values: Sequence[float]) -> float:
@@ -117,18 +115,30 @@ def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Sc
                     language_model, tasks=[task], num_fewshot=shots, limit=settings.limit,
                     task_manager=manager, bootstrap_iters=0, log_samples=True,
                 )  # fmt: skip
-                scores.append(Score(task, shots, prompt, _correct(found, task)))
+                scores.append(Score(task, shots, prompt, *_answers(found, task)))
     return scores
 
 
-def _correct(found: Mapping[str, Any], task: str) -> list[float]:
+def _answers(found: Mapping[str, Any], task: str) -> tuple[list[float], list[float]]:
+    """Whether each question was answered correctly, and the bits per byte of its right answer."""
     samples = sorted(found["samples"][task], key=lambda sample: sample["doc_id"])
     if not samples or METRIC not in samples[0]:
         raise ConfigurationError(
             f"downstream.tasks: {task} has no accuracy ({METRIC}) of each question; expected a "
             "multiple-choice task"
         )
-    return [float(sample[METRIC]) for sample in samples]
+    bits: list[float] = []
+    if all(isinstance(sample["target"], int) for sample in samples):
+        bits = [_bits_per_byte(sample) for sample in samples]
+    return [float(sample[METRIC]) for sample in samples], bits
+
+
+def _bits_per_byte(sample: Mapping[str, Any]) -> float:
+    """Of the right answer to a question."""
+    right = sample["target"]
+    log_likelihood, _ = sample["filtered_resps"][right]
+    _, answer = sample["arguments"][right]
+    return float(-log_likelihood / math.log(2) / len(answer.encode()))
 
 
 def conditioned_model(model: Path, device: str) -> Any:
@@ -235,26 +245,31 @@ def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[i
 def model_table(name: str, scores: Sequence[Score]) -> Table:
     """The accuracies of one model, and what each conditional prompt changes."""
     note = (
-        "Accuracy ± standard error over questions. With the conditional prompt minus without it: "
-        "paired by question, with its standard error."
+        "Mean ± standard error over questions: the accuracy, and the bits per byte of the right "
+        "answers, which also show what changes no answer. The difference is with the conditional "
+        "prompt minus without it, paired by question."
     )
-    heads = ["task", "shots", "questions", "without prompt", "with prompt", "difference"]
+    heads = ["task", "shots", "questions", "", "without prompt", "with prompt", "difference"]
     table = Table(f"Downstream tasks: {name}", note, heads)
     prompted = {(one.task, one.shots): one for one in scores if one.prompt}
     for score in scores:
         if score.prompt:
             continue
-        row = [score.task, str(score.shots), f"{len(score.correct):,}"]
-        row.append(f"{score.accuracy:.3f} ± {score.standard_error:.3f}")
         other = prompted.get((score.task, score.shots))
-        if other is None:
-            row += [NONE, NONE]
-        else:
-            changes = np.subtract(other.correct, score.correct).tolist()
-            row.append(f"{other.accuracy:.3f} ± {other.standard_error:.3f}")
-            row.append(f"{np.mean(changes):+.3f} ± {standard_error(changes):.3f}")
-        table.rows.append(row)
+        measures = {"accuracy": (score.correct, other.correct if other else [])}
+        if score.bits:
+            measures["bits per byte"] = (score.bits, other.bits if other else [])
+        for measure, (plain, shown) in measures.items():
+            cells = [_mean(plain), NONE, NONE]
+            if shown:
+                cells[1:] = [_mean(shown), _mean(np.subtract(shown, plain).tolist(), "+")]
+            row = [score.task, str(score.shots), f"{len(score.correct):,}", measure, *cells]
+            table.rows.append(row)
     return table
+
+
+def _mean(values: Sequence[float], sign: str = "") -> str:
+    return f"{np.mean(values):{sign}.3f} ± {standard_error(values):.3f}"
 
 
 def study_table(

@@ -24,6 +24,7 @@ from bsmeta.studies.downstream import (
     model_table,
     save_scores,
     score_model,
+    standard_error,
     study_table,
 )
 from bsmeta.studies.statistics import Resampler
@@ -79,15 +80,16 @@ def test_a_prompt_is_filled_from_the_question() -> None:
 
 def test_the_table_of_a_model_has_paired_differences(tmp_path: Path) -> None:
     scores = [
-        Score("cloze", 0, "", [1.0, 0.0, 0.0, 1.0]),
-        Score("cloze", 0, "url: {url}", [1.0, 1.0, 0.0, 1.0]),
+        Score("cloze", 0, "", [1.0, 0.0, 0.0, 1.0], [2.0, 2.5, 2.0, 2.5]),
+        Score("cloze", 0, "url: {url}", [1.0, 1.0, 0.0, 1.0], [1.9, 2.5, 1.9, 2.5]),
         Score("cloze", 5, "", [0.0, 0.0, 0.0, 1.0]),
     ]
     save_scores(scores, tmp_path / "a/scores.json")
     assert load_scores(tmp_path / "a/scores.json") == scores
     assert model_table("demo", scores).rows == [
-        ["cloze", "0", "4", "0.500 ± 0.289", "0.750 ± 0.250", "+0.250 ± 0.250"],
-        ["cloze", "5", "4", "0.250 ± 0.250", "–", "–"],
+        ["cloze", "0", "4", "accuracy", "0.500 ± 0.289", "0.750 ± 0.250", "+0.250 ± 0.250"],
+        ["cloze", "0", "4", "bits per byte", "2.250 ± 0.144", "2.200 ± 0.173", "-0.050 ± 0.029"],
+        ["cloze", "5", "4", "accuracy", "0.250 ± 0.250", "–", "–"],
     ]
 
 
@@ -141,6 +143,8 @@ def test_the_harness_answers_with_and_without_a_prompt(
         (0, ""), (0, "url: {url} ||| "), (2, ""), (2, "url: {url} ||| "),
     ]  # fmt: skip
     assert all(len(one.correct) == 12 and set(one.correct) <= {0.0, 1.0} for one in scores)
+    assert all(len(one.bits) == 12 and 2 < min(one.bits) < max(one.bits) < 8 for one in scores)
+    assert scores[0].bits != scores[1].bits  # the prompt was read
     with pytest.raises(ConfigurationError, match="no_such_task unknown"):
         score_model(
             tmp_path / "model", DownstreamConfig(tasks=["no_such_task"], include_path=str(task)),
@@ -155,6 +159,5 @@ def test_prompts_of_tasks_that_are_not_run_are_refused() -> None:
 
 
 def test_the_standard_error_is_that_of_a_mean() -> None:
-    score = Score("a", 0, "", [1.0, 0.0, 1.0, 1.0])
-    assert score.accuracy == 0.75
-    assert score.standard_error == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
+    assert standard_error([1.0, 0.0, 1.0, 1.0]) == pytest.approx(math.sqrt(0.75 * 0.25 / 3))
+    assert standard_error([1.0]) == 0
