@@ -62,6 +62,18 @@ def test_scores_are_cosines_over_the_temperature_plus_the_weighted_prior(encoder
     assert found.scores[0, 2] == -torch.inf
 
 
+def test_before_training_the_score_is_the_similarity_of_the_encoders_vectors(encoder: Path) -> None:
+    model = built(encoder)
+    mention, entity = 0.01 * torch.randn(2, 1, model.mention_layer.in_features)
+    model.mention_layer.register_forward_pre_hook(lambda *_: (mention,))
+    given = {name: value for name, value in inputs(mentions=1).items() if "entity" not in name}
+    given |= {"prior": given["prior"][:1, :1], "allowed": torch.ones(1, 1, dtype=torch.bool)}
+    with torch.no_grad():
+        found = model(**given, entity_vectors=entity)
+    similarity = torch.cosine_similarity(mention, entity).item()
+    assert found.scores.item() * 0.01 == pytest.approx(similarity, abs=1e-3)
+
+
 def test_nil_is_a_first_column_that_is_always_allowed(encoder: Path) -> None:
     model = built(encoder, train_in_candidates=False)
     with torch.no_grad():
