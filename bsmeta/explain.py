@@ -47,9 +47,8 @@ def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.explaining.facts import TokenTexts, json_line
-    from bsmeta.explaining.page import page
     from bsmeta.explaining.selection import Selection
-    from bsmeta.explaining.terminal import TerminalView
+    from bsmeta.explaining.views import TerminalView, page
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config

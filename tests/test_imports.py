@@ -37,8 +37,7 @@ ALLOWED = {
 
 # Library -> the files or folders (patterns below bsmeta/) that may import it.
 DISTRIBUTED = [
-    f"training/{name}*"
-    for name in ("trainer", "step", "engines", "checkpoint", "distributed", "optim")
+    f"training/{name}*" for name in ("trainer", "step", "engines", "checkpoint", "distributed")
 ]
 ROOMS = {
     "accelerate": DISTRIBUTED,

@@ -30,8 +30,6 @@ from bsmeta.config import interpolation
 from bsmeta.config.describe import CONFIG_FOLDER, PARTS
 from bsmeta.config.errors import ConfigurationError
 
-VERSION = "1.3"
-
 
 @dataclass
 class Reading:

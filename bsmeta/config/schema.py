@@ -236,7 +236,7 @@ class PretrainedConfig(RunConfig):
 
 @dataclass(kw_only=True)
 class TableDataConfig:
-    """What the data sections of tasks on a table share."""
+    """The keys that the data sections of all tasks on a table share."""
 
     per_device_eval_batch_size: int = key(
         32, "rows in an evaluation batch of one process", at_least=1

@@ -56,7 +56,7 @@ class Stream(Protocol):
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What must be equal for a state to be usable (the shards, the tokenizer, …)."""
+        """The facts that must be equal for a state to be usable (shards, tokenizer, …)."""
 
     @property
     def state(self) -> dict[str, Any]:

@@ -36,7 +36,7 @@ CONTAINERS = 50_000
 
 
 class Notes(NamedTuple):
-    """What is kept for a sequence besides its tokens."""
+    """The facts about a sequence besides its tokens."""
 
     tokens: int
     documents: tuple[str, ...]

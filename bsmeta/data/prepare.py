@@ -54,17 +54,17 @@ BUFFER = 1 << 20
 
 
 def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]:
-    """The smallest dtype of each array of `prepared.COLUMNS`, and its number of values per row."""
+    """The arrays of a stream: the smallest dtype of each, and its number of values per row."""
     metadata = config.metadata_config
     kinds: dict[str, tuple[Any, int]] = {
         "tokens": (np.min_scalar_type(vocabulary - 1), 1),
-        "marks": (np.uint8, 1),
-        "lengths": (np.min_scalar_type(metadata.max_seq_len), 1),
-        "types": (np.min_scalar_type((1 << len(metadata.metadata_list)) - 1), 1),
-        "documents": (np.uint32, 2),
-        "rows": (np.int64, 3),
-        "positions": (np.int64, len(Position._fields)),
-        "counts": (np.int32, len(count_names(metadata.metadata_list))),
+        "marks": (np.uint8, 1),  # the token type, and TARGET
+        "lengths": (np.min_scalar_type(metadata.max_seq_len), 1),  # of chunks, in tokens
+        "types": (np.min_scalar_type((1 << len(metadata.metadata_list)) - 1), 1),  # of chunks
+        "documents": (np.uint32, 2),  # the shard (its place in the manifest), and the number in it
+        "rows": (np.int64, 3),  # where the tokens, chunks and documents of each sequence end
+        "positions": (np.int64, len(Position._fields)),  # after each sequence
+        "counts": (np.int32, len(count_names(metadata.metadata_list))),  # of each sequence
     }
     return {
         name: {"dtype": np.dtype(kind).newbyteorder("<").str, "width": width}

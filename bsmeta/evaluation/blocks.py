@@ -281,7 +281,7 @@ class BlockMaker:
         )
 
     def _values(self, arm: Arm) -> str:
-        """Whose values an arm shows: for its own, those that the model was trained on."""
+        """The values that an arm shows: for its own, those that the model was trained on."""
         return self._own if arm.values == OWN and arm.types else arm.values
 
     def make(self, indices: Sequence[int]) -> Block:

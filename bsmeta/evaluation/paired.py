@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import DataError
 from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
 from bsmeta.evaluation.blocks import WINDOWS, Block, BlockMaker, own_blocks, plan_blocks, reading_of
 from bsmeta.evaluation.documents import HeldOutDocuments
@@ -66,9 +66,6 @@ class PairedEvaluation:
     Args:
         windows: Window policy: a name in `bsmeta.evaluation.blocks.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
-
-    Raises:
-        ConfigurationError: The window policy is unknown, or the edges do not increase from 0.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class PairedEvaluation:
         ranks: Ranks | None = None,
         seed: int = 0,
     ) -> None:
-        check_edges(position_edges)
         # the arms define the metadata here: training's random removal of it must not apply
         metadata = replace(config.metadata_config, without_metadata_same_context=False)
         self._comparisons = list(comparisons)
@@ -205,14 +201,6 @@ class PairedEvaluation:
                 if comparison.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
                     yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
-
-
-def check_edges(position_edges: Sequence[int]) -> None:
-    """Raise a `ConfigurationError` unless the edges begin with 0 and increase."""
-    if list(position_edges[:1]) != [0] or any(np.diff(position_edges) <= 0):
-        raise ConfigurationError(
-            f"position_edges={list(position_edges)}: expected rising bytes that begin with 0"
-        )
 
 
 RESAMPLES = 10_000

@@ -74,8 +74,6 @@ class Writer:
         batch_size: int,
         device: torch.device,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigurationError(f"batch_size={batch_size}: expected at least 1")
         self._contexts = Contexts(config, tokenizer)
         self._tokenizer = tokenizer
         self._max_length = config.metadata_config.max_seq_len

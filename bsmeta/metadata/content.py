@@ -63,7 +63,7 @@ def content_spans(line: bytes | memoryview, content: str) -> Spans:
 
 
 def _combined(spans: Sequence[Spans], least: int) -> Spans:
-    """What at least so many of some lists of disjoint spans cover."""
+    """The spans that at least so many of several lists of disjoint spans cover."""
     edges = sorted(
         [(start, 1) for some in spans for start, _ in some]
         + [(end, -1) for some in spans for _, end in some]
@@ -80,7 +80,7 @@ def _combined(spans: Sequence[Spans], least: int) -> Spans:
 
 
 class KeptText:
-    """What is kept of a text.
+    """The part of a text that is kept.
 
     Between spans that are kept, a line break is kept if there is one between them, or else a space
     if there is any white space.

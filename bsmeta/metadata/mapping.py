@@ -39,7 +39,7 @@ _Plain = str | int | float | bool | None
 _TEXT_TYPE = str | msgspec.UnsetType
 _VALUE_TYPE = _Plain | list[Record | str | int | float | bool | None]
 _OTHER = str | int | float | bool | list[msgspec.Raw] | None
-"""What may stand where a path continues into an object; the record then lacks the path."""
+"""Values that may occur where a path continues into an object: the record lacks the path."""
 
 _Tree = dict[str, Any]  # the fields of an object: a type (a leaf), or the `_Tree` of an object
 

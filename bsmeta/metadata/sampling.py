@@ -1,4 +1,4 @@
-"""Sampling: which metadata a document gets: its types, and whose values they have.
+"""Sampling: the metadata types that a document gets, and whose values they have.
 
 Second stage of the flow, between decoding and rendering. Every choice of types is drawn from the
 generator passed in (one per document); none depends on the content of the records.

@@ -27,6 +27,13 @@ _LOCK = ".lock"
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 
+def replace_text(file: Path, text: str) -> None:
+    """Writes a file atomically."""
+    temporary = file.with_name(f".{file.name}-{os.getpid()}.tmp")
+    temporary.write_text(text)
+    os.replace(temporary, file)
+
+
 def write_status(
     out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
 ) -> None:
@@ -38,9 +45,7 @@ def write_status(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
-    temporary = out_dir / f".status-{os.getpid()}.json"
-    temporary.write_text(json.dumps(value) + "\n")
-    os.replace(temporary, out_dir / STATUS)
+    replace_text(out_dir / STATUS, json.dumps(value) + "\n")
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
@@ -100,7 +105,7 @@ class RunFolder:
             self._take(resume=resume, overwrite=overwrite)
             checkpoint.clean(self.path)
             if not (self.path / CONFIG).exists():
-                self._write_config(config)
+                replace_text(self.path / CONFIG, to_yaml(config))
         except OSError as error:
             raise ConfigurationError(
                 f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
@@ -144,21 +149,14 @@ class RunFolder:
         """
         checkpoint.set_aside_newer(self.path, step)
         self._cut_logs(step)
-        self._write_config(config)
-
-    def _write_config(self, config: Any) -> None:
-        temporary = self.path / f".{CONFIG}.tmp"
-        temporary.write_text(to_yaml(config))
-        os.replace(temporary, self.path / CONFIG)
+        replace_text(self.path / CONFIG, to_yaml(config))
 
     def _cut_logs(self, step: int) -> None:
         """Drops what was logged after `step`, because those steps are repeated."""
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():
                 kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
-                temporary = file.with_suffix(".tmp")
-                temporary.write_text("".join(line + "\n" for line in kept))
-                os.replace(temporary, file)
+                replace_text(file, "".join(line + "\n" for line in kept))
 
     def _empty(self) -> None:
         others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]

@@ -27,8 +27,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.base import Loss, Task
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import Engine
-from bsmeta.training.optim import learning_rate, set_learning_rate
+from bsmeta.training.engines import Engine, learning_rate, set_learning_rate
 from bsmeta.training.saving import Saver
 from bsmeta.training.signals import StopRequest, WaitEnded
 from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-import os
 import secrets
 import sys
 import time
@@ -26,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bsmeta.config.checks.problems import HYDRA, Problem, refuse
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.secrets import redact, redact_values
-from bsmeta.training.run_folder import METRICS, LineLog, RunFolder
+from bsmeta.training.run_folder import METRICS, LineLog, RunFolder, replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -70,16 +69,16 @@ class Tracker:
                 for name, value in _leaves(values)
                 if isinstance(value, (int, float))
             }
-            self._tell(lambda tracker: tracker.log(numbers, step))
+            self._call_each(lambda tracker: tracker.log(numbers, step))
         self._screen.show(kind, step, values)
 
     def close(self) -> None:
         if self._metrics is not None and self._screen is not None:
             self._screen.close()
             self._metrics.close()
-        self._tell(lambda tracker: tracker.finish())
+        self._call_each(lambda tracker: tracker.finish())
 
-    def _tell(self, action: Callable[[External], None]) -> None:
+    def _call_each(self, action: Callable[[External], None]) -> None:
         """Calls `action` on each tracker, and drops those that fail (full disk, lost server)."""
         for tracker in list(self._external):
             try:
@@ -236,9 +235,7 @@ def run_name(folder: Path) -> str:
         return str(json.loads(file.read_text())["run"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         name = f"{_plain(folder.name)}-{secrets.token_hex(4)}"
-        temporary = file.with_suffix(".tmp")
-        temporary.write_text(json.dumps({"run": name}) + "\n")
-        os.replace(temporary, file)
+        replace_text(file, json.dumps({"run": name}) + "\n")
         return name
 
 

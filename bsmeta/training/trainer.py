@@ -30,10 +30,9 @@ from bsmeta.tasks.base import (
 )
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
-from bsmeta.training.engines import make_engine
+from bsmeta.training.engines import build_optimizer, make_engine
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
-from bsmeta.training.optim import build_optimizer
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,

@@ -27,7 +27,7 @@ from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.disambiguation.detection import open_detector
 from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
 
 
 def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, Any]:

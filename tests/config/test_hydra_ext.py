@@ -16,7 +16,7 @@ from bsmeta.config.describe import CONFIG_FOLDER
 
 
 def test_the_version_is_the_one_it_was_written_for() -> None:
-    assert hydra.__version__.startswith(f"{hydra_ext.VERSION}.")
+    assert hydra.__version__.startswith("1.3.")
 
 
 def test_hydra_takes_the_reader_and_the_search_path(tmp_path: Path) -> None:

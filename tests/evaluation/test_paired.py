@@ -190,23 +190,6 @@ def test_a_subset_without_metadata_still_gives_the_text(
     assert figures["documents"] == 4
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"position_edges": [10]}, "expected rising bytes that begin with 0"),
-        ({"position_edges": [0, 5, 5]}, "expected rising bytes that begin with 0"),
-    ],
-)
-def test_bad_settings_are_named(
-    settings: dict[str, Any],
-    message: str,
-    tokenizer: PreTrainedTokenizerBase,
-    data_config: DataConfig,
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
-        all_and_each(data_config, tokenizer, **settings)
-
-
 def test_an_unknown_comparison_is_named() -> None:
     with pytest.raises(ConfigurationError, match=r"\['some'\] unknown, expected any of"):
         plan_comparisons(["all", "some"], TYPES)

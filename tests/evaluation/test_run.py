@@ -1,4 +1,4 @@
-"""Two models over the same documents: which needs fewer bits, and is it more than chance?"""
+"""The run of an evaluation: what it refuses, and how it compares models with each other."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.results import DocumentSums, ModelReport
-from bsmeta.evaluation.run import compare_models
+from bsmeta.evaluation.run import compare_models, evaluate
 
 LN2 = math.log(2)
 
@@ -53,3 +57,9 @@ def test_models_without_a_common_document_or_with_one() -> None:
     assert compare_models([first, model("b", [2.0], [2])], resamples=10, seed=0) == []
     (row,) = compare_models([first, model("b", [1.0], [1])], resamples=10, seed=0)
     assert (row.difference, row.difference_low) == (-1.0, None)
+
+
+@pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
+def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
+    with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
+        evaluate(EvaluateConfig(position_edges=edges), [], Ranks(), torch.device("cpu"))

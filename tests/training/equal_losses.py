@@ -36,7 +36,7 @@ from bsmeta.tasks.base import Loss
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
-from bsmeta.training.optim import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.signals import StopRequest
 
 

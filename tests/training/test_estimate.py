@@ -18,9 +18,9 @@ from bsmeta.config.launch import REPOSITORY
 from bsmeta.models.layers import recompute
 from bsmeta.tasks.base import Shape
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import Counts, activations, count, held, state
-from bsmeta.training.optim import build_optimizer
 from tests.conftest import run_warm
 
 SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}

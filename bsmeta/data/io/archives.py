@@ -1,4 +1,4 @@
-"""Unpacks tar and zip archives that nobody has looked at: into one folder, and bounded.
+"""Unpacks untrusted tar and zip archives: only into one folder, and within limits.
 
 Refused, with the member's name: paths that leave the folder, links, devices, a path that is there
 twice, and more bytes or files than expected. The folder appears only when it is complete.

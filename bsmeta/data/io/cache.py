@@ -16,8 +16,9 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import xxhash
@@ -83,16 +84,23 @@ class Cache:
 
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
-    """Writes arrays to a file atomically, even if the machine crashes.
+    """Writes arrays to a file atomically, even if the machine crashes."""
+    with replacing(path) as file:
+        np.savez(file, **arrays)  # type: ignore[arg-type]
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Opens a new file, which replaces the one at `path` when it is complete.
 
     The file's permissions follow the user's umask: others may share the folder.
     """
     written = path.with_name(f"{uuid.uuid4().hex}.tmp")
     try:
         with open(written, "xb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
+            yield file
         written.replace(path)
     finally:
         written.unlink(missing_ok=True)
@@ -167,12 +175,8 @@ class BlockCache:
     def _keep(self, path: Path, block: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            written = path.parent / f"{path.name}-{uuid.uuid4().hex}"
-            try:
-                written.write_bytes(block + xxhash.xxh3_64_digest(block))
-                written.replace(path)
-            finally:
-                written.unlink(missing_ok=True)
+            with replacing(path) as file:
+                file.write(block + xxhash.xxh3_64_digest(block))
         except OSError as error:  # the disk may be full
             log.warning("a block of a remote file is not kept: %s", error)
         self._unseen += len(block) + CHECKSUM

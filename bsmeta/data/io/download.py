@@ -58,10 +58,10 @@ class Source:
 def download(
     source: Source, path: Path, *, retries: int, timeout: float, advance: Advance = lambda _: None
 ) -> None:
-    """Downloads a file, or what is missing of it.
+    """Downloads a file, or the rest of it.
 
     Args:
-        retries: Failures in a row after which it is given up.
+        retries: Consecutive failures after which the download fails.
         timeout: Seconds without data that are a failure.
         advance: Called with the bytes that there are.
 

@@ -51,7 +51,7 @@ class Entry(msgspec.Struct, forbid_unknown_fields=True):
 
     @property
     def target(self) -> str:
-        """What is there in the end."""
+        """The path that exists once the entry is complete."""
         return self.path if self.unpack is None else self.unpack
 
 
@@ -128,12 +128,12 @@ class FileSet:
         self._all = entries
 
     def fetch(self, retries: int, timeout: float, advance: Advance = lambda *_: None) -> int:
-        """Does what is left to do.
+        """Downloads, verifies and unpacks whatever is not complete yet.
 
         Args:
             retries: Failures in a row after which a download is given up.
             timeout: Seconds without data that are a failure.
-            advance: Called now and then.
+            advance: Reports the progress.
 
         Returns:
             The number of files that were not complete before.

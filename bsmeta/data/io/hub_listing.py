@@ -9,9 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import logging
-import os
 import re
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +24,7 @@ from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
 
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io.cache import replacing
 from bsmeta.data.io.hub import FileRef, HubSettings, get_json
 
 log = logging.getLogger(__name__)
@@ -223,8 +222,7 @@ def save(path: Path, listing: Listing) -> None:
     """Writes a listing to the cache, atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        with replacing(path) as file:
             file.write(msgspec.json.encode(listing))
-        os.replace(file.name, path)
     except OSError as error:
         log.warning("the listing of a data set is not kept: %s", error)

@@ -232,7 +232,7 @@ def real_path(path: str | FileRef) -> str | FileRef:
 def shards_fingerprint(
     shards: Sequence[Shard], opened: Callable[[str], BinaryIO] = open_file
 ) -> dict[str, Any]:
-    """What must be unchanged in a resumed run; JSON-serializable.
+    """The facts about shards that must not change before a run is resumed; JSON-serializable.
 
     For a shard on the Hub: its size, and the commit of its data set. For others: the size, and a
     hash of samples of the content, which is equal for a copy of the file, wherever and whenever it

@@ -111,7 +111,7 @@ def step_of(cycle: int) -> int:
 def deal(
     shards: Sequence[Shard], num_streams: int, portions: Sequence[int] | None = None
 ) -> list[list[Share]]:
-    """What each stream owns.
+    """The shares of each stream.
 
     Args:
         shards: The shards, in the order in which they are laid end to end.

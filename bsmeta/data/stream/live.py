@@ -227,7 +227,7 @@ def window_maker(
     seed: int,
     kept_out: HeldOutDocuments | None,
 ) -> WindowMaker:
-    """What turns the windows of a corpus into sequences, after a look at its first documents.
+    """Builds the window maker of a corpus, after checking its first documents.
 
     Raises:
         ConfigurationError: If the tokenizer, a key of the metadata or a path of the columns cannot

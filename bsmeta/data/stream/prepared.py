@@ -1,8 +1,8 @@
 """Sequences prepared in advance (by `prepare`), instead of those of `live`.
 
 A folder contains a manifest and, for each logical stream, one memory-mapped file per array
-(`COLUMNS`). They store the output of `LogicalStream`: each sequence with the position after it. So
-a run may switch between prepared and live data at any sequence.
+(`prepare.columns_of`). They store the output of `LogicalStream`: each sequence with the position
+after it. So a run may switch between prepared and live data at any sequence.
 """
 
 from __future__ import annotations
@@ -30,17 +30,6 @@ FORMAT = 5
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` for tokens that are targets; the other bits are the token type."""
-
-COLUMNS = {
-    "tokens": "token ids",
-    "marks": "token type and TARGET of each token",
-    "lengths": "tokens of each chunk",
-    "types": "types of each chunk's document",
-    "documents": "shard (its place in the manifest) and number of each document",
-    "rows": "where the tokens, chunks and documents of each sequence end",
-    "positions": "the position after each sequence",
-    "counts": "sums for the log of each sequence",
-}
 
 
 class PreparedStream:

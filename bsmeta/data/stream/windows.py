@@ -207,7 +207,7 @@ class WindowMaker:
                 yield number, rendered
 
     def _donors(self, window: Window) -> Donors | None:
-        """Who lends a document of the window its values, where they are shuffled."""
+        """The documents whose values those of the window get, if values are shuffled."""
         if self._metadata.metadata_values != SHUFFLED:
             return None
         documents = [self._lender(line) for line in window.lines]

@@ -95,7 +95,7 @@ def read_rows(
     """Yields the rows of a file after its header.
 
     Args:
-        advance: Called with the bytes of the file that have been read, now and then.
+        advance: Called from time to time with the bytes of the file that have been read.
 
     Raises:
         DataError: If the file ends early (gzip), is not in its encoding, or cannot be read.

@@ -1,4 +1,4 @@
-"""What a CSV file is like: its separator, its quotes, its columns."""
+"""Detects the dialect of a CSV file: its encoding, separator, quotes and columns."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def find_format(
     separator: str = AUTO,
     encoding: str = AUTO,
 ) -> CSVFormat:
-    """Finds out how a file is to be read.
+    """Detects how to read a file.
 
     Args:
         wanted: The columns that must be there.

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.training.optim import build_optimizer, learning_rate
+from bsmeta.training.engines import build_optimizer, learning_rate
 
 
 @pytest.mark.parametrize(
