@@ -1,4 +1,4 @@
-"""From documents to batches: windows of documents, batches of windows, blocks of documents.
+"""From documents to batches: their windows, and blocks of documents whose windows are batched.
 
 A block is a group of documents rendered in every arm, encoded, cut into windows and batched.
 `first_piece` and `all_pieces` use the chunks of training. `sliding` gives every token at least half
@@ -34,7 +34,7 @@ from bsmeta.evaluation.arms import (
     prompt_config,
 )
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.scoring import Window, max_batch_tokens
+from bsmeta.evaluation.scoring import Window, max_batch_tokens, plan_batches
 from bsmeta.evaluation.segments import Reading
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -133,9 +133,6 @@ FEWEST_BLOCKS = 16
 DOCUMENTS_PER_BLOCK = 64
 """Documents (on average) that are rendered, encoded and kept in memory at one time."""
 
-FORWARD_OVERHEAD = 96
-"""Cost of one model call in tokens: less padding than this costs less than another call."""
-
 
 def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
     """Group documents into blocks of similar document lengths and about equal total cost.
@@ -167,38 +164,6 @@ def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[
     rounds = -(-len(blocks) // world_size)
     mine = [blocks[i] for i in range(rank, len(blocks), world_size)]
     return mine + [[] for _ in range(rounds - len(mine))]
-
-
-def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Group windows into padded batches at minimum cost.
-
-    Windows are sorted by length and split into consecutive groups by dynamic programming; the cost
-    of a batch is its rows times its longest row (padding included), plus a constant per model call.
-
-    Args:
-        max_tokens: Maximum padded size of a batch (a longer window forms a batch of its own).
-
-    Returns:
-        Batches of window indices, the longest windows first.
-    """
-    order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
-    ordered = np.asarray(lengths, dtype=np.int64)[order]
-    best = np.zeros(len(order) + 1)
-    cut_at = np.zeros(len(order) + 1, dtype=np.int64)
-    for end in range(1, len(order) + 1):
-        longest = max(int(ordered[end - 1]), 1)
-        first = end - max(min(end, max_tokens // longest), 1)
-        starts = np.arange(first, end)
-        costs = best[first:end] + (end - starts) * longest
-        cheapest = int(np.argmin(costs))
-        best[end] = costs[cheapest] + FORWARD_OVERHEAD
-        cut_at[end] = first + cheapest
-    batches = []
-    end = len(order)
-    while end > 0:
-        batches.append([int(i) for i in order[cut_at[end] : end][::-1]])
-        end = int(cut_at[end])
-    return batches
 
 
 Place = tuple[int, int]

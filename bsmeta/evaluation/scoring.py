@@ -30,6 +30,10 @@ LOGITS_PER_BATCH = 1 << 29
 """Maximum number of logits (in the model's dtype) that one model call may return."""
 
 
+FORWARD_OVERHEAD = 96
+"""Cost of one model call in tokens: less padding than this costs less than another call."""
+
+
 @dataclass(slots=True)
 class Window:
     """One input sequence of the model: text of one document, after an optional prefix and context.
@@ -77,6 +81,38 @@ def output_embedding_of(model: nn.Module) -> nn.Module:
 def max_batch_tokens(vocabulary: int, rows: int, max_seq_len: int) -> int:
     """Maximum tokens in a batch: `rows` full sequences, fewer if the vocabulary is large."""
     return max(min(rows * max_seq_len, LOGITS_PER_BATCH // max(vocabulary, 1)), max_seq_len)
+
+
+def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Group windows into padded batches at minimum cost.
+
+    Windows are sorted by length and split into consecutive groups by dynamic programming; the cost
+    of a batch is its rows times its longest row (padding included), plus a constant per model call.
+
+    Args:
+        max_tokens: Maximum padded size of a batch (a longer window forms a batch of its own).
+
+    Returns:
+        Batches of window indices, the longest windows first.
+    """
+    order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
+    ordered = np.asarray(lengths, dtype=np.int64)[order]
+    best = np.zeros(len(order) + 1)
+    cut_at = np.zeros(len(order) + 1, dtype=np.int64)
+    for end in range(1, len(order) + 1):
+        longest = max(int(ordered[end - 1]), 1)
+        first = end - max(min(end, max_tokens // longest), 1)
+        starts = np.arange(first, end)
+        costs = best[first:end] + (end - starts) * longest
+        cheapest = int(np.argmin(costs))
+        best[end] = costs[cheapest] + FORWARD_OVERHEAD
+        cut_at[end] = first + cheapest
+    batches = []
+    end = len(order)
+    while end > 0:
+        batches.append([int(i) for i in order[cut_at[end] : end][::-1]])
+        end = int(cut_at[end])
+    return batches
 
 
 @contextmanager

@@ -268,12 +268,12 @@ class Selection:
             for place, chunk in enumerate(document.chunks)
         ]
         sequence_of = {chunk: place for place, row in enumerate(packing) for chunk in row}
-        first_piece = itertools.accumulate(
+        first_chunk = itertools.accumulate(
             (len(document.chunks) for document in documents), initial=0
         )
         chosen = [
             (document, chunk)
-            for document, chunk in zip(documents, first_piece, strict=False)
+            for document, chunk in zip(documents, first_chunk, strict=False)
             if document.number >= start
         ][:limit]
         self._check_found(window, start, [document.number for document, _ in chosen], skipped)

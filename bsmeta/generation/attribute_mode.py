@@ -23,16 +23,14 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.output import progress_bar
+from bsmeta.evaluation.statistics import bootstrap
 from bsmeta.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
     Likelihoods,
-    by_candidate,
-    by_document,
     find_candidates,
     posterior,
-    summarize,
 )
 from bsmeta.generation.contexts import check_value, find, load
 from bsmeta.generation.text_mode import console
@@ -207,3 +205,75 @@ def _table(heads: Sequence[str], left: Sequence[int] = (0,)) -> Table:
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number in left else "right", overflow="fold")
     return table
+
+
+TOP = (1, 5)
+
+
+def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:
+    """The metrics: accuracy of the best guess, of the best five, and of the majority class."""
+    ranks, truths = found.ranks, found.truths
+    classes = np.bincount(truths, minlength=len(found.candidates.labels))
+    most_frequent = int(classes.argmax())
+    rows = {f"top_{most}": ranks <= most for most in TOP}
+    rows["majority_class"] = truths == most_frequent
+    shares = _shares(list(rows.values()), resamples, seed)
+    right = found.posterior[np.arange(len(truths)), truths]
+    return {
+        "documents": len(truths),
+        "candidates": len(found.candidates.labels),
+        "tokens": int(found.tokens.sum()),
+        **dict(zip(rows, shares, strict=True)),
+        "majority_label": found.candidates.labels[most_frequent],
+        "mean_reciprocal_rank": float((1 / ranks).mean()),
+        "mean_bits_of_the_truth": float(-right.mean() / np.log(2)),
+    }
+
+
+def _shares(rows: Sequence[np.ndarray], resamples: int, seed: int) -> list[dict[str, float]]:
+    """The shares of the documents, each with its 95% bootstrap interval over documents."""
+    values = np.stack(rows).astype(np.float64)
+    intervals = bootstrap(values, np.ones_like(values), resamples=resamples, seed=seed)
+    return [
+        {"share": float(row.mean()), **asdict(interval)}
+        for row, interval in zip(values, intervals, strict=True)
+    ]
+
+
+def by_candidate(found: Attribution) -> list[dict[str, Any]]:
+    """For each candidate: its documents, the number guessed right, and the main wrong guess."""
+    guesses = found.posterior.argmax(axis=1)
+    rows = []
+    for number, label in enumerate(found.candidates.labels):
+        own = found.truths == number
+        taken_for = np.bincount(guesses[own], minlength=len(found.candidates.labels))
+        taken_for[number] = 0
+        other = found.candidates.labels[int(taken_for.argmax())] if taken_for.any() else None
+        rows.append(
+            {
+                "label": label,
+                "documents": int(own.sum()),
+                "correct": int((guesses[own] == number).sum()),
+                "guessed": int((guesses == number).sum()),
+                "most_often_taken_for": other,
+            }
+        )
+    return rows
+
+
+def by_document(found: Attribution) -> list[dict[str, Any]]:
+    """For each document: its label, the label's rank and log-probability, and the best guess."""
+    labels = found.candidates.labels
+    return [
+        {
+            "document": name,
+            "label": labels[truth],
+            "guess": labels[int(row.argmax())],
+            "rank": int(rank),
+            "log_probability": float(row[truth]),
+            "tokens": int(tokens),
+        }
+        for name, truth, row, rank, tokens in zip(
+            found.names, found.truths, found.posterior, found.ranks, found.tokens, strict=True
+        )
+    ]

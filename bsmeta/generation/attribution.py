@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -25,10 +24,8 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.blocks import plan_batches
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.scoring import Window, max_batch_tokens, scoring
-from bsmeta.evaluation.statistics import bootstrap
+from bsmeta.evaluation.scoring import Window, max_batch_tokens, plan_batches, scoring
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -221,18 +218,6 @@ def find_candidates(
     )
 
 
-TOP = (1, 5)
-
-
-@dataclass(frozen=True)
-class Share:
-    """A share of the documents, with its 95% bootstrap interval over documents."""
-
-    share: float
-    low: float
-    high: float
-
-
 @dataclass(frozen=True)
 class Attribution:
     """The result of an attribution.
@@ -271,71 +256,3 @@ def posterior(likelihoods: np.ndarray, log_priors: np.ndarray) -> np.ndarray:
     """
     joint = likelihoods + log_priors
     return joint - np.logaddexp.reduce(joint, axis=1, keepdims=True)
-
-
-def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:
-    """The metrics: accuracy of the best guess, of the best five, and of the majority class."""
-    ranks, truths = found.ranks, found.truths
-    classes = np.bincount(truths, minlength=len(found.candidates.labels))
-    most_frequent = int(classes.argmax())
-    rows = {f"top_{most}": ranks <= most for most in TOP}
-    rows["majority_class"] = truths == most_frequent
-    shares = _shares(list(rows.values()), resamples, seed)
-    right = found.posterior[np.arange(len(truths)), truths]
-    return {
-        "documents": len(truths),
-        "candidates": len(found.candidates.labels),
-        "tokens": int(found.tokens.sum()),
-        **{name: asdict(share) for name, share in zip(rows, shares, strict=True)},
-        "majority_label": found.candidates.labels[most_frequent],
-        "mean_reciprocal_rank": float((1 / ranks).mean()),
-        "mean_bits_of_the_truth": float(-right.mean() / np.log(2)),
-    }
-
-
-def _shares(rows: Sequence[np.ndarray], resamples: int, seed: int) -> list[Share]:
-    values = np.stack(rows).astype(np.float64)
-    intervals = bootstrap(values, np.ones_like(values), resamples=resamples, seed=seed)
-    return [
-        Share(float(row.mean()), interval.low, interval.high)
-        for row, interval in zip(values, intervals, strict=True)
-    ]
-
-
-def by_candidate(found: Attribution) -> list[dict[str, Any]]:
-    """For each candidate: its documents, the number guessed right, and the main wrong guess."""
-    guesses = found.posterior.argmax(axis=1)
-    rows = []
-    for number, label in enumerate(found.candidates.labels):
-        own = found.truths == number
-        taken_for = np.bincount(guesses[own], minlength=len(found.candidates.labels))
-        taken_for[number] = 0
-        other = found.candidates.labels[int(taken_for.argmax())] if taken_for.any() else None
-        rows.append(
-            {
-                "label": label,
-                "documents": int(own.sum()),
-                "correct": int((guesses[own] == number).sum()),
-                "guessed": int((guesses == number).sum()),
-                "most_often_taken_for": other,
-            }
-        )
-    return rows
-
-
-def by_document(found: Attribution) -> list[dict[str, Any]]:
-    """For each document: its label, the label's rank and log-probability, and the best guess."""
-    labels = found.candidates.labels
-    return [
-        {
-            "document": name,
-            "label": labels[truth],
-            "guess": labels[int(row.argmax())],
-            "rank": int(rank),
-            "log_probability": float(row[truth]),
-            "tokens": int(tokens),
-        }
-        for name, truth, row, rank, tokens in zip(
-            found.names, found.truths, found.posterior, found.ranks, found.tokens, strict=True
-        )
-    ]

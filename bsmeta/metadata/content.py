@@ -91,7 +91,7 @@ class KeptText:
 
     def __init__(self, text: str, spans: Spans) -> None:
         self._length = len(text)
-        pieces: list[str] = []
+        parts: list[str] = []
         kept: list[tuple[int, int, int]] = []  # start and end, and the new start
         length = end = 0
         for start, stop in spans:
@@ -104,13 +104,13 @@ class KeptText:
                 between = text[end:start]
                 has_space = any(map(str.isspace, between))
                 separator = "\n" if "\n" in between else " " if has_space else ""
-                pieces.append(separator)
+                parts.append(separator)
                 length += len(separator)
-            pieces.append(text[start:stop])
+            parts.append(text[start:stop])
             kept.append((start, stop, length))
             length += stop - start
             end = stop
-        self.text = "".join(pieces)
+        self.text = "".join(parts)
         self._starts, self._ends, self._new = np.array(kept, np.int64).reshape(-1, 3).T
 
     def clip(self, key: str, records: Sequence[Record]) -> list[Record]:

@@ -177,6 +177,8 @@ def test_what_the_environment_says_beside_the_engine() -> None:
         ("gpu_ids: 0\n", 'gpu_ids in .*: found 0, expected text: "0", in quotes, or all'),
         ("main_process_port: abc\n", "main_process_port in .*: found 'abc', expected 0 to 65535"),
         ("compute_environment: AWS\n", "compute_environment in .*: found 'AWS', expected LOCAL_"),
+        ("deepspeed_config: zero2\n", "deepspeed_config in .*: found 'zero2', expected keys"),
+        ("dynamo_config: 'no'\n", "dynamo_config in .*: found 'no', expected keys and values"),
     ],
 )
 def test_a_launch_file_that_cannot_be_read_is_refused(
@@ -213,22 +215,6 @@ def test_the_cpu_launch_files_start_two_processes_from_another_folder(
     assert done.returncode == 0, done.stderr
     said = [json.loads((tmp_path / f"rank{rank}").read_text()) for rank in (0, 1)]
     assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("deepspeed_config: zero2\n", "deepspeed_config in .*: found 'zero2', expected keys"),
-        ("dynamo_config: 'no'\n", "dynamo_config in .*: found 'no', expected keys and values"),
-    ],
-)
-def test_a_block_of_a_launch_file_that_is_none_is_refused(
-    text: str, message: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "launch.yaml"
-    file.write_text(text)
-    with pytest.raises(ConfigurationError, match=message):
-        read_launch({}, str(file))
 
 
 def test_a_file_that_cannot_be_read_is_refused() -> None:

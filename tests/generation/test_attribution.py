@@ -19,15 +19,14 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.generation.attribute_mode import by_candidate, summarize
 from bsmeta.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
     Likelihoods,
-    by_candidate,
     find_candidates,
     posterior,
-    summarize,
 )
 from bsmeta.metadata.rendering import Rendered
 from tests.evaluation.conftest import document, write_shard

@@ -143,29 +143,29 @@ class PackedWindow:
         self._lengths = np.array(lengths, np.int64)[order]
         self._documents = table.document[order].tolist()
         self._types = table.types[order]
-        # Sequence s holds the chunks from first_piece[s] on, chunk p the tokens from
+        # Sequence s holds the chunks from first_chunk[s] on, chunk p the tokens from
         # first_token[p] on; plain lists, because indexing them is faster.
         first_token = offsets(self._lengths)
-        first_piece = offsets([len(sequence) for sequence in sequences])
+        first_chunk = offsets([len(sequence) for sequence in sequences])
         self._first_token: list[int] = first_token.tolist()
-        self._first_piece: list[int] = first_piece.tolist()
+        self._first_chunk: list[int] = first_chunk.tolist()
         counts = table.counts[order]
-        self._counts = np.add.reduceat(counts, first_piece[:-1]) if sequences else counts
+        self._counts = np.add.reduceat(counts, first_chunk[:-1]) if sequences else counts
         masked_text = np.array([chunk.masked_text for chunk in chosen], np.int64)
         self._loss_mask[first_token[:-1]] = False
         self._loss_mask[first_token[:-1] + masked_text] = False
 
     def __len__(self) -> int:
         """Number of sequences."""
-        return len(self._first_piece) - 1
+        return len(self._first_chunk) - 1
 
     def documents(self, first: int, last: int) -> set[int]:
         """Numbers of the documents with a chunk in the sequences from `first` to before `last`."""
-        return set(self._documents[self._first_piece[first] : self._first_piece[last]])
+        return set(self._documents[self._first_chunk[first] : self._first_chunk[last]])
 
     def sequence(self, index: int, stream: int, position_after: Position) -> PackedSequence:
         """A sequence, with its stream and position."""
-        first, last = self._first_piece[index : index + 2]
+        first, last = self._first_chunk[index : index + 2]
         tokens = slice(self._first_token[first], self._first_token[last])
         return PackedSequence(
             ids=self._ids[tokens],
