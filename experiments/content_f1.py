@@ -22,10 +22,9 @@ from urllib.parse import urlsplit
 import numpy as np
 import xxhash
 
-from bsmeta.annotate.alignment import Span, Text
-from bsmeta.annotate.content import EXTRACTORS
+from bsmeta.annotate.content import EXTRACTORS, Span, Text
 from bsmeta.annotate.page import Page, parse_page
-from bsmeta.annotate.walking import TagRecord
+from bsmeta.annotate.tags import TagRecord
 
 Test = Callable[[str, dict[str, Any]], bool]
 

@@ -16,8 +16,8 @@ import msgspec
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from bsmeta.annotate.charset import decode_html
-from bsmeta.annotate.rules import Profile, Rules, names
-from bsmeta.annotate.walking import TagRecord, walk
+from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, SPACE, Profile, Rules, names
+from bsmeta.annotate.tags import TagRecord, TagWriter
 
 VERSION = 1
 """To be increased when the same page would give another text or other tags."""
@@ -238,3 +238,60 @@ def _is_within(node: LexborNode, tag: str) -> bool:
             return True
         parent = parent.parent
     return False
+
+
+def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
+    """The text of an element, and its tags in document order, without recursion.
+
+    Args:
+        root: The element, which the rules keep.
+        rules: What is removed.
+    """
+    writer = TagWriter()
+    rule = rules.get(root.tag_id) or rules.rule(root)
+    is_open = [writer.open(root, rule)]
+    in_pre = 0
+    node = root.first_child
+    while True:
+        while node is None:
+            element = is_open.pop()
+            writer.close(element)
+            if not is_open:
+                return writer.result()
+            in_pre -= element[1][4]
+            node = element[0].next
+        text = node.text_content
+        if text is not None:
+            if text and (in_pre or not text.isspace()):
+                writer.write(text, in_pre)
+            elif not writer.pending:
+                writer.pending = SPACE
+            node = node.next
+            continue
+        try:
+            rule = rules[node.tag_id]
+        except KeyError:
+            rule = rules.rule(node)
+        action, _, separator, least, is_pre, _ = rule
+        if action <= HOLLOW:
+            child = node.first_child if action == KEEP else None
+            if child is None:
+                writer.close(writer.open(node, rule))
+            elif (
+                not least
+                and not is_pre
+                and (text := child.text_content)
+                and child.next is None
+                and (in_pre or not text.isspace())
+            ):
+                writer.add(rule, node, text, in_pre)
+            else:
+                is_open.append(writer.open(node, rule))
+                in_pre += is_pre
+                node = child
+                continue
+        elif action == BREAK:
+            writer.pending = max(LINE, writer.pending + 1)
+        elif separator > writer.pending:
+            writer.pending = separator
+        node = node.next

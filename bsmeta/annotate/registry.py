@@ -21,7 +21,7 @@ from bsmeta.annotate.about_page import (
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.content import EXTRACTORS, Content
 from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
-from bsmeta.annotate.spelling import Spelling
+from bsmeta.annotate.trained import Spelling
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.errors import ConfigurationError

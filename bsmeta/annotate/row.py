@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import msgspec
 
 from bsmeta.annotate.page import Page, PageError, parse_page
-from bsmeta.annotate.walking import TagRecord
+from bsmeta.annotate.tags import TagRecord
 from bsmeta.metadata.records import Record
 
 Columns = dict[str, Any]

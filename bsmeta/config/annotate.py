@@ -105,7 +105,7 @@ class AnnotateConfig:
     )
     entity_model: str | None = key(
         None,
-        "entity_source=checkpoint: a run of task=entity_disambiguation, or one of its checkpoints",
+        "entity_source=checkpoint: a run of task=disambiguation, or one of its checkpoints",
         is_path=True,
     )
     entity_min_score: float | None = key(

@@ -1,7 +1,7 @@
 """The rules by which a page becomes text and tags, applied one after the other to a plain tree.
 
 Slow and simple: each rule is a pass over a tree of Python objects, and the length of an element is
-measured by laying it out again. `bsmeta.annotate.walking` does all of it in one pass.
+measured by laying it out again. `bsmeta.annotate.page` does all of it in one pass.
 """
 
 from __future__ import annotations

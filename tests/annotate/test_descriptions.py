@@ -9,8 +9,7 @@ from xml.sax.saxutils import escape
 
 import pytest
 
-from bsmeta.annotate.descriptions import DescriptionTable, main
-from bsmeta.annotate.wikipedia import first_sentence
+from bsmeta.annotate.descriptions import DescriptionTable, first_sentence, main
 from bsmeta.config.annotate import DescriptionsConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 

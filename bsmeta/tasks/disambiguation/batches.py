@@ -20,8 +20,7 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.seeds import derive
 from bsmeta.tasks.disambiguation.candidates import Candidates, DocumentCounts, candidates_of
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.mentions import Mentions, MentionTexts, Row
-from bsmeta.tasks.disambiguation.texts import EntityTexts, pad
+from bsmeta.tasks.disambiguation.texts import EntityTexts, Mentions, MentionTexts, Row, pad
 
 Features = Callable[[np.ndarray, np.ndarray], np.ndarray]
 """The vectors of a frozen encoder, float32 [entities, hidden], from the numbers of entities and

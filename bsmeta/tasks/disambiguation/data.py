@@ -18,13 +18,11 @@ from bsmeta.data.table.store import saved_key
 from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
-from bsmeta.tasks.disambiguation.embeddings import FrozenVectors
+from bsmeta.tasks.disambiguation.embeddings import FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.encoders import most_tokens
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.mentions import Row
-from bsmeta.tasks.disambiguation.neighbors import Neighbors
 from bsmeta.tasks.disambiguation.prep import open_prep
-from bsmeta.tasks.disambiguation.texts import EntityTexts, Surround, load_tokenizer
+from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer
 
 if TYPE_CHECKING:
     from datasets import Dataset

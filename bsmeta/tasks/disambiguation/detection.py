@@ -24,8 +24,7 @@ from bsmeta.config.disambiguation import DisambiguationDataConfig
 from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST, ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import EntityTable, Strings
-from bsmeta.tasks.disambiguation.jsonl import Problems, progress_bar
-from bsmeta.tasks.disambiguation.lines import read_lines
+from bsmeta.tasks.disambiguation.lines import Problems, progress_bar, read_lines
 
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do."""

@@ -22,9 +22,8 @@ from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import report
-from bsmeta.tasks.disambiguation.results import results_of
+from bsmeta.tasks.disambiguation.results import Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
-from bsmeta.tasks.disambiguation.slices import Scored
 from bsmeta.tasks.reports import begin, report_folder, training_run
 
 

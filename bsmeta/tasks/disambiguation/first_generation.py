@@ -21,7 +21,7 @@ import msgspec
 
 from bsmeta.config.errors import DataError
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.jsonl import Problems
+from bsmeta.tasks.disambiguation.lines import Problems
 from bsmeta.tasks.disambiguation.profiles import (
     MAX_CANDIDATES,
     Profile,

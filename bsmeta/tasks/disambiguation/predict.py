@@ -16,9 +16,9 @@ from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
 from bsmeta.tasks.disambiguation.lines import WORD
-from bsmeta.tasks.disambiguation.mentions import MentionTexts, Row
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.scoring import Scorer
+from bsmeta.tasks.disambiguation.texts import MentionTexts, Row
 
 TEXTS_AT_ONCE = 200
 """Texts whose rows are sorted by length and scored together."""

@@ -33,8 +33,7 @@ from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.tasks.disambiguation.chunks import Chunk, Limits, divide, overlapping
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.jsonl import Problems, open_lines
-from bsmeta.tasks.disambiguation.lines import WORD, Line, read_part
+from bsmeta.tasks.disambiguation.lines import WORD, Line, Problems, open_lines, read_part
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -23,7 +23,7 @@ from filelock import FileLock
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
-from bsmeta.tasks.disambiguation.jsonl import JsonLines, Problems, progress_bar
+from bsmeta.tasks.disambiguation.lines import JsonLines, Problems, progress_bar
 
 log = logging.getLogger(__name__)
 

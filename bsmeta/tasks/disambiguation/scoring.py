@@ -21,8 +21,8 @@ from bsmeta.tasks.disambiguation.embeddings import (
     split_embeddings,
 )
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.mentions import Mentions, MentionTexts, Row
-from bsmeta.tasks.disambiguation.slices import Scored, own_slices
+from bsmeta.tasks.disambiguation.results import Scored, own_slices
+from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,12 @@ from bsmeta.tasks.disambiguation.batches import IGNORED, TrainingBatches
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.evaluate import score_and_report
-from bsmeta.tasks.disambiguation.mentions import Row
+from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
+from bsmeta.tasks.disambiguation.results import Scored, metrics_of, slices_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
-from bsmeta.tasks.disambiguation.slices import ALL, Scored, metrics_of, slices_of
+from bsmeta.tasks.disambiguation.texts import Row
 
 
 class EntityDisambiguator:
@@ -148,7 +149,7 @@ def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Me
     """The metrics of every slice; those of all mentions without a prefix."""
     found = [Metric("loss", float(np.nanmean(scored.loss)), better="min", split=split)]
     for name, members in slices_of(scored, config.eval_slices).items():
-        prefix = "" if name == ALL else f"{name}_"
+        prefix = "" if name == ALL_MENTIONS else f"{name}_"
         for metric, value in metrics_of(scored, members).items():
             is_count = metric.startswith("mentions")
             found.append(

@@ -13,8 +13,8 @@ import torch
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.disambiguation.batches import IGNORED
-from bsmeta.tasks.disambiguation.mentions import Row
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+from bsmeta.tasks.disambiguation.texts import Row
 
 Make = Callable[..., EntityDisambiguator]
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.errors import DataError
-from bsmeta.tasks.disambiguation.jsonl import Problems
-from bsmeta.tasks.disambiguation.lines import Line, Mention, read_lines
+from bsmeta.tasks.disambiguation.lines import Line, Mention, Problems, read_lines
 
 WORDS = {
     "sentence": "How old is  Lincoln , Nebraska ?",

@@ -18,8 +18,7 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.jsonl import Problems
-from bsmeta.tasks.disambiguation.lines import read_lines
+from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 from bsmeta.tasks.disambiguation.prep import Prep, open_prep
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.conftest import REPOSITORY

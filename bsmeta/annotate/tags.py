@@ -1,7 +1,7 @@
-"""The walk over a page's tree, which writes its text and its tags.
+"""A page's text and its tags, as they are appended while the tree is walked in document order.
 
-One pass in document order, without recursion, in time linear in the tree: a `_Writer` appends text
-and tags, and takes back the end of what it wrote when an element turns out to be too short to keep.
+A `TagWriter` takes linear time, and takes back the end of what it wrote when an element turns out
+to be too short to keep.
 
 White space outside `pre` is collapsed, and a separator (a space or line breaks) is held back until
 the next text. So the text neither begins nor ends with white space, and a tag starts at its first
@@ -15,7 +15,7 @@ from bisect import bisect_left
 import msgspec
 from selectolax.lexbor import LexborNode
 
-from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, NOTHING, SPACE, Rule, Rules
+from bsmeta.annotate.rules import NOTHING, SPACE, Rule
 from bsmeta.metadata.processors import HtmlAttributes
 
 
@@ -44,16 +44,16 @@ class TagRecord(msgspec.Struct, gc=False):
 _NO_ATTRIBUTES = HtmlAttributes([], [])
 _OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
-_Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int]
-"""An element that has begun, with the state of its `_Writer` then.
+Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int]
+"""An element that has begun, with the state of its `TagWriter` then.
 
-The fields: the element; its rule; where it starts, as in `_Writer._start`; the numbers of tags and
-of chunks of text; the count of starts and ends, in all and before the end of the text; the length
+The fields: the element; its rule; where it starts, as in `_start`; the numbers of tags and of
+chunks of text; the count of starts and ends, in all and before the end of the text; the length
 of the text; the separator held back.
 """
 
 
-class _Writer:
+class TagWriter:
     """Appends to a text and its tags; plain lists and few calls, for speed.
 
     Starts and ends are counted in document order, and only text moves the offset: a relative
@@ -144,7 +144,7 @@ class _Writer:
         if separator > self.pending:
             self.pending = separator
 
-    def open(self, node: LexborNode, rule: Rule) -> _Open:
+    def open(self, node: LexborNode, rule: Rule) -> Open:
         """Begins an element."""
         separator = rule[2]
         count = self._count
@@ -163,7 +163,7 @@ class _Writer:
         self._count = count + 1
         return element
 
-    def close(self, element: _Open) -> None:
+    def close(self, element: Open) -> None:
         """Ends an element, and removes it if it is too short."""
         node, rule, start, row, _, place, _, _, _ = element
         _, name, separator, least, _, folds = rule
@@ -201,7 +201,7 @@ class _Writer:
             values = [value or "" for value in values]
         return HtmlAttributes([*attributes], values)
 
-    def _take_back(self, element: _Open) -> None:
+    def _take_back(self, element: Open) -> None:
         _, _, start, tags, chunks, self._count, self._base, self._length, self.pending = element
         del self._tags[tags:], self._chunks[chunks:]
         del start[1:]  # also of the elements around it that begin with it
@@ -246,63 +246,6 @@ class _Writer:
                 tag.relative_start_pos -= bisect_left(places, tag.relative_start_pos)
             if places := removed.get(tag.char_end_idx):
                 tag.relative_end_pos -= bisect_left(places, tag.relative_end_pos)
-
-
-def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
-    """The text of an element, and its tags in document order.
-
-    Args:
-        root: The element, which the rules keep.
-        rules: What is removed.
-    """
-    writer = _Writer()
-    rule = rules.get(root.tag_id) or rules.rule(root)
-    is_open = [writer.open(root, rule)]
-    in_pre = 0
-    node = root.first_child
-    while True:
-        while node is None:
-            element = is_open.pop()
-            writer.close(element)
-            if not is_open:
-                return writer.result()
-            in_pre -= element[1][4]
-            node = element[0].next
-        text = node.text_content
-        if text is not None:
-            if text and (in_pre or not text.isspace()):
-                writer.write(text, in_pre)
-            elif not writer.pending:
-                writer.pending = SPACE
-            node = node.next
-            continue
-        try:
-            rule = rules[node.tag_id]
-        except KeyError:
-            rule = rules.rule(node)
-        action, _, separator, least, is_pre, _ = rule
-        if action <= HOLLOW:
-            child = node.first_child if action == KEEP else None
-            if child is None:
-                writer.close(writer.open(node, rule))
-            elif (
-                not least
-                and not is_pre
-                and (text := child.text_content)
-                and child.next is None
-                and (in_pre or not text.isspace())
-            ):
-                writer.add(rule, node, text, in_pre)
-            else:
-                is_open.append(writer.open(node, rule))
-                in_pre += is_pre
-                node = child
-                continue
-        elif action == BREAK:
-            writer.pending = max(LINE, writer.pending + 1)
-        elif separator > writer.pending:
-            writer.pending = separator
-        node = node.next
 
 
 def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:

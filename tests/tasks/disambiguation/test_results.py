@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.tasks.disambiguation.results import POPULAR, count_bins, results_of
-from bsmeta.tasks.disambiguation.slices import (
+from bsmeta.tasks.disambiguation.results import (
+    POPULAR,
     Scored,
     bands,
+    count_bins,
     metrics_of,
     own_slices,
+    results_of,
     slices_of,
 )
 
