@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import PrepareConfig
-from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig

@@ -17,8 +17,8 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.backends import byte_alphabet
 from bsmeta.data.text.chunks import Chunk
+from bsmeta.data.text.tokenizer import byte_alphabet
 from bsmeta.data.text.tokens import byte_lengths
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
 from bsmeta.metadata.rendering import Rendered

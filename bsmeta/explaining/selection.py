@@ -23,7 +23,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.data import DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError

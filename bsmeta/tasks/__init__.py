@@ -7,7 +7,7 @@ from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import causal_lm as causal_lm_checks
-from bsmeta.config.checks.data import data_problems
+from bsmeta.config.checks.causal_lm import data_problems
 from bsmeta.config.checks.problems import Problem
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.disambiguation import DisambiguationConfig

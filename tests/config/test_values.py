@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
-from bsmeta.config.checks.data import data_problems
+from bsmeta.config.checks.causal_lm import data_problems
 from bsmeta.config.checks.loop import value_problems
 from bsmeta.config.checks.problems import bound_lines, bound_problems
 from bsmeta.config.compose import compose

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, pre_tokenizers
 
 from bsmeta.data.text import word_cache
-from bsmeta.data.text.backends import hf_backend, remembering_backend
+from bsmeta.data.text.tokenizer import hf_backend, remembering_backend
 from bsmeta.data.text.word_cache import SPACED_PATTERNS, WordMemory, split_words
 from tests.data.helpers import small_tokenizer
 

@@ -1,16 +1,111 @@
-"""Checks of `task=causal_lm`: shards, streams, metadata, held-out file, model, speed options."""
+"""Checks of `task=causal_lm`: shards, streams, metadata, held-out file, model, speed options.
+
+Those of `data_config` alone (`check_data`) read no data, and also serve programs that do not train.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.data import data_problems
 from bsmeta.config.checks.files import file_problems, model_name_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, look_up, show
+from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, look_up, refuse, show
+from bsmeta.config.data import (
+    MOST_PARTS,
+    SCHEME,
+    DataConfig,
+    in_dataset,
+    parts_of,
+    train_entries,
+)
 from bsmeta.config.launch import Launch
+
+
+def check_data(config: DataConfig) -> None:
+    """Raises an error for values that are wrong whatever the data."""
+    refuse([*data_problems(config)])
+
+
+def data_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields invalid values and invalid combinations of values."""
+    yield from bound_problems(config, "data_config.")
+    yield from _column_problems("data_config.columns", config.columns)
+    yield from _source_problems(config)
+    if config.dataset_revision is not None and not any(map(_takes_revision, _entries(config))):
+        expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
+        fix = "leave it out, or name the data as data_config.dataset_name or hf://datasets/…"
+        yield _refused(config, "dataset_revision", expected, fix)
+
+
+def _column_problems(key: str, columns: Mapping[str, str]) -> Iterator[Problem]:
+    """Yields paths that no record can have, and paths inside the value of another path."""
+    paths = {"text": "text", **columns} if columns else {}
+    for name, path in paths.items():
+        longer = next((other for other in paths.values() if other.startswith(f"{path}.")), None)
+        if not all(path.split(".")):
+            expected = "a path: the name of a column, or names joined by dots"
+            fix = f"{key}.{name}=column.field"
+            yield Problem(f"{key}.{name}", HYDRA, show(path), expected, fix)
+        elif longer is not None:
+            expected = f"a value; {longer} is a field of it"
+            yield Problem(f"{key}.{name}", HYDRA, show(path), expected, "map only one of the two")
+
+
+def _source_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields sources without a name, a file or a weight, of equal names, or beside `train_file`."""
+    names = [source.name for source in config.sources]
+    for number, source in enumerate(config.sources):
+        key = f"data_config.sources.{number}"
+        yield from bound_problems(source, f"{key}.")
+        yield from _column_problems(f"{key}.columns", source.columns)
+        if not re.fullmatch(r"[\w.-]+", source.name):
+            expected = "a name of letters, digits, dots, hyphens and underscores"
+            yield Problem(f"{key}.name", HYDRA, show(source.name), expected, f"{key}.name=web")
+        elif source.name in names[:number]:
+            expected = "a name of its own: another source has this one"
+            yield Problem(
+                f"{key}.name", HYDRA, show(source.name), expected, f"rename one {source.name}"
+            )
+        if not source.train_file:
+            fix = f"{key}.train_file=FOLDER/*.jsonl.gz (or a list of files)"
+            yield Problem(f"{key}.train_file", HYDRA, show(source.train_file), "its shards", fix)
+    weights = [source.weight for source in config.sources]
+    if (
+        weights
+        and all(0 < weight < math.inf for weight in weights)
+        and sum(parts_of(weights)) > MOST_PARTS
+    ):
+        found = f"weights {', '.join(map(str, weights))}"
+        expected = "weights whose shares are exact in fewer digits"
+        fix = f"weights {', '.join(f'{weight / sum(weights):.3f}' for weight in weights)}"
+        yield Problem("data_config.sources", HYDRA, found, expected, fix)
+    if config.sources and config.train_file is not None:
+        expected = "null, because data_config.sources names the shards"
+        yield _refused(config, "train_file", expected, "data_config.train_file=null")
+
+
+def _entries(config: DataConfig) -> Iterator[str]:
+    """The files that the configuration names, resolved inside `dataset_name` if it is set."""
+    entries = [entry for _, entry in train_entries(config)]
+    if not entries and config.dataset_name:
+        entries = [in_dataset("", config)]
+    yield from entries
+    if config.validation_file:
+        yield in_dataset(config.validation_file, config)
+
+
+def _takes_revision(entry: str) -> bool:
+    """Whether an entry is read from the Hub and does not name a revision itself."""
+    return entry.startswith(SCHEME) and "@" not in "/".join(entry.split("/")[:5])
+
+
+def _refused(config: DataConfig, name: str, expected: str, fix: str) -> Problem:
+    return Problem(f"data_config.{name}", HYDRA, show(getattr(config, name)), expected, fix)
+
 
 METRICS = (
         "bits_per_byte_with", "bits_per_byte_without", "text_bits_per_byte", "difference",

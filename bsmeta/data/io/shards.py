@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache

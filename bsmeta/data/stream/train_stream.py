@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.checks.data import check_data
+from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData

@@ -1,11 +1,25 @@
-"""Load the tokenizer of a run, and check its vocabulary."""
+"""The tokenizer of a run, and fast backends that return the same ids.
+
+The Hugging Face tokenizer is the reference (the oracle). tiktoken (built from its merges, pattern
+and special tokens) and gigatoken are several times as fast; either is used only where its ids equal
+the oracle's on a sample of the very data that is encoded.
+"""
 
 from __future__ import annotations
 
+import itertools
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 from bsmeta.metadata.rendering import Renderer
 
 
@@ -71,3 +85,211 @@ def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+log = logging.getLogger(__name__)
+
+
+WITHOUT_GOING_BACK = {
+    GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+}
+"""Equivalent patterns that are faster in tiktoken (this is its own pattern for GPT-2)."""
+
+
+class Unavailable(Exception):
+    """A backend cannot replace this tokenizer; the message gives the reason."""
+
+
+def hf_backend(tokenizer: Tokenizer) -> Backend:
+    """The oracle, in batches and without character offsets."""
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    return encode
+
+
+def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
+    """tiktoken with the tokenizer's vocabulary.
+
+    tiktoken numbers entries by the rank of their merge: `ids` maps ranks to ids.
+
+    Raises:
+        Unavailable: If the tokenizer is not a byte-level BPE with a single splitting pattern.
+    """
+    try:
+        from tiktoken import Encoding
+    except ImportError as error:
+        raise Unavailable("it is not installed") from error
+    parts = json.loads(tokenizer.to_str())
+    ranks = merge_ranks(parts["model"])
+    added = parts["added_tokens"]
+    if depends_on_neighbours(added):
+        raise Unavailable("its special tokens depend on what stands around them")
+    names = sorted(token["content"] for token in added)
+    if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
+        raise Unavailable("one of its special tokens begins another")
+    ids = np.array([*ranks.values(), *(token["id"] for token in added)], np.int32)
+    special = {token["content"]: len(ranks) + i for i, token in enumerate(added)}
+    pattern = split_pattern(parts)
+    encoding = Encoding(
+        "",
+        pat_str=WITHOUT_GOING_BACK.get(pattern, pattern),
+        mergeable_ranks={entry: rank for rank, entry in enumerate(ranks)},
+        special_tokens=special,
+    )
+    allowed = set(special)
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        return [ids[encoding.encode_to_numpy(text, allowed_special=allowed)] for text in texts]
+
+    return encode
+
+
+def depends_on_neighbours(added: Sequence[dict[str, Any]]) -> bool:
+    """Whether special tokens in a tokenizer's JSON match depending on the surrounding text."""
+    return any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
+
+
+def merge_ranks(model: dict[str, Any]) -> dict[bytes, int]:
+    """Ids of a byte-level vocabulary's entries in rank order: bytes, then merges.
+
+    Raises:
+        Unavailable: If the vocabulary lacks a byte, or has merges of another kind.
+    """
+    if model["type"] != "BPE":
+        raise Unavailable("it is not BPE")
+    vocabulary, alphabet = model["vocab"], byte_alphabet()
+    if not all(character in vocabulary for character in alphabet):
+        raise Unavailable("its vocabulary lacks a byte")
+    ranks = {bytes([byte]): vocabulary[character] for character, byte in alphabet.items()}
+    for left, right in model["merges"]:
+        entry = bytes(alphabet[character] for character in left + right)
+        ranks.setdefault(entry, vocabulary[left + right])
+    return ranks
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The character that represents each byte in a byte-level vocabulary.
+
+    Printable Latin-1 characters represent themselves; the other bytes are assigned, in order, the
+    characters from 256 on.
+    """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+def split_pattern(parts: dict[str, Any]) -> str:
+    """The regular expression by which a tokenizer splits a text before merging.
+
+    Raises:
+        Unavailable: If it normalizes the text, or splits it in a different way or more than once.
+    """
+    before = parts["pre_tokenizer"] or {}
+    if parts["normalizer"] is not None:
+        raise Unavailable("it normalizes the text")
+    match before.get("pretokenizers", [before]):
+        case [{"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}]:
+            return GPT2_PATTERN
+        case [
+            {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated"} as split,
+            {"type": "ByteLevel", "use_regex": False, "add_prefix_space": False},
+        ] if not split["invert"]:
+            return pattern
+    raise Unavailable("it does not split the text by one pattern")
+
+
+def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
+    """gigatoken with the tokenizer's vocabulary.
+
+    Raises:
+        Unavailable: If it is not installed, or does not support this kind of tokenizer.
+    """
+    try:
+        from gigatoken import Tokenizer as Gigatoken
+    except ImportError as error:
+        raise Unavailable("it is not installed") from error
+    try:
+        fast = Gigatoken.from_json(tokenizer.to_str())
+    except ValueError as error:
+        raise Unavailable(str(error)) from error
+
+    def encode(texts: Sequence[str]) -> list[np.ndarray]:
+        # One thread: its pool would cost more than it saves, and does not survive a fork.
+        rows = fast.encode_batch(list(texts), parallel=False).layout
+        ids = np.asarray(rows.content.data).astype(np.int32)
+        offsets = itertools.pairwise(np.asarray(rows.offsets.data).tolist())
+        return [ids[begin:end] for begin, end in offsets]
+
+    return encode
+
+
+def remembering_backend(tokenizer: Tokenizer) -> Backend:
+    """The oracle, with a cache of words if the tokenizer permits one."""
+    backend = hf_backend(tokenizer)
+    parts = json.loads(tokenizer.to_str())
+    added = parts["added_tokens"]
+    try:
+        spaced = split_pattern(parts) in SPACED_PATTERNS and not parts["model"].get("dropout")
+    except Unavailable:
+        return backend
+    return (
+        WordMemory(backend, tokenizer) if spaced and not depends_on_neighbours(added) else backend
+    )
+
+
+BACKENDS = {
+    "gigatoken": gigatoken_backend,
+    "tiktoken": tiktoken_backend,
+    "hf": remembering_backend,
+}
+"""From the fastest to the oracle."""
+
+
+def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Backend:
+    """Select the backend of that name, or for `auto` the fastest that agrees with the oracle.
+
+    Args:
+        name: A key of `BACKENDS`, or `auto`.
+        sample: Texts on which the ids must match the oracle's.
+
+    Returns:
+        The backend; if none agrees, the oracle itself, which is logged.
+
+    Raises:
+        ConfigurationError: If there is no backend of that name, or the requested backend cannot be
+            built for this tokenizer.
+    """
+    if name not in (*BACKENDS, "auto"):
+        raise ConfigurationError(
+            f"data_config.tokenizer_backend={name}: expected one of auto, {', '.join(BACKENDS)}"
+        )
+    oracle = hf_backend(tokenizer)
+    expected = oracle(sample)
+    for candidate in BACKENDS if name == "auto" else (name,):
+        try:
+            backend = BACKENDS[candidate](tokenizer)
+        except Unavailable as error:
+            if name != "auto":
+                raise ConfigurationError(
+                    f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
+                    f"{error}; use auto or hf"
+                ) from error
+            log.info("tokenizer backend %s is left out: %s", candidate, error)
+            continue
+        different = sum(
+            not np.array_equal(*pair) for pair in zip(backend(sample), expected, strict=True)
+        )
+        if not different:
+            log.info("tokenizer backend: %s (same ids on %d texts)", candidate, len(sample))
+            return backend
+        log.warning(
+            "tokenizer backend %s differs from the oracle on %d of %d texts and is left out",
+            candidate,
+            different,
+            len(sample),
+        )
+    return oracle

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.text.backends import choose_backend
+from bsmeta.data.text.tokenizer import choose_backend
 
 OwnParts = Callable[[int], np.ndarray]
 

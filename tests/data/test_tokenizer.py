@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.text import backends
-from bsmeta.data.text.backends import (
+from bsmeta.data.text.tokenizer import (
     BACKENDS,
     Unavailable,
     choose_backend,
@@ -22,13 +21,14 @@ from bsmeta.data.text.backends import (
     tiktoken_backend,
 )
 from bsmeta.data.text.tokens import TextTokenizer
+from bsmeta.data.text.word_cache import Backend
 from tests.data.helpers import small_tokenizer
 
 SMALL = small_tokenizer().backend_tokenizer
 SAMPLE = ["The quick brown fox", "", "don't  stop\n\n 123 😀<eos>x"]
 
 
-def ids(backend: backends.Backend, texts: Sequence[str]) -> list[list[int]]:
+def ids(backend: Backend, texts: Sequence[str]) -> list[list[int]]:
     found = backend(texts)
     assert all(one.dtype == np.int32 for one in found)
     return [one.tolist() for one in found]
@@ -99,16 +99,16 @@ def test_special_tokens_that_tiktoken_could_read_otherwise() -> None:
 def test_auto_takes_the_fastest_that_agrees(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def wrong(_: Tokenizer) -> backends.Backend:
+    def wrong(_: Tokenizer) -> Backend:
         return lambda texts: [np.zeros(3, np.int32) for _ in texts]
 
-    def missing(_: Tokenizer) -> backends.Backend:
+    def missing(_: Tokenizer) -> Backend:
         raise Unavailable("it is not installed")
 
     caplog.set_level(logging.INFO)
     stand_ins = {"wrong": wrong, "missing": missing, **BACKENDS}
     stand_ins.pop("gigatoken")
-    monkeypatch.setattr(backends, "BACKENDS", stand_ins)
+    monkeypatch.setattr("bsmeta.data.text.tokenizer.BACKENDS", stand_ins)
     chosen = choose_backend("auto", SMALL, SAMPLE)
     assert ids(chosen, SAMPLE) == ids(hf_backend(SMALL), SAMPLE)
     assert [record.getMessage() for record in caplog.records] == [
