@@ -205,12 +205,12 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
         "shards": [shard.name for shard in live.shards],
     }
     if out.exists():
-        return checked(out, as_saved(manifest))
+        return check_folder(out, as_saved(manifest))
     partial = out.with_name(f".{out.name}.{os.getpid()}.partial")
     try:
         partial.mkdir(parents=True)
         writer = StreamWriter(live, data, columns, config.epochs, partial)
-        manifest["streams"] = written(writer, data.num_workers)
+        manifest["streams"] = write_streams(writer, data.num_workers)
         (partial / "config.yaml").write_text(to_yaml(config))
         (partial / MANIFEST).write_text(json.dumps(manifest, indent=1))
         partial.rename(out)
@@ -221,7 +221,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     return manifest
 
 
-def written(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
+def write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
     """Writes all streams, several at a time, and shows the progress."""
     streams = []
     with progress() as bar:
@@ -246,7 +246,7 @@ def progress() -> Progress:
     )
 
 
-def checked(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
+def check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
     """The manifest of an existing folder, after checking that it is intact.
 
     Raises:

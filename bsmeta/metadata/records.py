@@ -125,7 +125,7 @@ class Document:
         return self._records.get(key, ())
 
     def keep(self, kept: Kept) -> None:
-        """Cuts the text, and the local records with it; those not yet decoded when they are.
+        """Cuts the text and the local records; those not yet decoded are cut when they are.
 
         Raises:
             BadDocument: If a local record's span is not one of the text.

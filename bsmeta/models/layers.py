@@ -205,7 +205,7 @@ def compile_layers(model: nn.Module) -> None:
         layer.compile(dynamic=False)
 
 
-def as_written(compiled: bool) -> AbstractContextManager[Any]:
+def run_uncompiled(compiled: bool) -> AbstractContextManager[Any]:
     """A context in which compiled layers run uncompiled, for batches of other shapes."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 

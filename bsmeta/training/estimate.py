@@ -21,7 +21,15 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.tasks.base import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.distributed import Processes, seed_everything, start
-from bsmeta.training.memory import Activations, Counts, State, activations, count, held, state
+from bsmeta.training.memory import (
+    Activations,
+    Counts,
+    State,
+    activations,
+    count,
+    measure_state,
+    state,
+)
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Trainer
@@ -99,7 +107,7 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
             metrics = trainer.probe(warm_up, steps - warm_up)
         finally:
             watchdog.stop()
-        held_here = held(trainer.model, trainer.optimizer)
+        held_here = measure_state(trainer.model, trainer.optimizer)
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)
 
 

@@ -147,7 +147,7 @@ def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> f
     return float(tokens * vocabulary * (4 + 4 + 4 + 2 * half))
 
 
-def held(model: nn.Module, optimizer: Any) -> State:
+def measure_state(model: nn.Module, optimizer: Any) -> State:
     """Measures what this rank really holds: weights, gradients, and all optimizer state."""
     kept: list[Any] = []
     while hasattr(optimizer, "optimizer"):  # Accelerate's and DeepSpeed's wrappers

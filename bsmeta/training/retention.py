@@ -70,7 +70,7 @@ def _last_size(checkpoints: list[Checkpoint]) -> int | None:
     return None
 
 
-def explained(error: Exception, out_dir: Path) -> Exception:
+def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     """Returns the error itself, or for a full disk a CheckpointError that explains what to do."""
     if not is_full(error):
         return error

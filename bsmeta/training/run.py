@@ -15,7 +15,7 @@ from bsmeta.tasks.base import HasEpochs, Task
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.resuming import resume_point
-from bsmeta.training.retention import explained
+from bsmeta.training.retention import explain_full_disk
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Outcome, Trainer
@@ -58,7 +58,7 @@ def run(
     try:
         code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
     except Exception as error:
-        ending = watchdog.explain(explained(error, folder.path))
+        ending = watchdog.explain(explain_full_disk(error, folder.path))
         if watchdog.is_reporter():
             _write_failure(folder, watchdog.step, ending)
         if ending is error:

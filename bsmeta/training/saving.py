@@ -29,7 +29,7 @@ from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
-from bsmeta.training.retention import Retention, check_room, explained
+from bsmeta.training.retention import Retention, check_room, explain_full_disk
 from bsmeta.training.run_folder import write_status
 
 
@@ -156,7 +156,7 @@ class Saver:
             saved = writer.commit()
         except Exception as error:
             shutil.rmtree(writer.folder, ignore_errors=True)
-            explanation = explained(error, self._out_dir)
+            explanation = explain_full_disk(error, self._out_dir)
             if explanation is error:
                 raise  # `raise error from error` would make the error its own cause
             raise explanation from error
@@ -194,7 +194,7 @@ class Saver:
             except Exception as error:  # the loop checks for it and raises it
                 if folder is not None:
                     shutil.rmtree(folder, ignore_errors=True)
-                self._failure = explained(error, self._out_dir)
+                self._failure = explain_full_disk(error, self._out_dir)
 
         # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
         self._thread = threading.Thread(target=write, name="checkpoint writer")

@@ -16,7 +16,7 @@ from huggingface_hub import constants
 from bsmeta.config.errors import DataError
 from bsmeta.data.io import hub as hub_requests
 from bsmeta.data.io.files import HubFile, open_file, size_of
-from bsmeta.data.io.hub import FileRef, asked_wait
+from bsmeta.data.io.hub import FileRef, requested_wait
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 
@@ -243,7 +243,7 @@ def test_no_secret_is_said(
     ],
 )
 def test_how_long_a_server_asks_us_to_wait(headers: dict[str, str], seconds: float | None) -> None:
-    assert asked_wait(httpx2.Headers(headers)) == seconds
+    assert requested_wait(httpx2.Headers(headers)) == seconds
 
 
 def test_the_asked_wait_is_kept_and_delays_grow(

@@ -20,7 +20,7 @@ from bsmeta.tasks.base import Shape
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import amount, duration
-from bsmeta.training.memory import Counts, activations, count, held, state
+from bsmeta.training.memory import Counts, activations, count, measure_state, state
 from tests.conftest import run_warm
 
 SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
@@ -62,7 +62,7 @@ def test_weights_gradients_and_optimizer_are_those_of_a_real_update(make: Any) -
     optimizer = build_optimizer(model, CausalLMConfig())
     model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()
-    assert held(model, optimizer) == state(count(model), None, 1, half=False)
+    assert measure_state(model, optimizer) == state(count(model), None, 1, half=False)
 
 
 def test_each_stage_divides_one_thing_more() -> None:

@@ -15,7 +15,7 @@ from bsmeta.tasks.base import Metric
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
 from bsmeta.training.distributed import ALONE, Processes
-from bsmeta.training.retention import KEEP, Retention, check_metric, check_room, explained
+from bsmeta.training.retention import KEEP, Retention, check_metric, check_room, explain_full_disk
 
 
 def make(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> None:
@@ -188,28 +188,28 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
     ],
 )
 def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
-    found = explained(error, tmp_path)
+    found = explain_full_disk(error, tmp_path)
     assert isinstance(found, CheckpointError)
     assert "resume_from_checkpoint_dir=latest" in str(found)
 
 
 def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
     error = RuntimeError("shapes do not match")
-    assert explained(error, tmp_path) is error
+    assert explain_full_disk(error, tmp_path) is error
 
 
 def test_a_circle_of_causes_ends(tmp_path: Path) -> None:
     one, other = RuntimeError("one"), RuntimeError("other")
     one.__cause__, other.__cause__ = other, one
-    assert explained(one, tmp_path) is one
+    assert explain_full_disk(one, tmp_path) is one
 
 
 def test_only_a_checkpoint_that_is_whole_is_called_so(tmp_path: Path) -> None:
     write(tmp_path, 4, size=1000)
     write(tmp_path, 8, size=1000)
     (tmp_path / "checkpoint-8step" / "config.yaml").write_bytes(bytes(500))
-    error = explained(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    error = explain_full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
     assert "checkpoint-4step is whole" in str(error)
     (tmp_path / "checkpoint-4step" / "config.yaml").write_bytes(bytes(500))
-    error = explained(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
+    error = explain_full_disk(OSError(errno.ENOSPC, "No space left on device"), tmp_path)
     assert "There is no whole checkpoint yet" in str(error)

@@ -149,7 +149,7 @@ class _Header(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: Any, encoding: Any, errors: str) -> Any:
-        """The header in a block."""
+        """Parses a header; refuses one with a long extension."""
         info = super().frombuf(buf, encoding, errors)
         if info.type in _EXTENDED and info.size > _LONGEST_HEADER:
             raise DataError(f"{info.name!r} has a header of {info.size:,} bytes")

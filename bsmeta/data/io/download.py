@@ -1,4 +1,4 @@
-"""Downloads files whose size and hash are known: resumed, verified, complete or not there.
+"""Downloads files of known size and hash: resumable, verified, and never named before complete.
 
 Bytes are appended to `FILE.part`, from http(s) or from the disk; the next call continues there. The
 file gets its name when its hash is right.
@@ -25,8 +25,8 @@ from bsmeta.data.io.hub import (
     Retries,
     SlowError,
     TransientError,
-    asked_wait,
     error_message,
+    requested_wait,
     steady,
 )
 
@@ -176,7 +176,7 @@ def _checked_start(response: httpx2.Response, source: Source, start: int) -> int
     """
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
-        raise TransientError(f"HTTP {status}", asked_wait(response.headers))
+        raise TransientError(f"HTTP {status}", requested_wait(response.headers))
     if status == 416:
         raise DataError(f"{source} has fewer than {start:,} of {source.bytes:,} bytes")
     if status not in (200, 206):

@@ -284,7 +284,7 @@ def check_status(response: httpx2.Response, what: str) -> None:
     """Raises the error for a bad status: either a transient one, or one that names the fix."""
     status = response.status_code
     if status in TRANSIENT_STATUS or status >= 500:
-        raise TransientError(f"HTTP {status}", asked_wait(response.headers))
+        raise TransientError(f"HTTP {status}", requested_wait(response.headers))
     if status < 300:
         return
     code = response.headers.get("X-Error-Code")
@@ -359,7 +359,7 @@ def changed(ref: FileRef, found: str, expected: str) -> DataError:
     )
 
 
-def asked_wait(headers: httpx2.Headers) -> float | None:
+def requested_wait(headers: httpx2.Headers) -> float | None:
     """Seconds that a server asks us to wait; None if it does not."""
     after = headers.get("Retry-After", "").strip()
     if after.isdigit():

@@ -145,7 +145,7 @@ def weight(shard: Shard) -> int:
 def cuts_of(
     ends: Sequence[int], num_streams: int, portions: Sequence[int] | None = None
 ) -> list[int]:
-    """Where all streams but the last end: by their portions, and inside a shard only if necessary.
+    """The ends of all streams but the last: by their portions, inside a shard only if necessary.
 
     Args:
         ends: Where each shard ends when they are laid end to end.

@@ -260,7 +260,7 @@ class ShareReader:
 
 
 def cut_of(path: str) -> tuple[str, int]:
-    """Why a gzip file cannot be read to its end (empty if it can), and its number of whole lines.
+    """The reason why a gzip file cannot be read to its end ("" if it can), and its whole lines.
 
     Makes another pass over it, with a decompressor that detects truncation.
     """

@@ -219,7 +219,7 @@ def check_output(path: Path) -> None:
 
 
 def complete_rows(path: Path, *, quoted: bool) -> tuple[int, int]:
-    """Where the last complete row of a file ends, and the number of rows up to there.
+    """The end of the last complete row of a file, and the number of rows up to it.
 
     Args:
         quoted: Whether line ends between quotes do not end a row.

@@ -34,7 +34,7 @@ from bsmeta.evaluation.ranks import Ranks
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
-from bsmeta.models.layers import as_written, compile_layers, recompute, use_liger
+from bsmeta.models.layers import compile_layers, recompute, run_uncompiled, use_liger
 from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.base import EvaluationContext, Loss, Metric, Shape
 
@@ -220,7 +220,7 @@ class CausalLanguageModel:
 
         was_training = model.training
         model.eval()
-        with as_written(self._config.torch_compile):
+        with run_uncompiled(self._config.torch_compile):
             layers.check_causality(losses, like, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
@@ -239,7 +239,7 @@ class CausalLanguageModel:
                 seed=self._config.seed,
                 ranks=Ranks(context.rank, context.world_size, context.gather),
             )
-        with as_written(self._config.torch_compile):
+        with run_uncompiled(self._config.torch_compile):
             values = self._subset.run(model, context.device)
         return [
             Metric(name, value, better="min" if name in LOWER_IS_BETTER else None)
