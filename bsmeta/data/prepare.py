@@ -255,7 +255,7 @@ def check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:
     """
     manifest = read_manifest(out)
     saved = {name: manifest[name] for name in expected}
-    differences = "\n".join(differing("", saved, expected, "there"))
+    differences = "\n".join(differing(saved, expected, "there"))
     if differences:
         raise ConfigurationError(
             f"out={out} holds other prepared data; name another folder, or delete it:\n"

@@ -169,7 +169,7 @@ class KeptText:
 
 
 def _renumbered(old: Int64, relative: Int64, new: Int64) -> Int64:
-    """Renumbers relative positions without gaps, in their old order; equal ones stay equal."""
+    """Renumbers the relative positions at each new place, in order; equal ones stay equal."""
     places, before, numbers = new.reshape(-1), old.reshape(-1), relative.reshape(-1)
     order = np.lexsort((numbers, before, places))
     rows = np.stack((places, before, numbers))[:, order]

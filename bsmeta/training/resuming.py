@@ -125,7 +125,7 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
     then = yaml.safe_load((saved.folder / CONFIG).read_text())
     now = yaml.safe_load(to_yaml(config))
-    found = differences("", then, now)
+    found = differences(then, now)
     return {key: [old, new] for key, old, new in found if key not in _UNCOMPARED}
 
 
@@ -177,7 +177,7 @@ def check_same_model(
     saved: Checkpoint, saved_shapes: dict[str, list[int]], shapes: dict[str, list[int]]
 ) -> None:
     """Refuses a checkpoint of a model with different shapes."""
-    lines = list(differing("", saved_shapes, shapes, "in the checkpoint"))
+    lines = list(differing(saved_shapes, shapes, "in the checkpoint"))
     if lines:
         some = "\n".join(lines[:3])
         raise ConfigurationError(
@@ -196,7 +196,7 @@ def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     """
     first, *others = processes.gather(fingerprint)
     for rank, other in enumerate(others, start=1):
-        lines = "\n".join(differing("", first, other, "on rank 0", f"on rank {rank}"))
+        lines = "\n".join(differing(first, other, "on rank 0", f"on rank {rank}"))
         if lines:
             raise ConfigurationError(
                 f"rank 0 and rank {rank} do not have the same training data (name a commit of a "

@@ -106,8 +106,6 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         written.unlink(missing_ok=True)
 
 
-log = logging.getLogger(__name__)
-
 LOCKS = 256
 CHECKSUM = 8  # bytes
 KEPT = 0.9  # fraction of the limit that is left after eviction

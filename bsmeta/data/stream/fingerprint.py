@@ -97,7 +97,7 @@ def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed
     Args:
         on_changed: `error` raises on differences, `warn` logs them.
     """
-    differences = "\n".join(differing("", saved, current, "in the checkpoint"))
+    differences = "\n".join(differing(saved, current, "in the checkpoint"))
     if not differences:
         return
     if on_changed == "warn":

@@ -102,7 +102,7 @@ class PreparedStreams:
         self.fingerprint = as_saved(fingerprint(config, tokenizer, seed, phases, shards))
         if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
             self.fingerprint["held_out"] = saved["held_out"]
-        differences = "\n".join(differing("", saved, self.fingerprint, "when it was prepared"))
+        differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))
         if differences:
             raise ConfigurationError(
                 f"data_config.prepared={self._folder} was prepared for other data; prepare it "

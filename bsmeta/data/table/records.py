@@ -190,7 +190,7 @@ class RecordWriter:
             saved = json.loads(self._about.read_text())
         except (OSError, ValueError):
             saved = {}
-        differences = "\n".join(differing("", saved, now, "there"))
+        differences = "\n".join(differing(saved, now, "there"))
         if differences:
             raise ConfigurationError(
                 f"{self._part} was begun by another call; delete it to begin again, or name "

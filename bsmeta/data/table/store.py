@@ -46,7 +46,7 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
         if not folder.exists():
             _write(folder, now, build())
         saved = _read_key(folder)
-    differences = "\n".join(differing("", saved["key"], now, "in the store"))
+    differences = "\n".join(differing(saved["key"], now, "in the store"))
     if differences:
         raise ConfigurationError(
             f"{folder} was built with other settings; restore them, or delete the folder to build "

@@ -199,7 +199,7 @@ class TableStream:
                 f"gradient_accumulation_steps = {world_size} x {accumulation} = {parts}"
             )
         saved = fingerprint if state is None else state["fingerprint"]
-        changed = "\n".join(differing("", saved, fingerprint, "in the checkpoint"))
+        changed = "\n".join(differing(saved, fingerprint, "in the checkpoint"))
         if changed:
             raise ConfigurationError(
                 "the checkpoint is of a run on other rows, which cannot be continued exactly; "

@@ -116,7 +116,7 @@ def _settings(
 
 def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
     saved = {name: examples.key.get(name, "absent") for name in key}
-    differences = "\n".join(differing("", saved, key, "in the database"))
+    differences = "\n".join(differing(saved, key, "in the database"))
     if differences:
         raise ConfigurationError(
             f"{examples.database} was built with other settings or from another file; restore "
