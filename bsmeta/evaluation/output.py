@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from rich import box, markup
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table as RichTable
 
@@ -171,15 +173,11 @@ def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Pa
 
 def print_report(report: Report, files: list[Path]) -> None:
     """Print the main tables, a one-sentence summary, and the paths of the files."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_OF_A_FILE)
+    console = report_console()
     if len(report.models) > 1:
-        console.print(rich_table(checkpoint_table(report)))
+        print_table(console, replace(checkpoint_table(report), note=""))  # that of the next tables
     if report.pairs:
-        table = pair_table(report)
-        console.print(rich_table(table))
-        console.print(f"[dim]{markup.escape(table.note)}[/dim]")
+        print_table(console, pair_table(report))
     for model in report.models:
         console.print(
             f"[bold]{model.checkpoint}[/bold]: {described(model, report)}", soft_wrap=True
@@ -187,8 +185,7 @@ def print_report(report: Report, files: list[Path]) -> None:
         tables = [comparison_table(model, TERMINAL_COLUMNS)]
         tables += [control_table(model)] if controls_of(model) else []
         for table in tables:
-            console.print(rich_table(table, hidden=(TOGETHER, HOLM)))
-            console.print(f"[dim]{markup.escape(table.note)}[/dim]")
+            print_table(console, table, hidden=(TOGETHER, HOLM))
         console.print(summary(model))
     folder = files[0].parent
     names = ", ".join(file.name for file in files)
@@ -226,6 +223,21 @@ def _markdown_page(report: Report, plots_made: list[str]) -> str:
         lines += [f"{model.checkpoint}: {described(model, report)}", "", summary(model), ""]
     images = [f"![{name}]({name}.png)" for name in plots_made]
     return "\n".join([*lines, markdown(tables_of(report)), "", *images, ""])
+
+
+def report_console() -> Console:
+    """The terminal, or a file that is wide enough for the tables."""
+    console = Console()
+    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE)
+
+
+def print_table(console: Console, table: Table, hidden: Sequence[str] = ()) -> None:
+    """Prints a table, without some columns, and its note; its numbers are never cut."""
+    shown = rich_table(table, hidden)
+    needed = Measurement.get(console, console.options, shown).minimum
+    console.print(shown, width=max(console.width, needed), crop=False)
+    if table.note:
+        console.print(f"[dim]{markup.escape(table.note)}[/dim]")
 
 
 def rich_table(table: Table, hidden: Sequence[str] = ()) -> RichTable:

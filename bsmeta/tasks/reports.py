@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
-from rich.console import Console
 
 from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.evaluation.checkpoints import Location
-from bsmeta.evaluation.output import WIDTH_OF_A_FILE, html_image, html_page, html_table, rich_table
+from bsmeta.evaluation.output import html_image, html_page, html_table, print_table, report_console
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.tables import Table, markdown
 from bsmeta.tasks.base import EvaluationContext
@@ -133,12 +132,9 @@ def write_report(
 
 def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
     """Prints tables, the summary, and the paths of the files."""
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDTH_OF_A_FILE)
+    console = report_console()
     for table in tables:
-        console.print(rich_table(table))
-        console.print(f"[dim]{table.note}[/dim]")
+        print_table(console, table)
     for sentence in sentences:
         console.print(sentence, markup=False, highlight=False, soft_wrap=True)
     for folder in dict.fromkeys(file.parent for file in files):
