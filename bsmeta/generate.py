@@ -14,8 +14,8 @@ import sys
 
 from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.task_entry import check_program
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.tasks import TASKS
 
 

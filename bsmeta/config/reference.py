@@ -13,7 +13,6 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.spelling import (
     DetectionConfig,
@@ -22,7 +21,7 @@ from bsmeta.config.spelling import (
     SedWordsConfig,
     SpellingConfig,
 )
-from bsmeta.config.tools import DownloadConfig, EntitiesConfig, PredictConfig
+from bsmeta.config.tools import DownloadConfig, EntitiesConfig, GenerateConfig, PredictConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 

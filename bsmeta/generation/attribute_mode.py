@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.output import progress_bar

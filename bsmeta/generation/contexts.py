@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.checkpoints import Location, load_model, locate, run_config
 from bsmeta.metadata.processors import column_keys, type_of

@@ -18,7 +18,7 @@ import msgspec
 import yaml
 
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.tools import GenerateConfig
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 

@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.generation.contexts import Context, Contexts, check_value, find, load
 from bsmeta.generation.decoding import Continuation, Decoder, Draw
 from bsmeta.generation.requests import Dialogue, Request, lines_of_input, read_requests, request_of

@@ -17,10 +17,10 @@ from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.config.describe import describe, keys
 from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
-from bsmeta.config.generation import GenerateConfig
 from bsmeta.config.keys import Values, values_of
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.reference import reference
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.tasks import TASKS
 
 

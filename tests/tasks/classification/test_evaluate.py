@@ -14,7 +14,7 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.generation import GenerateConfig
+from bsmeta.config.tools import GenerateConfig
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.tasks.classification.helpers import data_config, write_csv, write_leanings
