@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import DataError
 from bsmeta.models.manifest import model_damage
@@ -59,6 +60,51 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+def load_exported(kind: Any, folder: Path, name: str, tasks: str) -> PreTrainedModel:
+    """A trained model in evaluation mode, from a folder that a run has exported.
+
+    Args:
+        kind: The class, with `from_pretrained`.
+        folder: The folder.
+        name: What messages call the model.
+        tasks: The tasks that export it, as messages name them.
+
+    Raises:
+        DataError: If it is damaged or incomplete.
+    """
+    check_files(str(folder), f"{folder}")
+    try:
+        with whole_weights():
+            model, info = kind.from_pretrained(
+                folder, output_loading_info=True, dtype=torch.float32
+            )
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
+    if info["missing_keys"] or info["mismatched_keys"]:
+        raise DataError(
+            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
+            f"model/ of a run or checkpoint of {tasks}"
+        )
+    exported: PreTrainedModel = model.eval()
+    return exported
+
+
+def token_limit(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The most tokens of a text that model and tokenizer accept; None: without a limit.
+
+    Args:
+        shape: The transformers config of the model.
+        tokenizer: Its tokenizer.
+    """
+    limit = int(tokenizer.model_max_length)  # 10^30 if it has none
+    positions = getattr(shape, "max_position_embeddings", None)
+    if positions is not None:
+        # The positions of these begin after that of the padding.
+        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
+        limit = min(limit, positions - (shape.pad_token_id + 1 if is_roberta else 0))
+    return None if limit > 1_000_000 else limit
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from pathlib import Path
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.data import in_dataset, local_dataset, train_entries
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import PretrainedConfig, RunConfig
 
 # Suffixes of common training data formats that are not supported.
 FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
@@ -34,7 +34,8 @@ def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
 
     The Hub and other remote file systems are not queried; the run itself does that.
     """
-    yield from _model(config)
+    yield from model_problems(config)
+    yield from _positions(config)
     if config.accelerate_config_file is None:
         yield from _data(config)
 
@@ -122,7 +123,7 @@ def _names_something(entry: str) -> bool:
     return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
 
 
-def uses_model_name(config: CausalLMConfig) -> bool:
+def uses_model_name(config: PretrainedConfig) -> bool:
     """Whether the weights or the tokenizer come from `model_name`."""
     return None in (config.model_config_file, config.tokenizer_name)
 
@@ -138,7 +139,7 @@ def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> 
         yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
 
 
-def _model(config: CausalLMConfig) -> Iterator[Problem]:
+def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
     """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
     for key in ("model_config_file", "model_name", "tokenizer_name"):
         name = getattr(config, key)
@@ -147,7 +148,6 @@ def _model(config: CausalLMConfig) -> Iterator[Problem]:
             continue
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
         yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")
-    yield from _positions(config)
 
 
 def _positions(config: CausalLMConfig) -> Iterator[Problem]:

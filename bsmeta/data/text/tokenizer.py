@@ -87,6 +87,15 @@ def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+    """The special tokens that a model expects before and after a text."""
+    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
+    places = range(len(whole) - len(bare) + 1)
+    begin = next(n for n in places if whole[n : n + len(bare)] == bare)
+    return whole[:begin], whole[begin + len(bare) :]
+
+
 log = logging.getLogger(__name__)
 
 

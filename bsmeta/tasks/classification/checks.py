@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.files import missing, model_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, show
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.launch import Launch
@@ -21,7 +21,7 @@ METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "mcc", "chunk_ac
 def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _table(config)
-    yield from _model(config)
+    yield from model_problems(config)
     yield from _class_weights(config.class_weights)
     yield from _validation(config)
     folder = Path(config.results_dir or "")
@@ -49,18 +49,6 @@ def _validation(config: ClassificationConfig) -> Iterator[Problem]:
         expected = f"null, because data_config.split_fractions={fractions} leaves no validation"
         fix = "keep_best_by=null early_stopping_patience=null export_best=false, or a share for it"
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
-
-
-def _model(config: ClassificationConfig) -> Iterator[Problem]:
-    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
-    for key in ("model_config_file", "model_name", "tokenizer_name"):
-        name = getattr(config, key)
-        unused = key == "model_name" and None not in (
-            config.model_config_file, config.tokenizer_name,
-        )  # fmt: skip
-        if name is not None and not unused and is_path(name) and not os.path.exists(name):
-            what = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
-            yield missing(key, name, f"{what}, or a name on the Hub", f"correct {key}")
 
 
 def _class_weights(weights: Any) -> Iterator[Problem]:

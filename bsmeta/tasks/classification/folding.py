@@ -15,6 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.text.tokenizer import special_tokens
 
 TOKENS_WITHOUT_LIMIT = 512
 """Tokens of a chunk of words, at most, if the tokenizer does not state the limit of its model."""
@@ -127,15 +128,6 @@ def _word_end(words: np.ndarray, first: int, limit: int) -> int:
     """The last end of a word at or before the token `limit`; `limit` within a first long word."""
     begin = int(np.searchsorted(words, words[limit]))  # where the word of the next token begins
     return begin if begin > first else limit
-
-
-def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """The special tokens that a model expects before and after a text."""
-    bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-    whole = tokenizer("a", add_special_tokens=True)["input_ids"]
-    places = range(len(whole) - len(bare) + 1)
-    begin = next(n for n in places if whole[n : n + len(bare)] == bare)
-    return whole[:begin], whole[begin + len(bare) :]
 
 
 def _limit(tokenizer: PreTrainedTokenizerBase) -> int:

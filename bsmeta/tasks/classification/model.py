@@ -28,7 +28,7 @@ from transformers import (
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.models.pretrained import check_files, load_exported, token_limit
 
 logger = logging.getLogger(__name__)
 
@@ -100,43 +100,24 @@ def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationErro
     )
 
 
+def pad(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[Sequence[int]]
+) -> dict[str, torch.Tensor]:
+    """`input_ids` and `attention_mask`, int64 [chunks, longest chunk]."""
+    padded = tokenizer.pad({"input_ids": [list(chunk) for chunk in ids]}, return_tensors="pt")
+    return {name: padded[name] for name in ("input_ids", "attention_mask")}
+
+
 def load_model(folder: Path) -> PreTrainedModel:
-    """A trained classifier, in evaluation mode; `folder` is one that `export` has written.
-
-    Raises:
-        DataError: If it is damaged or incomplete.
-    """
-    check_files(str(folder), f"{folder}")
-    try:
-        with whole_weights():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                folder, output_loading_info=True, dtype=torch.float32
-            )
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        raise DataError(
-            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
-            "model/ of a run or checkpoint of task=classification"
-        )
-    return model.eval()
-
-
-def longest(shape: Any, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens of a row that model and tokenizer accept; None: without a limit."""
-    positions = getattr(shape, "max_position_embeddings", None)
-    if positions is not None and shape.model_type in ("roberta", "xlm-roberta", "camembert"):
-        positions -= shape.pad_token_id + 1  # their positions begin after that of the padding
-    # A tokenizer without a limit has one of 10^30.
-    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None]
-    limit = min(limits)
-    return None if limit > 1_000_000 else int(limit)
+    """A trained classifier, in evaluation mode; `folder` is one that `export` has written."""
+    kind = AutoModelForSequenceClassification
+    return load_exported(kind, folder, "classifier", "task=classification")
 
 
 def _check_length(
     config: ClassificationConfig, shape: Any, tokenizer: PreTrainedTokenizerBase, where: str
 ) -> None:
-    limit, length = longest(shape, tokenizer), config.data_config.max_length
+    limit, length = token_limit(shape, tokenizer), config.data_config.max_length
     if limit is not None and length > limit:
         raise ConfigurationError(
             f"data_config.max_length={length}: expected at most {limit}, the tokens of a row of "

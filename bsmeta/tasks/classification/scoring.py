@@ -19,8 +19,7 @@ from bsmeta.evaluation.statistics import Interval, central, resampled
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_of, spread
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import mean_loss
-from bsmeta.tasks.classification.stream import pad
+from bsmeta.tasks.classification.model import mean_loss, pad
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
 

@@ -1,8 +1,8 @@
-"""The task: model, stream, loss, evaluation and export; `finish` does the test set at the end."""
+"""The task: model, steps, loss, evaluation and export; `finish` does the test set at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,12 @@ import torch
 import transformers
 from scipy.special import softmax
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.table.stream import TableStream
+from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
 from bsmeta.tasks.batches import batched
@@ -27,7 +28,6 @@ from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.scoring import logits_of, score
 from bsmeta.tasks.classification.store import open_examples
-from bsmeta.tasks.classification.stream import micro_batch, order_of, train_stream
 
 TEXTS_AT_ONCE = 1000
 """Texts that `predict` folds and sorts by length at one time."""
@@ -171,3 +171,80 @@ def metrics(values: Mapping[str, float], split: str) -> list[Metric]:
         Metric(name, value, better="min" if name == "loss" else "max", split=split)
         for name, value in values.items()
     ]
+
+
+def micro_batch(
+    chunks: Sequence[Chunk], tokenizer: PreTrainedTokenizerBase, weights: Sequence[float], name: str
+) -> MicroBatch:
+    """Builds a micro-batch; the weight of a chunk is that of its label.
+
+    Args:
+        chunks: At least one.
+        tokenizer: Pads them.
+        weights: The weight of each label.
+        name: The file that `log_documents` names, with the source row.
+    """
+    tensors = models.pad(tokenizer, [chunk.ids for chunk in chunks])
+    own = [weights[chunk.label] for chunk in chunks]
+    tokens = sum(len(chunk.ids) for chunk in chunks)
+    return MicroBatch(
+        tensors={
+            **tensors,
+            "labels": torch.tensor([chunk.label for chunk in chunks]),
+            "weights": torch.tensor(own),
+        },
+        weight=sum(own),
+        tokens=tokens,
+        padding=tensors["input_ids"].numel() - tokens,
+        documents=[f"{name}:{chunk.source}" for chunk in chunks],
+        counts={"chunks": float(len(chunks)), "weight": sum(own)},
+    )
+
+
+def order_of(config: ClassificationConfig, examples: Examples, world_size: int) -> FixedSize:
+    """The steps of every epoch; the last of an epoch has the remaining chunks.
+
+    Args:
+        config: The run.
+        examples: Its data.
+        world_size: Number of processes; together with the size of a micro-batch and the
+            accumulation it gives the size of a step, on which alone the steps depend.
+    """
+    batch_size = BatchPlan.of(config, world_size).global_batch
+    return FixedSize(len(examples.chunks("train")), batch_size, config.seed)
+
+
+def train_stream(
+    config: ClassificationConfig,
+    examples: Examples,
+    collate: Callable[[list[Chunk]], MicroBatch],
+    *,
+    rank: int,
+    world_size: int,
+    state: dict[str, Any] | None,
+) -> TableStream:
+    """This rank's steps, from a saved state or from the beginning.
+
+    Args:
+        config: The run.
+        examples: Its data.
+        collate: Builds a micro-batch; called in the loader workers.
+        rank: This process.
+        world_size: Number of processes.
+        state: As saved with a checkpoint; None starts from the beginning.
+    """
+    chunks = examples.chunks("train")
+
+    def read(rows: np.ndarray, epoch: int) -> MicroBatch:
+        return collate(examples.read(chunks[rows]))
+
+    return TableStream(
+        order_of(config, examples, world_size),
+        read,
+        rank=rank,
+        world_size=world_size,
+        accumulation=config.gradient_accumulation_steps,
+        num_workers=config.data_config.num_workers,
+        fingerprint={**examples.key, "seed": config.seed},
+        state=state,
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 
-from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.files import missing, model_problems
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.disambiguation import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.config.launch import Launch
@@ -25,7 +25,8 @@ def value_problems(
 ) -> Iterator[Problem]:
     """Yields problems that do not depend on the launch."""
     yield from _files(config)
-    yield from _model(config)
+    yield from model_problems(config)
+    yield from _encoders(config)
     yield from _texts(config)
     data = config.data_config
     if data.dev_file is None and config.keep_best_by is not None:
@@ -51,16 +52,7 @@ def _files(config: DisambiguationConfig) -> Iterator[Problem]:
             yield missing(key, value, what, f"correct {key}")
 
 
-def _model(config: DisambiguationConfig) -> Iterator[Problem]:
-    """Yields missing local files; names that may be on the Hub (OWNER/NAME) are not checked."""
-    for key in ("model_config_file", "model_name", "tokenizer_name"):
-        name = getattr(config, key)
-        unused = key == "model_name" and None not in (
-            config.model_config_file, config.tokenizer_name,
-        )  # fmt: skip
-        if name is not None and not unused and is_path(name) and not os.path.exists(name):
-            what = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
-            yield missing(key, name, f"{what}, or a name on the Hub", f"correct {key}")
+def _encoders(config: DisambiguationConfig) -> Iterator[Problem]:
     if config.share_encoders and not config.train_entity_encoder:
         expected = "false, because train_entity_encoder=false keeps the weights of one of them"
         fix = "share_encoders=false, or train_entity_encoder=true"

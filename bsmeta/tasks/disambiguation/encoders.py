@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedToken
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.models.pretrained import check_files, token_limit, whole_weights
 from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
@@ -123,14 +123,7 @@ def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigurationError: If the configuration of the encoder cannot be read.
     """
-    shape = _shape(config)
-    limits = [tokenizer.model_max_length, MOST_TOKENS]
-    positions = getattr(shape, "max_position_embeddings", None)
-    if positions is not None:
-        # The positions of these begin after that of the padding.
-        is_roberta = shape.model_type in ("roberta", "xlm-roberta", "camembert")
-        limits.append(positions - (shape.pad_token_id + 1 if is_roberta else 0))
-    return int(min(limits))
+    return min(token_limit(_shape(config), tokenizer) or MOST_TOKENS, MOST_TOKENS)
 
 
 def _source(config: DisambiguationConfig) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import ENTITY_TEXT, DisambiguationConfig
-from bsmeta.data.text.tokenizer import padded_tokenizer_of
+from bsmeta.data.text.tokenizer import padded_tokenizer_of, special_tokens
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
 START, END = "[ent_start]", "[ent_end]"
@@ -52,11 +52,8 @@ class Surround:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        bare = tokenizer("a", add_special_tokens=False)["input_ids"]
-        whole = tokenizer("a", add_special_tokens=True)["input_ids"]
-        start = next(n for n in range(len(whole)) if whole[n : n + len(bare)] == bare)
-        self.before, self.after = whole[:start], whole[start + len(bare) :]
-        self.count = len(whole) - len(bare)
+        self.before, self.after = special_tokens(tokenizer)
+        self.count = len(self.before) + len(self.after)
 
     def __call__(self, tokens: Sequence[int]) -> list[int]:
         """The tokens of a text with the special ones."""

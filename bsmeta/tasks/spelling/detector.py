@@ -19,10 +19,10 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.spelling import DetectionConfig
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.models.pretrained import check_files, load_exported, token_limit
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs, Words
@@ -138,7 +138,7 @@ def build_inputs(config: DetectionConfig, table: Table) -> Inputs:
         counts = WordCounts.of(table.texts("train"), word_list(config.word_list))
         return FormInputs(counts, config.small_model.word_bytes, config.hidden_counts)
     tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
-    return TokenInputs(tokenizer, _longest(_shape(config), tokenizer))
+    return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
 
 
 def build_detector(config: DetectionConfig, inputs: Inputs) -> nn.Module:
@@ -186,25 +186,13 @@ def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
     Raises:
         DataError: If it is damaged or incomplete.
     """
-    check_files(str(folder), f"{folder}")
     is_small = _is_small(str(folder))
     kind = WordDetector if is_small else AutoModelForTokenClassification
-    try:
-        with whole_weights():
-            model, info = kind.from_pretrained(
-                folder, output_loading_info=True, dtype=torch.float32
-            )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
-        raise DataError(f"{folder}: the detector cannot be loaded: {error}") from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        raise DataError(
-            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
-            "model/ of a run or checkpoint of task=sed_words or task=sed_sequence"
-        )
+    model = load_exported(kind, folder, "detector", "task=sed_words or task=sed_sequence")
     if is_small:
-        return model.eval(), _small_inputs(folder)
+        return model, _small_inputs(folder)
     tokenizer = _tokenizer(str(folder))
-    return model.eval(), TokenInputs(tokenizer, _longest(model.config, tokenizer))
+    return model, TokenInputs(tokenizer, token_limit(model.config, tokenizer))
 
 
 def _is_small(name: str | None) -> bool:
@@ -230,12 +218,3 @@ def _tokenizer(name: str) -> PreTrainedTokenizerBase:
     if getattr(tokenizer, "add_prefix_space", True) is False:
         tokenizer.add_prefix_space = True  # words come one by one, without their spaces
     return tokenizer
-
-
-def _longest(shape: object, tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The most tokens of a text that model and tokenizer accept; None: without a limit."""
-    positions = getattr(shape, "max_position_embeddings", None)
-    if positions is not None and getattr(shape, "model_type", "") in ("roberta", "xlm-roberta"):
-        positions -= tokenizer.pad_token_id + 1  # their positions begin after that of the padding
-    limits = [limit for limit in (positions, tokenizer.model_max_length) if limit is not None]
-    return min(limits) if limits and min(limits) < 1_000_000 else None

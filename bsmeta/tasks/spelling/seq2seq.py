@@ -26,7 +26,7 @@ from transformers import (
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.spelling import SecConfig
 from bsmeta.data.text.tokenizer import tokenizer_of
-from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.models.pretrained import check_files, load_exported
 
 IGNORED = -100
 """The label of padding."""
@@ -96,21 +96,11 @@ def load_seq2seq(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase
     Raises:
         DataError: If it is damaged or incomplete.
     """
-    check_files(str(folder), f"{folder}")
+    model = load_exported(AutoModelForSeq2SeqLM, folder, "model", "task=sec")
     try:
-        with whole_weights():
-            model, info = AutoModelForSeq2SeqLM.from_pretrained(
-                folder, output_loading_info=True, dtype=torch.float32
-            )
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        return model, AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
         raise DataError(f"{folder}: the model cannot be loaded: {error}") from error
-    if info["missing_keys"] or info["mismatched_keys"]:
-        raise DataError(
-            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
-            "model/ of a run or checkpoint of task=sec"
-        )
-    return model.eval(), tokenizer
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> dict[str, torch.Tensor]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.folding import Folding, special_tokens
-from bsmeta.tasks.classification.stream import micro_batch
+from bsmeta.tasks.classification.task import micro_batch
 from tests.tasks.classification.helpers import TEXT, bert_tokenizer, byte_tokenizer
 
 BERT, BYTES = bert_tokenizer(), byte_tokenizer()

@@ -14,7 +14,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.classification.checks import value_problems
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, label_weights, mean_loss
-from bsmeta.tasks.classification.stream import micro_batch
+from bsmeta.tasks.classification.task import micro_batch
 from tests.tasks.classification.helpers import bert_tokenizer
 
 LABELS = ("left", "neutral", "right")

@@ -14,7 +14,7 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.store import open_examples
-from bsmeta.tasks.classification.stream import order_of, train_stream
+from bsmeta.tasks.classification.task import order_of, train_stream
 from tests.tasks.classification.helpers import bert_tokenizer, data_config, write_leanings
 
 BATCH = 16
