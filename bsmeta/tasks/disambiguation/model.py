@@ -221,7 +221,6 @@ def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Pa
     save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
     other = model.entity_encoder
     content = {
-        "model_type": "bsmeta-disambiguation",
         "settings": asdict(model.settings),
         "mention_encoder": model.mention_encoder.config.to_dict(),
         "entity_encoder": None if other is None else other.config.to_dict(),
