@@ -10,7 +10,7 @@ import sys
 from dataclasses import replace
 
 from bsmeta.config.checks.problems import refuse
-from bsmeta.config.checks.start import launcher_problems
+from bsmeta.config.checks.run import launcher_problems
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import read_launch
 

@@ -33,11 +33,11 @@ from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.keys import expand_home
+from bsmeta.config.launch import REPOSITORY
 from bsmeta.config.mistakes import misfits
 from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
 from bsmeta.config.secrets import redact, redact_values
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
 # SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.

@@ -13,7 +13,7 @@ import pytest
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.causal_lm import METRICS
 from bsmeta.config.checks.files import file_problems
-from bsmeta.config.checks.loop import loop_problems
+from bsmeta.config.checks.run import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase

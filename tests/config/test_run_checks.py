@@ -10,7 +10,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import folder_problems
-from bsmeta.config.checks.loop import loop_problems
+from bsmeta.config.checks.run import loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 

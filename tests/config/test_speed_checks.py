@@ -9,7 +9,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.causal_lm import speed_problems
-from bsmeta.config.checks.loop import loop_problems
+from bsmeta.config.checks.run import loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
 

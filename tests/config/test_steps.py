@@ -7,7 +7,7 @@ from pathlib import Path
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.start import launch_problems
+from bsmeta.config.checks.run import launch_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.config.launch import Launch

@@ -11,8 +11,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.checks.causal_lm import data_problems
-from bsmeta.config.checks.loop import value_problems
 from bsmeta.config.checks.problems import bound_lines, bound_problems
+from bsmeta.config.checks.run import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.config.describe import describe, keys

@@ -14,9 +14,8 @@ from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, model_problems, read_json
 from bsmeta.config.checks.files import folder_problems
-from bsmeta.config.checks.loop import loop_problems, value_problems
 from bsmeta.config.checks.problems import Problem, refuse
-from bsmeta.config.checks.start import launch_problems
+from bsmeta.config.checks.run import launch_problems, loop_problems, value_problems
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.schema import RunConfig
