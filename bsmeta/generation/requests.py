@@ -121,7 +121,7 @@ class Dialogue:
         self._types = tuple(types)
         self._check = check
 
-    def request_of(self, line: str) -> Request | None:
+    def parse(self, line: str) -> Request | None:
         """The request of a line; None if the line only changed a setting."""
         setting = _SETTING.fullmatch(line)
         if setting is None:
@@ -153,7 +153,7 @@ class Dialogue:
         """Yield the requests of all lines; prints errors to standard error and continues."""
         for line in lines:
             try:
-                request = self.request_of(line.rstrip("\r\n"))
+                request = self.parse(line.rstrip("\r\n"))
             except ConfigurationError as error:
                 print(error, file=sys.stderr, flush=True)
             else:
