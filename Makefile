@@ -17,7 +17,7 @@ if get_accelerator().device_name() == "cpu":
 endef
 export COMPILE_OP
 
-.PHONY: env demo demo-classification demo-spelling test test-slow test-faults test-slurm lint format docs clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint format docs clean
 
 env: $(STAMP)
 
@@ -41,6 +41,9 @@ demo-classification: env
 
 demo-spelling: env
 	bash experiments/demo_spelling.sh
+
+known-answers: env
+	python experiments/known_answers.py
 
 test: env
 	python -m pytest -n 3 --dist worksteal -m "not slow and not slurm"

@@ -11,7 +11,18 @@ from bsmeta.studies.tables import claim_words
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-COLOURS = ("#222222", "#2166ac", "#1b7837", "#b2182b", "#e08214", "#762a83", "#6b6b6b")
+COLOURS = (
+    "#222222",
+    "#2166ac",
+    "#1b7837",
+    "#b2182b",
+    "#e08214",
+    "#762a83",
+    "#8c8c8c",
+    "#00838f",
+    "#c51b7d",
+    "#8c510a",
+)
 GRID = "#d9d9d9"
 
 

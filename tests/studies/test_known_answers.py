@@ -93,11 +93,11 @@ def results(study: StudyConfig) -> Results:
 def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
     answers = list(SCRIPT["answers"](as_dict(results, [])))
     assert [one.name for one in answers if not one.holds] == []
-    assert len(answers) == 14
+    assert len(answers) == 15
     for one in answers:
-        if one.name.endswith("none") and one.expected:
+        if one.expected < 0:
             assert one.found == pytest.approx(one.expected, abs=0.1)
-            assert one.high - one.low < 0.5  # a wide interval would cover anything
+            assert one.high - one.low < 0.6  # a wide interval would cover anything
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
     supported = {
         (claim.arm, claim.mode, claim.other)
         for claim in results.claims
-        if claim.verdict == SUPPORTED and claim.arm != "half"
+        if claim.verdict == SUPPORTED and claim.arm not in SCRIPT["FACTORS"]
     }
     assert supported == {
         ("one_bit", WITH, "none"),
@@ -146,6 +146,7 @@ def test_the_data_saved_is_that_of_the_raw_measurements(
     needed = np.exp(np.interp(-reached, -bits, np.log(tokens)))
     saved = results.arms["half"].savings[WITHOUT][TEXT]
     assert saved.share.value == pytest.approx(1 - used / needed, abs=0.01)
+    assert needed / used == pytest.approx(2, rel=0.05)
     # What text alone never reaches is a bound.
     assert results.arms["three_bits"].savings[WITH][TEXT].share.bound == "above"
 
