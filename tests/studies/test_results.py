@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from bsmeta.config.study import ArmConfig, StudyConfig
-from bsmeta.studies.measured import TEXT, TOKENS, WITH, WITHOUT, largest_block
+from bsmeta.studies.measured import TEXT, TOKENS, WITH, WITHOUT, Measured, largest_block
+from bsmeta.studies.measuring import Measurement
 from bsmeta.studies.results import ArmResult, Claim, Results, claims_of
 from bsmeta.studies.statistics import Curve, Estimate, saving
 from bsmeta.studies.tables import claim_table, effect_table, latex, sentences
@@ -97,3 +98,14 @@ def test_the_words_and_tables_of_a_study(arms: dict[str, ArmResult]) -> None:
     assert source.startswith("% the command\n\\begin{table}")
     assert "a\\_study" in source
     assert source.count(r" \\") == 5
+
+
+def test_an_arm_without_metadata_is_not_used_with_it() -> None:
+    def measurement(gain: float) -> Measurement:
+        nats, digests = np.ones((3, 1)), np.arange(3, dtype=np.uint64)
+        return Measurement(10, 100, 100, 1e6, digests, np.full((3, 1), 5.0), nats, nats - gain, {})
+
+    found = {("none", 1): [measurement(0.0)], ("url", 1): [measurement(0.1)]}
+    measured = Measured(STUDY, found)
+    assert measured.modes("none") == (WITHOUT,)
+    assert measured.modes("url") == (WITHOUT, WITH)

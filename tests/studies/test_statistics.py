@@ -157,3 +157,9 @@ def test_a_curve_is_read_between_its_points_and_not_beyond() -> None:
     assert end.value == 2.0
     assert baseline.at(17e4) is None
     assert baseline.at(9e3) is None
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_extrapolated_from_a_curve_that_is_flat_at_its_end() -> None:
+    bits = np.array([[4.0], [3.0], [2.0], [2.0 - 1e-9], [2.0 - 2e-9]])
+    assert needed_amounts(AMOUNTS, bits, np.array([0.5]))[0] == math.inf
