@@ -13,8 +13,7 @@ from bsmeta.annotate.row import InputRecord
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.spelling.inputs import FormInputs
-from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
-from bsmeta.tasks.spelling.words import FEATURES, WordCounts
+from bsmeta.tasks.spelling.word_model import FEATURES, WordCounts, WordDetector, WordDetectorConfig
 from tests.annotate.helpers import annotate, annotated, rows, some_pages, values, write_pages
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.tasks.disambiguation.helpers import write_encoder, write_world
@@ -33,8 +32,8 @@ def disambiguator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("disambiguator")
     encoder = write_encoder(folder / "encoder", dropout=0.0)
     train(
-        "--config-name", "disambiguation", f"model_name={encoder}", *write_world(folder),
-        "data_config.max_entity_length=32", "num_train_epochs=6", "learning_rate=3e-3",
+        "--config-name", "disambiguation", f"model_name={encoder}", *write_world(folder, train=240),
+        "data_config.max_entity_length=32", "num_train_epochs=12", "learning_rate=1e-2",
         "trackers=[]", "mixed_precision=no", "bootstrap_resamples=10", f"out_dir={folder}/run",
     )  # fmt: skip
     return folder / "run"
