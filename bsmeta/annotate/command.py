@@ -13,9 +13,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
-from bsmeta.annotate.crawl_index import make_index, needs_index
 from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
-from bsmeta.annotate.linked_sets import write_linked_sets
+from bsmeta.annotate.linked_crawl import make_index, needs_index, write_linked_sets
 from bsmeta.annotate.pipeline import (
     Advance,
     Stopped,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.annotate.linked_sets import is_held_out, write_linked_sets
+from bsmeta.annotate.linked_crawl import is_held_out, write_linked_sets
 from bsmeta.annotate.links import LinkIndex, index_path, link_key
 from tests.annotate.helpers import WORDS, annotate, rows, write_pages
 

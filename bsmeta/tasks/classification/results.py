@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bsmeta.config.classification import ClassificationConfig
+from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.scoring import SCORES, Compared, Scored, compare
+from bsmeta.tasks.classification.splits import SPLITS
 
 MAJORITY = "most frequent label"
 LINEAR = "TF-IDF + linear SVM"
@@ -196,3 +200,36 @@ def _per_label(
         label: {name: float(column[number]) for name, column in zip(names, columns, strict=True)}
         for number, label in enumerate(labels)
     }
+
+
+def test_results(
+    config: ClassificationConfig, examples: Examples, scored: Scored, scores: dict[str, float]
+) -> Results:
+    """The scores of the test split, beside baselines that learn from the training split."""
+    return results_of(
+        scored,
+        [text for _, text, _ in examples.texts("test")],
+        training_texts(config, examples),
+        source=f"{Path(str(config.data_config.csv)).name}, test split",
+        labels=examples.labels,
+        groups=(np.array(examples.groups("test")), unit_of(config)),
+        model_scores=scores,
+        distribution={split: examples.label_counts(split) for split in SPLITS},
+        resamples=config.bootstrap_resamples,
+        seed=config.seed,
+    )
+
+
+def training_texts(config: ClassificationConfig, examples: Examples) -> TrainingTexts:
+    """What the baselines learn from: the training split."""
+    return TrainingTexts(
+        texts=[text for _, text, _ in examples.texts("train")],
+        labels=examples.source_labels("train"),
+        balanced=config.class_weights != "none",
+    )
+
+
+def unit_of(config: ClassificationConfig) -> str:
+    """What is resampled for intervals."""
+    group = config.data_config.split_by
+    return "source rows" if group is None else f"values of {group}"

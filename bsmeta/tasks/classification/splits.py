@@ -70,7 +70,6 @@ def split_rows(
     Raises:
         DataError: If a label has fewer rows (or groups) than there are splits.
     """
-    check_fractions(fractions)
     wanted = [split for split in range(3) if fractions[split] > 0]
     _check_counts(labels, groups, len(wanted), names)
     if len(wanted) == 1:

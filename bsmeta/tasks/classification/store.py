@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,7 @@ def _build_once(
                 build(csv, database, config, tokenizer, key)
         finally:
             lock.release()
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         raise DataError(
             f"{database} cannot be written: {error}; data_config.database=FILE names another place"
         ) from error

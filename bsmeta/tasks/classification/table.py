@@ -70,7 +70,7 @@ def build(
         key: What determines the content; stored with it.
 
     Raises:
-        DataError: If the CSV file cannot be used, or the database cannot be written.
+        DataError: If the CSV file cannot be used.
         ConfigurationError: If a column is missing.
     """
     columns = [config.text_column, config.label_column]
@@ -91,10 +91,6 @@ def build(
         with open(part, "rb") as file:
             os.fsync(file.fileno())
         part.rename(database)
-    except sqlite3.Error as error:
-        raise DataError(
-            f"{database} cannot be written: {error}; data_config.database=FILE names another place"
-        ) from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -22,8 +22,8 @@ from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
 from bsmeta.tasks.batches import batched
 from bsmeta.tasks.classification import model as models
+from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.finish import finish
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.scoring import logits_of, score

@@ -27,8 +27,13 @@ from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.table import Table
-from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
-from bsmeta.tasks.spelling.words import FILE, WordCounts, word_list
+from bsmeta.tasks.spelling.word_model import (
+    FILE,
+    WordCounts,
+    WordDetector,
+    WordDetectorConfig,
+    word_list,
+)
 
 TINY = 1e-6
 """The least probability of an error in a text, for finite logarithms."""

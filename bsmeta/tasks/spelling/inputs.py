@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.seeds import derive
-from bsmeta.tasks.spelling.words import WordCounts, form_tensors
+from bsmeta.tasks.spelling.word_model import WordCounts, form_tensors
 
 WINDOW_WORDS = 256
 """Most words of a text that the small detector sees at once."""

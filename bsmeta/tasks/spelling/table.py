@@ -101,8 +101,8 @@ def open_table(config: SpellingConfig) -> Table:
     sets = [data_files(name) for name in config.datasets]
     key = {
         "files": [{file.name: file_hash(file) for file in files} for files in sets],
-        "dataset_limits": per_dataset("dataset_limits", config.dataset_limits, len(sets)),
-        "val_splits": per_dataset("val_splits", config.val_splits, len(sets)),
+        "dataset_limits": per_dataset(config.dataset_limits, len(sets)),
+        "val_splits": per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,
         "target_column": config.target_column,
         "max_characters": config.max_characters,
@@ -114,14 +114,8 @@ def open_table(config: SpellingConfig) -> Table:
     return Table(open_store(folder, key, lambda: _build(config, sets, key)), key)
 
 
-def per_dataset(name: str, values: list[Any], count: int) -> list[Any]:
+def per_dataset(values: list[Any], count: int) -> list[Any]:
     """One value for each data set: from one for all, one for each, or none (None)."""
-    if len(values) not in (0, 1, count):
-        raise ConfigurationError(
-            f"{name}: {len(values)} values for {count} datasets; expected one for all, or one for "
-            "each",
-            [name],
-        )
     return list(values) * (count if len(values) == 1 else 1) or [None] * count
 
 

@@ -1,4 +1,4 @@
-"""evaluate.py, explain.py, generate.py and predict.py with a classifier's checkpoint."""
+"""The test set after the last step, and `evaluate.py`: results, report and files."""
 
 from __future__ import annotations
 
@@ -7,17 +7,39 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.classification.evaluate import (
+    MODEL,
+    PREDICTIONS,
+    STATS,
+    epochs_of,
+    result_file,
+    save_model,
+    write_predictions,
+)
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.model import build_model
+from bsmeta.tasks.classification.report import report, summary
+from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
+from bsmeta.tasks.classification.scoring import Scored
 from bsmeta.tasks.classification.task import TextClassifier
-from tests.tasks.classification.helpers import data_config, write_csv, write_leanings
+from tests.tasks.classification.helpers import (
+    bert_tokenizer,
+    data_config,
+    write_csv,
+    write_leanings,
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +141,155 @@ def test_the_model_is_counted_without_its_weights(run: Path) -> None:
     shape = task.shape()
     assert {parameter.device.type for parameter in shape.model.parameters()} == {"meta"}
     assert (shape.rows, shape.length) == (16, 16)
+
+
+LABELS = ("left", "neutral", "right")
+# Three texts, the second folded into two chunks: by the first of them alone it would be "left".
+CHUNKS = [Chunk([], 0, 3, 0, ""), Chunk([], 2, 7, 0, ""), Chunk([], 2, 7, 1, ""),
+          Chunk([], 1, 9, 0, "")]  # fmt: skip
+LOGITS = np.log(np.array(
+    [[0.8, 0.1, 0.1], [0.5, 0.25, 0.25], [0.1, 0.1, 0.8], [0.5, 0.3, 0.2]]
+))  # fmt: skip
+
+
+def results() -> Results:
+    scored = Scored.of(CHUNKS, LOGITS)
+    texts = ["fair wages", "lower taxes", "soap"]
+    training = TrainingTexts(["wages for all", "cut taxes", "buy soap"], np.array([0, 2, 1]), False)
+    return results_of(
+        scored, texts, training, source="ads.csv, test split", labels=LABELS,
+        groups=(np.array(["a", "a", "b"]), "values of page"),
+        model_scores=scored.scores([1.0, 1.0, 1.0], 0.0),
+        distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
+        resamples=100, seed=1,
+    )  # fmt: skip
+
+
+def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
+    write_predictions(tmp_path / "ads_predictions.csv", Scored.of(CHUNKS, LOGITS), LABELS)
+    # The second text: softmax of the means of log(.5, .25, .25) and log(.1, .1, .8).
+    assert (tmp_path / "ads_predictions.csv").read_text() == (
+        "row,label,prediction,p(left),p(neutral),p(right),chunks\n"
+        "3,left,left,0.800000,0.100000,0.100000,1\n"
+        "7,right,right,0.269752,0.190744,0.539504,2\n"
+        "9,neutral,left,0.500000,0.300000,0.200000,1\n"
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["ads_predictions.csv"]
+
+
+def test_scores_of_texts_and_of_chunks() -> None:
+    found = Scored.of(CHUNKS, LOGITS).scores([1.0, 1.0, 1.0], 0.0)
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["chunk_accuracy"] == 2 / 4
+    assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())
+
+
+def test_systems_beside_the_model() -> None:
+    found = {system.name: system for system in results().systems}
+    assert {name: system.matrix.tolist() for name, system in found.items()} == {
+        "model": [[1, 0, 0], [1, 0, 0], [0, 0, 1]],
+        "model, first chunk only": [[1, 0, 0], [1, 0, 0], [1, 0, 0]],
+        "most frequent label": [[1, 0, 0], [1, 0, 0], [1, 0, 0]],
+        "TF-IDF + linear SVM": [[1, 0, 0], [0, 1, 0], [0, 0, 1]],
+    }
+    assert results().units == (2, "values of page")
+    assert results().per_label["left"] == {
+        "precision": 0.5,
+        "recall": 1.0,
+        "f1": pytest.approx(2 / 3),
+        "texts": 1.0,
+    }
+    sentences = summary(results())
+    assert sentences[0].startswith("The model predicts 66.7% of 3 texts right")
+    assert sentences[1] == "2 values of page are few to resample: the intervals are rough."
+    assert sentences[2].startswith(
+        "1 of 3 texts is longer than a chunk. Truncated to the first one, 33.3% of all would be "
+        "right: -33.3 points compared with the model"
+    )
+
+
+def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
+    epochs = [
+        {"epoch": 1.0, "step": 4, "training_loss": 1.0, "training_accuracy": None,
+         "validation_loss": 0.9, "validation_accuracy": 0.5, "validation_balanced_accuracy": 0.5,
+         "validation_macro_f1": 0.4, "validation_mcc": 0.1},
+    ]  # fmt: skip
+    report(results(), epochs, tmp_path, [])
+    assert {file.name for file in tmp_path.iterdir() if file.stat().st_size} == {
+        "evaluation.json", "evaluation.md", "report.html",
+        "systems.png", "confusion.png", "labels.png", "curves.png",
+    }  # fmt: skip
+    page = (tmp_path / "evaluation.md").read_text()
+    assert "| right | 0 (0%) | 0 (0%) | 1 (100%) |" in page
+    assert "| 1 | 4 | 1.0000 | – | 0.9000 | 0.500 | 0.500 | 0.400 | 0.100 |" in page
+    saved = json.loads((tmp_path / "evaluation.json").read_text())
+    assert saved["systems"]["model"]["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert saved["systems"]["TF-IDF + linear SVM"]["accuracy"]["minus_model"] == pytest.approx(
+        1 / 3
+    )
+    assert (saved["texts"], saved["folded_texts"], saved["chunks"]) == (3, 1, 4)
+
+
+def test_epochs_from_the_metrics_of_a_run(tmp_path: Path) -> None:
+    def step(number: int, loss: float, accuracy: float, chunks: float, weight: float) -> dict:
+        counts = {"chunks": chunks, "weight": weight}
+        return {"event": "step", "step": number, "loss": loss, "parts": {"accuracy": accuracy},
+                "counts": counts}  # fmt: skip
+
+    lines = [
+        step(1, 1.0, 0.5, 4, 6), step(2, 0.4, 1.0, 2, 2),
+        {"event": "eval", "step": 2, "split": "validation", "loss": 0.7, "accuracy": 0.6},
+        {"event": "save", "step": 2},
+        step(3, 0.6, 0.75, 4, 6), step(4, 0.2, 0.5, 2, 2),
+        {"event": "eval", "step": 4, "split": "validation", "loss": 0.6, "accuracy": 0.8},
+        {"event": "eval", "step": 4, "split": "test", "loss": 9.0, "accuracy": 0.1},
+    ]  # fmt: skip
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert epochs_of(metrics, 2) == [
+        {"epoch": 1.0, "step": 2, "training_loss": pytest.approx(0.85),
+         "training_accuracy": pytest.approx(4 / 6), "validation_loss": 0.7,
+         "validation_accuracy": 0.6},
+        {"epoch": 2.0, "step": 4, "training_loss": pytest.approx(0.5),
+         "training_accuracy": pytest.approx(4 / 6), "validation_loss": 0.6,
+         "validation_accuracy": 0.8},
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("table", ["ads.csv", "ads.csv.gz", "ads.sqlite"])
+def test_result_files_are_named_as_in_the_seed_document(table: str) -> None:
+    data = ClassificationDataConfig(csv=f"folder/{table}")
+    config = ClassificationConfig(data_config=data)
+    assert [str(result_file(config, name)) for name in (PREDICTIONS, STATS, MODEL)] == [
+        "folder/ads_testset_predictions.csv",
+        "folder/ads_train_test_stats.json",
+        "folder/ads_trained_model.sav",
+    ]
+    config.results_dir = "elsewhere"
+    assert str(result_file(config, MODEL)) == "elsewhere/ads_trained_model.sav"
+
+
+def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, encoder: Path) -> None:
+    config = ClassificationConfig(model_name=str(encoder))
+    config.data_config.max_length = 16
+    model = build_model(config, bert_tokenizer(), LABELS).eval()
+    save_model(tmp_path / "ads_trained_model.sav", model, config)
+    saved = torch.load(tmp_path / "ads_trained_model.sav", weights_only=True)
+    assert (saved["labels"], saved["max_length"], saved["fold_by"]) == (
+        ["left", "neutral", "right"], 16, "tokens"
+    )  # fmt: skip
+    again = BertForSequenceClassification(model.config_class.from_dict(saved["config"])).eval()
+    again.load_state_dict(saved["state_dict"])
+    ids = torch.tensor([[2, 7, 8, 3]])
+    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+
+    model.save_pretrained(tmp_path / "model")
+    folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    assert folder.config.id2label == {0: "left", 1: "neutral", 2: "right"}
+    assert torch.equal(folder(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
+def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="Set results_dir=FOLDER and resume the run"):
+        write_predictions(tmp_path / "file" / "x.csv", Scored.of(CHUNKS, LOGITS), LABELS)

@@ -20,8 +20,15 @@ from bsmeta.tasks.spelling.detector import (
     word_losses,
 )
 from bsmeta.tasks.spelling.inputs import FormInputs, TokenInputs
-from bsmeta.tasks.spelling.word_model import WordDetector, WordDetectorConfig
-from bsmeta.tasks.spelling.words import WordCounts, bare, form_tensors, symbols, word_list
+from bsmeta.tasks.spelling.word_model import (
+    WordCounts,
+    WordDetector,
+    WordDetectorConfig,
+    bare,
+    form_tensors,
+    symbols,
+    word_list,
+)
 from tests.tasks.classification.helpers import bert_tokenizer
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
