@@ -38,7 +38,7 @@ LENGTH = 6
 
 BITS = {"one_bit": 1, "two_bits": 2, "three_bits": 3}
 FACTORS = {"half": 2.0, "twice": 0.5}
-"""Arms without metadata: the data that the baseline needs for as much, by those of the arm."""
+"""Arms without metadata: how many times their data the baseline needs to learn as much."""
 
 TEXT_BITS = math.log2(len(TOPICS)) + math.log2(len(OTHERS)) + LENGTH - 1
 """Entropy of a document, whose first character is always the same."""
@@ -105,8 +105,10 @@ class Answer:
 
     @property
     def holds(self) -> bool:
-        """Whether the interval, with the tolerance, covers what is expected."""
-        return self.low - self.tolerance <= self.expected <= self.high + self.tolerance
+        """Whether the interval, with the tolerance, covers what is expected, and not also 0."""
+        excludes_0 = self.expected == 0 or not self.low <= 0 <= self.high
+        ends = (self.low - self.tolerance, self.high + self.tolerance)
+        return excludes_0 and ends[0] <= self.expected <= ends[1]
 
 
 def answers(results: Mapping[str, Any]) -> Iterator[Answer]:
@@ -123,7 +125,7 @@ def answers(results: Mapping[str, Any]) -> Iterator[Answer]:
         bits = BITS.get(arm, 0) if mode == "with" else 0
         effect = claim["difference"]
         ends = (effect["low"], effect["high"]) if bits else claim["simultaneous"]
-        found, low, high = (characters * one for one in (effect["value"], *ends))
+        found, low, high = (characters * per_byte for per_byte in (effect["value"], *ends))
         name = f"{arm} {mode} metadata - {other}, bits a document"
         yield Answer(name, -bits, found, low, high, TOLERANCE * bits)
     last = results["arms"]["none"]["curves"]["without"]["text tokens"][-1]
@@ -132,7 +134,7 @@ def answers(results: Mapping[str, Any]) -> Iterator[Answer]:
     for arm, factor in FACTORS.items():
         saved = results["arms"][arm]["savings"]["without"]["text tokens"]
         found, low, high = (1 / (1 - saved[name]["value"]) for name in ("share", "low", "high"))
-        name = f"data that none needs, by those of {arm}"
+        name = f"data that none needs, in times those of {arm}"
         yield Answer(name, factor, found, low, high, TOLERANCE * factor)
 
 
@@ -141,11 +143,11 @@ def table_of(found: list[Answer]) -> Table:
     table = Table(box=box.SIMPLE)
     for name in ("", "expected", "found", "95% interval", "tolerance", "holds"):
         table.add_column(name, justify="left" if name in ("", "holds") else "right")
-    for one in found:
+    for answer in found:
         table.add_row(
-            one.name, f"{one.expected:.2f}", f"{one.found:.3f}",
-            f"{one.low:.3f} to {one.high:.3f}", f"{one.tolerance:.2f}",
-            "yes" if one.holds else "NO",
+            answer.name, f"{answer.expected:.2f}", f"{answer.found:.3f}",
+            f"{answer.low:.3f} to {answer.high:.3f}", f"{answer.tolerance:.3f}",
+            "yes" if answer.holds else "NO",
         )  # fmt: skip
     return table
 
@@ -169,7 +171,7 @@ def main() -> int:
         return code
     found = list(answers(json.loads((folder / "results.json").read_text(encoding="utf-8"))))
     Console(markup=False, width=140).print(table_of(found))
-    return 0 if all(one.holds for one in found) else 1
+    return 0 if all(answer.holds for answer in found) else 1
 
 
 if __name__ == "__main__":

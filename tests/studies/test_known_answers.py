@@ -71,6 +71,7 @@ def test_an_answer_is_compared_with_the_interval_and_its_tolerance() -> None:
     assert answer("gain", -1.0, -0.9, -0.99, -0.8, tolerance=0.02).holds
     assert not answer("gain", -1.0, -0.9, -0.97, -0.8, tolerance=0.02).holds
     assert not answer("nothing", 0.0, 0.1, 0.05, 0.2).holds
+    assert not answer("a wide interval", -1.0, -0.9, -2.0, 0.2).holds
 
 
 @pytest.fixture(scope="module")
