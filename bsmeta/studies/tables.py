@@ -153,7 +153,7 @@ def difference(estimate: Estimate | None) -> str:
 
 
 def sentences(results: Results) -> list[str]:
-    """The claims that the data decide, and the data that each arm saves."""
+    """The claims that the data decide, and what arms save or cost where the interval says which."""
     found = []
     for verdict in (SUPPORTED, REFUTED):
         for claim in results.claims:
@@ -168,7 +168,9 @@ def sentences(results: Results) -> list[str]:
     base = results.arms[results.study.baseline]
     for arm in results.arms.values():
         for mode, by_axis in arm.savings.items():
-            found.append(f"{arm.label}, {mode} metadata: {saved(base, arm, by_axis[TEXT])}")
+            saving = by_axis[TEXT]
+            if saving.low.value > 0 or saving.high.value < 0:
+                found.append(f"{arm.label}, {mode} metadata: {saved(base, arm, saving)}")
     return found
 
 

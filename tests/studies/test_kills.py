@@ -91,7 +91,10 @@ def test_a_killed_study_continues(tmp_path: Path) -> None:
         steps = [event["step"] for event in events if event["event"] == "step"]
         assert steps == list(range(1, STEPS + 1))
         assert ("resume" in {event["event"] for event in events}) == (run == none)
-    assert "url, without metadata: data saved" in (tmp_path / "study/report.md").read_text()
+    assert (
+        "| url | without | none at the same text tokens |"
+        in (tmp_path / "study/report.md").read_text()
+    )
     measured = {path.name for path in (tmp_path / "study").glob("measured-*/*.npz")}
     assert measured == {
         f"{arm}-seed1-step{step}.npz" for arm in ("none", "url") for step in (20, 40)
