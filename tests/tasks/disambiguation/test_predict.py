@@ -28,7 +28,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     from tests.conftest import command, run_warm
 
     folder = tmp_path_factory.mktemp("trained")
-    write_world(folder)
+    write_world(folder, train=480)
     more = ("num_train_epochs=8", "evals_per_epoch=null", "eval_steps=0", "keep_best_by=null")
     done = run_warm(command(TRAIN, *arguments(folder, encoder, folder / "run", *more), processes=1))
     assert done.returncode == 0, done.stderr[-4000:]
