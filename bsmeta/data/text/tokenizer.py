@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,6 +85,27 @@ def padded_tokenizer_of(name: str) -> PreTrainedTokenizerBase:
             )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def tokens_with_places(
+    tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]
+) -> Iterator[tuple[list[int], np.ndarray]]:
+    """The tokens of each text, without special ones, and their characters, int64 [tokens, 2]."""
+    if not texts:
+        return
+    encoded = tokenizer(
+        list(texts),
+        add_special_tokens=False,
+        padding=False,
+        truncation=False,
+        return_attention_mask=False,
+        return_token_type_ids=False,
+        return_offsets_mapping=True,
+        split_special_tokens=True,  # "[SEP]" in a text is text
+        verbose=False,  # no warning about the length
+    )
+    for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
+        yield ids, np.array(offsets, np.int64).reshape(-1, 2)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:

@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.text.tokenizer import special_tokens
+from bsmeta.data.text.tokenizer import special_tokens, tokens_with_places
 
 TOKENS_WITHOUT_LIMIT = 512
 """Tokens of a chunk of words, at most, if the tokenizer does not state the limit of its model."""
@@ -73,24 +73,10 @@ class Folding:
 
     def fold(self, texts: Sequence[str]) -> list[list[Fold]]:
         """The chunks of each text, in their order; none for a text without tokens."""
-        if not texts:
-            return []
-        encoded = self._tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            padding=False,
-            truncation=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            return_offsets_mapping=True,
-            split_special_tokens=True,  # "[SEP]" in a text is text
-            verbose=False,  # no warning about the length, which is what folding is for
-        )
+        encoded = tokens_with_places(self._tokenizer, texts)
         return [
-            self._chunks(text, ids, _starts(offsets)) if ids else []
-            for text, ids, offsets in zip(
-                texts, encoded["input_ids"], encoded["offset_mapping"], strict=True
-            )
+            self._chunks(text, ids, _starts(places)) if ids else []
+            for text, (ids, places) in zip(texts, encoded, strict=True)
         ]
 
     def _chunks(self, text: str, ids: list[int], starts: np.ndarray) -> list[Fold]:
@@ -119,9 +105,9 @@ class Folding:
         return cuts
 
 
-def _starts(offsets: list[tuple[int, int]]) -> np.ndarray:
+def _starts(places: np.ndarray) -> np.ndarray:
     """Where each token begins in its text, int64[tokens]; never before the token that precedes."""
-    return np.maximum.accumulate(np.array(offsets, np.int64)[:, 0])
+    return np.maximum.accumulate(places[:, 0])
 
 
 def _word_end(words: np.ndarray, first: int, limit: int) -> int:

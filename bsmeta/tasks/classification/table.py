@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import sys
 from array import array
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import xxhash
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationDataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data.io.lines import progress_bar
 from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.data.table.csv_file import BadRows, Row, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
@@ -131,7 +129,7 @@ class _Table:
         """
         batch: list[Row] = []
         characters = 0
-        with _progress(self._csv) as advance:
+        with progress_bar(self._csv, f"reading {self._csv.name}") as advance:
             for row in read_rows(self._csv, self._form, advance):
                 problem = row.problem or self._problem(row)
                 if problem is not None:
@@ -283,17 +281,3 @@ def _order_of_labels(name: str) -> tuple[bool, float, str]:
     """Numbers by their value, before all else by its letters."""
     is_number = name.lstrip("-").isdecimal() and name.isascii()
     return (not is_number, int(name) if is_number else 0, name)
-
-
-@contextmanager
-def _progress(csv: Path) -> Iterator[Any]:
-    """A progress bar over the bytes of a file, on standard error."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(file=sys.stderr)) as progress:
-        task = progress.add_task(f"reading {csv.name}", total=csv.stat().st_size)
-        yield lambda done: progress.update(task, completed=done)

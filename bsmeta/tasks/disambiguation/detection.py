@@ -21,10 +21,11 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 from filelock import FileLock
 
 from bsmeta.config.disambiguation import DisambiguationDataConfig
+from bsmeta.data.io.lines import progress_bar
 from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST, ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import EntityTable, Strings
-from bsmeta.tasks.disambiguation.lines import Problems, progress_bar, read_lines
+from bsmeta.tasks.disambiguation.lines import Problems, read_lines
 
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do."""

@@ -7,7 +7,6 @@ The problems of a file are reported together. The first generation counts the wo
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+import numpy as np
 
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.index import IndexCache
@@ -131,25 +129,13 @@ def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineRe
         reader.close()
 
 
-@contextmanager
-def progress_bar(path: Path, name: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the bytes of a file, on standard error."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        size = path.stat().st_size if path.exists() else None
-        task = progress.add_task(name, total=size)
-        yield lambda done: progress.update(task, completed=done)
-
-
 ALL_MENTIONS = "final_loss"
 """The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
 
 MEMBER = 0.5
 """A mention is in a slice if its value there is greater."""
 
-WORD = re.compile(r"\S+")
-"""What is counted as a word."""
+_WORD = re.compile(r"\S+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +243,7 @@ def _problems(raw: _Raw) -> Iterator[str]:
         yield f"lists of unequal lengths: {found}"
         return
     unit = "words" if raw.char_spans is None else "characters"
-    length = len(WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
+    length = len(_WORD.findall(raw.sentence)) if unit == "words" else len(raw.sentence)
     for position, (start, end) in enumerate(spans):
         if not 0 <= start < end <= length:
             yield (
@@ -280,7 +266,7 @@ def _slice_problems(slices: Mapping[str, Mapping[str, float]], mentions: int) ->
 def _line(number: int, raw: _Raw) -> Line:
     spans = raw.char_spans
     if spans is None:
-        words = [match.span() for match in WORD.finditer(raw.sentence)]
+        words = word_spans(raw.sentence).tolist()
         spans = [(words[start][0], words[end - 1][1]) for start, end in raw.spans or []]
     slices = raw.slices or {}
     mentions = tuple(
@@ -299,6 +285,11 @@ def _line(number: int, raw: _Raw) -> Line:
     )
     document = raw.sent_idx_unq if raw.document is None else raw.document
     return Line(number, raw.sent_idx_unq, raw.sentence, str(document), mentions)
+
+
+def word_spans(text: str) -> np.ndarray:
+    """The characters of each word of a text, int64 [words, 2]."""
+    return np.array([match.span() for match in _WORD.finditer(text)], np.int64).reshape(-1, 2)
 
 
 def _slices_of(position: int, slices: Mapping[str, Mapping[str, float]]) -> tuple[str, ...]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import DataError
+from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.batches import batched, batches_of
 from bsmeta.tasks.disambiguation.chunks import divide, overlapping
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
-from bsmeta.tasks.disambiguation.lines import WORD
+from bsmeta.tasks.disambiguation.lines import word_spans
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.scoring import Scorer
 from bsmeta.tasks.disambiguation.texts import MentionTexts, Row
@@ -147,18 +148,12 @@ class Predictor:
         """The rows of all texts with mentions, and which text each is of."""
         rows: list[Row] = []
         owners: list[int] = []
-        encoded = self._data.tokenizer(
-            list(texts), add_special_tokens=False, split_special_tokens=True,
-            return_offsets_mapping=True, return_attention_mask=False, verbose=False,
-        )  # fmt: skip
-        for number, (text, own) in enumerate(zip(texts, spans, strict=True)):
+        encoded = tokens_with_places(self._data.tokenizer, texts)
+        for number, (own, (ids, tokens)) in enumerate(zip(spans, encoded, strict=True)):
             if not own:
                 continue
-            ids = np.array(encoded["input_ids"][number], np.int64)
-            tokens = np.array(encoded["offset_mapping"][number], np.int64).reshape(-1, 2)
-            words = np.array([match.span() for match in WORD.finditer(text)]).reshape(-1, 2)
             places = np.array([(span.start, span.end) for span in own])
-            chunks, _ = divide(places, words, tokens, self._data.limits)
+            chunks, _ = divide(places, word_spans(texts[number]), tokens, self._data.limits)
             for chunk in chunks:
                 mentions = np.array(chunk.mentions)
                 in_tokens = overlapping(places[mentions], tokens) - chunk.start
@@ -168,7 +163,7 @@ class Predictor:
                         number=len(rows),
                         sentence=number,
                         document=number,
-                        tokens=ids[chunk.start : chunk.end],
+                        tokens=np.array(ids[chunk.start : chunk.end], np.int64),
                         starts=in_tokens[:, 0],
                         ends=in_tokens[:, 1],
                         aliases=np.array([own[place].alias for place in chunk.mentions]),

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,10 @@ from bsmeta.data.io.index import SMALLEST, IndexCache
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.store import open_store, saved_key
+from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.chunks import Chunk, Limits, divide, overlapping
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.lines import WORD, Line, Problems, open_lines, read_part
+from bsmeta.tasks.disambiguation.lines import Line, Problems, open_lines, read_part, word_spans
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -249,7 +250,9 @@ class Encoder:
         self._table = table
         self._limits = limits
         self._reader: LineReader | None = None
-        list(self._encode([""]))  # switches off truncation, which is a part of the fingerprint
+        list(
+            tokens_with_places(tokenizer, [""])
+        )  # switches off truncation, which is a part of the fingerprint
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reader": None}  # each process opens the file
@@ -269,7 +272,7 @@ class Encoder:
         lines = list(read_part(self.path, problems, reader, first, PART))
         entities = [self._entities(line, problems) for line in lines]
         problems.close()
-        encoded = self._encode([line.text for line in lines])
+        encoded = tokens_with_places(self.tokenizer, [line.text for line in lines])
         for line, found, (ids, tokens) in zip(lines, entities, encoded, strict=True):
             yield from self._rows(line, found, ids, tokens)
 
@@ -284,20 +287,6 @@ class Encoder:
                 problems.add(line.number, f"there is no entity {mention.entity!r}")
         return aliases, entities
 
-    def _encode(self, texts: list[str]) -> Iterator[tuple[list[int], np.ndarray]]:
-        """The tokens of each text, and their characters, int[tokens, 2]."""
-        encoded = self.tokenizer(
-            texts,
-            add_special_tokens=False,
-            split_special_tokens=True,  # a text that contains "[SEP]" has no such token
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
-        for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True):
-            yield ids, np.array(offsets, np.int64).reshape(-1, 2)
-
     def _rows(
         self,
         line: Line,
@@ -305,19 +294,20 @@ class Encoder:
         ids: list[int],
         tokens: np.ndarray,
     ) -> Iterator[dict[str, Any]]:
-        mentions = _spans((mention.start, mention.end) for mention in line.mentions)
-        words = _spans(match.span() for match in WORD.finditer(line.text))
+        spans = [(mention.start, mention.end) for mention in line.mentions]
+        mentions = np.array(spans, np.int64).reshape(-1, 2)
+        words = word_spans(line.text)
         chunks, lost = divide(mentions, words, tokens, self._limits)
         if lost:
             chunks.append(Chunk(0, 0, []))  # a row without mentions reports it, and is removed
         in_tokens = overlapping(mentions, tokens)
+        document = xxhash.xxh3_64_intdigest(line.document.encode()) >> 1  # a positive int64
         for chunk in chunks:
             own = [line.mentions[number] for number in chunk.mentions]
             yield {
                 "sentence": line.sentence,
                 "line": line.number,
-                "document": xxhash.xxh3_64_intdigest(line.document.encode())
-                >> 1,  # a positive int64
+                "document": document,
                 "lost": 0 if own else lost,
                 "input_ids": ids[chunk.start : chunk.end],
                 "start": (in_tokens[chunk.mentions, 0] - chunk.start).tolist(),
@@ -328,7 +318,3 @@ class Encoder:
                 "position": [mention.position for mention in own],
                 "slices": [list(mention.slices) for mention in own],
             }
-
-
-def _spans(pairs: Iterable[tuple[int, int]]) -> np.ndarray:
-    return np.array([*pairs], np.int64).reshape(-1, 2)

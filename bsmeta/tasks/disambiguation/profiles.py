@@ -21,9 +21,10 @@ import xxhash
 from filelock import FileLock
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.data.io.lines import progress_bar
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
-from bsmeta.tasks.disambiguation.lines import JsonLines, Problems, progress_bar
+from bsmeta.tasks.disambiguation.lines import JsonLines, Problems
 
 log = logging.getLogger(__name__)
 
