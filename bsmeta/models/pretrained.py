@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from bsmeta.config.errors import DataError
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.schema import PretrainedConfig
 from bsmeta.models.manifest import model_damage
 
 NAMES_SHOWN = 5
@@ -60,6 +61,36 @@ def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
             "again, or fix its config.json"
         )
     return model
+
+
+def model_source(config: PretrainedConfig) -> tuple[str, str]:
+    """The key that names the model of a run, and its value."""
+    if config.model_config_file is not None:
+        return "model_config_file", config.model_config_file
+    return "model_name", config.model_name
+
+
+def model_shape(config: PretrainedConfig, kind: Any) -> Any:
+    """The transformers config of the model of a run, which is to be one of the class `kind`.
+
+    Raises:
+        ConfigurationError: If it cannot be loaded.
+    """
+    key, source = model_source(config)
+    with explained(key, source, kind):
+        return AutoConfig.from_pretrained(source)
+
+
+@contextmanager
+def explained(key: str, source: str, kind: Any) -> Iterator[None]:
+    """Names the key in errors about a model that is to be one of the class `kind`."""
+    try:
+        yield
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
+        raise ConfigurationError(
+            f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
+            f"of a model that {kind.__name__} knows"
+        ) from error
 
 
 def load_exported(kind: Any, folder: Path, name: str, tasks: str) -> PreTrainedModel:

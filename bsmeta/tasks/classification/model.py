@@ -15,10 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch.nn import functional
 from transformers import (
-    AutoConfig,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -27,7 +25,14 @@ from transformers import (
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.models.pretrained import check_files, load_exported, token_limit
+from bsmeta.models.pretrained import (
+    check_files,
+    explained,
+    load_exported,
+    model_shape,
+    model_source,
+    token_limit,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -48,38 +53,27 @@ def build_model(
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
         DataError: If the weights are not those of its encoder.
     """
-    key, source = _source(config)
+    kind = AutoModelForSequenceClassification
+    key, source = model_source(config)
     shape = _shape(config, tokenizer, labels)
     random_weights = config.model_config_file is not None
     is_real = torch.get_default_device().type != "meta"
-    try:
+    with explained(key, source, kind):
         if random_weights or not is_real:
-            model = AutoModelForSequenceClassification.from_config(shape, dtype=torch.float32)
+            model = kind.from_config(shape, dtype=torch.float32)
         else:
             model = _pretrained(source, f"{key}={source}", shape)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise _unknown_model(key, source, error) from error
     if is_real and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
     return model
-
-
-def _source(config: ClassificationConfig) -> tuple[str, str]:
-    """The key that names the model, and its value."""
-    if config.model_config_file is not None:
-        return "model_config_file", config.model_config_file
-    return "model_name", config.model_name
 
 
 def _shape(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> Any:
     """The transformers config of the model."""
-    key, source = _source(config)
-    try:
-        shape = AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unknown_model(key, source, error) from error
+    key, source = model_source(config)
+    shape = model_shape(config, AutoModelForSequenceClassification)
     shape.id2label = dict(enumerate(labels))
     shape.label2id = {label: number for number, label in enumerate(labels)}
     shape.problem_type = "single_label_classification"
@@ -90,13 +84,6 @@ def _shape(
             if hasattr(shape, name):
                 setattr(shape, name, config.dropout)
     return shape
-
-
-def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, of "
-        "a model that AutoModelForSequenceClassification knows"
-    )
 
 
 def pad(

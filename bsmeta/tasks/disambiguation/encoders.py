@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.models.pretrained import check_files, token_limit, whole_weights
+from bsmeta.models.pretrained import (
+    check_files,
+    explained,
+    model_shape,
+    model_source,
+    token_limit,
+    whole_weights,
+)
 from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
@@ -48,18 +54,16 @@ def _check_lengths(config: DisambiguationConfig, most: int) -> None:
 def _encoder(
     config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase, layers: int | None
 ) -> PreTrainedModel:
-    key, source = _source(config)
-    shape = _shape(config)
+    key, source = model_source(config)
+    shape = model_shape(config, AutoModel)
     if layers is not None:
         _cut(shape, layers)
     is_real = torch.get_default_device().type != "meta"
-    try:
+    with explained(key, source, AutoModel):
         if config.model_config_file is not None or not is_real:
             encoder = AutoModel.from_config(shape, dtype=torch.float32)
         else:
             encoder = _pretrained(source, f"{key}={source}", shape)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise _unknown_model(key, source, error) from error
     encoder = bare(encoder)
     if is_real:
         _add_tokens(encoder, tokenizer)
@@ -123,27 +127,4 @@ def most_tokens(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
     Raises:
         ConfigurationError: If the configuration of the encoder cannot be read.
     """
-    return min(token_limit(_shape(config), tokenizer) or MOST_TOKENS, MOST_TOKENS)
-
-
-def _source(config: DisambiguationConfig) -> tuple[str, str]:
-    """The key that names the encoder, and its value."""
-    if config.model_config_file is not None:
-        return "model_config_file", config.model_config_file
-    return "model_name", config.model_name
-
-
-def _shape(config: DisambiguationConfig) -> Any:
-    """The transformers config of the encoder."""
-    key, source = _source(config)
-    try:
-        return AutoConfig.from_pretrained(source)
-    except (OSError, ValueError, KeyError) as error:
-        raise _unknown_model(key, source, error) from error
-
-
-def _unknown_model(key: str, source: str, error: Exception) -> ConfigurationError:
-    return ConfigurationError(
-        f"{key}: {source} cannot be loaded: {error}. Expected a folder, or a name on the Hub, "
-        "of a model that AutoModel knows"
-    )
+    return min(token_limit(model_shape(config, AutoModel), tokenizer) or MOST_TOKENS, MOST_TOKENS)

@@ -16,8 +16,6 @@ from bsmeta.config.errors import DataError
 from bsmeta.evaluation.statistics import Interval, central, resampled
 from bsmeta.tasks.spelling.alignment import count_corrections
 
-RESAMPLES = 1000
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -147,16 +145,14 @@ class Difference:
         return self.interval.low > 0 or self.interval.high < 0
 
 
-def f1_interval(counts: Counts, *, resamples: int = RESAMPLES, seed: int = 0) -> Interval:
+def f1_interval(counts: Counts, *, resamples: int, seed: int) -> Interval:
     """95% bootstrap interval of F1 over lines."""
     top, bottom = counts.f1_terms
     draws = resampled(top[None], bottom[None], resamples=resamples, seed=seed)
     return central(draws[:, 0])
 
 
-def f1_difference(
-    system: Counts, other: Counts, *, resamples: int = RESAMPLES, seed: int = 0
-) -> Difference:
+def f1_difference(system: Counts, other: Counts, *, resamples: int, seed: int) -> Difference:
     """Compares F1 of two systems that judged the same lines, in pairs.
 
     Raises:
