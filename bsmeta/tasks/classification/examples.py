@@ -144,11 +144,6 @@ class Examples:
         except sqlite3.Error as error:
             log.warning("%s does not keep the results of the run: %s", self.database, error)
 
-    def results(self) -> list[dict[str, Any]]:
-        """The results of all runs, the oldest first."""
-        rows = self._query("SELECT run, time, results FROM results ORDER BY number")
-        return [{"run": run, "time": time, **json.loads(found)} for run, time, found in rows]
-
     def _column(self, name: str, split: str) -> np.ndarray:
         sql = f"SELECT {name} FROM sources WHERE split = ? ORDER BY row"
         values = (value for (value,) in self._query(sql, (SPLITS.index(split),)))

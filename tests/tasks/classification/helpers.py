@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
+import sqlite3
 import string
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -72,3 +76,10 @@ def write_leanings(folder: Path, rows: int = 60, length: int = 30) -> Path:
 def data_config(csv: Path, **more: object) -> ClassificationDataConfig:
     """The configuration of a table with short sequences."""
     return ClassificationDataConfig(**{"csv": str(csv), "max_length": 16, **more})
+
+
+def saved_results(database: Path) -> list[dict[str, Any]]:
+    """The results that a database keeps of runs, the oldest first."""
+    with closing(sqlite3.connect(database)) as connection:
+        rows = connection.execute("SELECT run, results FROM results ORDER BY number").fetchall()
+    return [{"run": run, **json.loads(found)} for run, found in rows]

@@ -24,6 +24,7 @@ from tests.tasks.classification.helpers import (
     bert_tokenizer,
     byte_tokenizer,
     data_config,
+    saved_results,
     write_csv,
     write_leanings,
 )
@@ -189,7 +190,7 @@ def test_results_are_kept_and_the_rest_stays(tmp_path: Path) -> None:
     examples = open_examples(config, TOKENIZER)
     examples.save_results("runs/a", {"accuracy": 0.5})
     examples.save_results("runs/b", {"accuracy": 0.75})
-    found = open_examples(config, TOKENIZER).results()
+    found = saved_results(examples.database)
     assert [(one["run"], one["accuracy"]) for one in found] == [("runs/a", 0.5), ("runs/b", 0.75)]
 
 
@@ -203,7 +204,7 @@ def test_a_write_that_was_killed_is_taken_back(tmp_path: Path) -> None:
     process.join()
     assert (tmp_path / "leanings.sqlite-journal").exists()
     again = open_examples(config, TOKENIZER)
-    assert [one["run"] for one in again.results()] == ["runs/a"]
+    assert [one["run"] for one in saved_results(again.database)] == ["runs/a"]
     assert again.read(again.chunks("train")) == examples.read(examples.chunks("train"))
 
 

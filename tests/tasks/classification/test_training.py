@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.model import load_model
-from tests.tasks.classification.helpers import write_leanings
+from tests.tasks.classification.helpers import saved_results, write_leanings
 from tests.tasks.training import (
     TRAIN,
     Documents,
@@ -46,7 +45,7 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
 
     assert [e["step"] for e in events(killed, "resume")] == [12]
     assert_same_runs(killed, whole, steps, documents)
-    kept = Examples(tmp_path / "leanings.sqlite").results()
+    kept = saved_results(tmp_path / "leanings.sqlite")
     assert [result["run"] for result in kept] == [str(whole), str(killed)]
     assert kept[0]["test"] == kept[1]["test"]
     for name in ("testset_predictions.csv", "train_test_stats.json"):
