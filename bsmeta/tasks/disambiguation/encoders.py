@@ -38,7 +38,10 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
         entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
     if config.train_layers is not None:
         _freeze(mention_encoder, config.train_layers)
-    return BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
+    model = BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
+    if config.model_config_file is None:  # random weights know of no similarity
+        model.start_alike()
+    return model
 
 
 def _check_lengths(config: DisambiguationConfig, most: int) -> None:

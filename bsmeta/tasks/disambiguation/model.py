@@ -100,17 +100,16 @@ class BiEncoder(nn.Module):
         self.mention_layer = nn.Linear(mention_encoder.config.hidden_size, size)
         of_entities = mention_encoder if entity_encoder is None else entity_encoder
         self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
-        self._start_alike()
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
         if settings.is_frozen and entity_encoder is not None:
             entity_encoder.requires_grad_(False)
 
-    def _start_alike(self) -> None:
-        """Starts both layers as the same orthogonal map (a projection, if it lowers the size).
+    def start_alike(self) -> None:
+        """Makes both layers the same orthogonal map (a projection, if it lowers the size).
 
         The cosine of two embeddings then begins close to that of the encoders' vectors, so what
-        the encoders know of similarity also helps with entities that training never shows.
+        pretrained encoders know of similarity also helps with entities that training never shows.
         """
         nn.init.orthogonal_(self.mention_layer.weight)
         nn.init.zeros_(self.mention_layer.bias)

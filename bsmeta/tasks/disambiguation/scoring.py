@@ -105,8 +105,10 @@ class Scorer:
         is_own &= (distinct >= 0)[None, :]
         prior[places, columns] = candidates.prior
         tensors, _ = self._texts.tensors(rows)
+        # The column of no entity (-1) needs an embedding, which is masked: that of another one.
+        known = np.where(distinct >= 0, distinct, max(distinct[-1], 0))
         tensors |= {
-            "entities": torch.from_numpy(self._embeddings(distinct.clip(min=0))),
+            "entities": torch.from_numpy(self._embeddings(known)),
             "prior": torch.from_numpy(prior),
             "allowed": torch.from_numpy(is_own),
         }
