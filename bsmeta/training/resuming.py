@@ -125,8 +125,10 @@ def changed_settings(saved: Checkpoint, config: RunConfig) -> dict[str, list[Any
     """Returns the keys that differ from the checkpoint's configuration, with both values."""
     then = yaml.safe_load((saved.folder / CONFIG).read_text())
     now = yaml.safe_load(to_yaml(config))
-    found = differences(then, now)
-    return {key: [old, new] for key, old, new in found if key not in _UNCOMPARED}
+    found = {key: [old, new] for key, old, new in differences(then, now) if key not in _UNCOMPARED}
+    if "out_dir" in found and len(set(map(os.path.abspath, found["out_dir"]))) == 1:
+        del found["out_dir"]  # relative in one of them
+    return found
 
 
 def log_changes(resume: Resume) -> None:

@@ -9,6 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import to_yaml
+from bsmeta.training.checkpoint import Checkpoint
+from bsmeta.training.resuming import changed_settings
+
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
 
@@ -32,3 +37,16 @@ def test_a_model_of_another_shape_is_refused(
         assert "Traceback" not in resumed.stderr
     status = json.loads((tmp_path / "run" / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 2)
+
+
+def test_a_folder_written_in_another_way_is_no_changed_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved = Checkpoint(tmp_path / "runs/one/checkpoint-2step", 2)
+    saved.folder.mkdir(parents=True)
+    (saved.folder / "config.yaml").write_text(to_yaml(CausalLMConfig(out_dir="runs/one", seed=1)))
+    same = CausalLMConfig(out_dir=str(tmp_path / "runs/one"), seed=2)
+    assert changed_settings(saved, same) == {"seed": [1, 2]}
+    other = CausalLMConfig(out_dir="runs/two", seed=1)
+    assert changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
