@@ -91,11 +91,12 @@ class FinishContext(EvaluationContext):
 
     Attributes:
         folder: The run folder.
-        best: The best checkpoint by `keep_best_by`; the last one if none has a finite value of it.
+        exported: The checkpoint whose model is exported: the last one, or with `export_best` the
+            best by `keep_best_by`. What `finish` measures is then what `model/` can do.
     """
 
     folder: Path
-    best: Path
+    exported: Path
 
 
 class Task(Protocol):

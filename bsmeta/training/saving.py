@@ -115,13 +115,13 @@ class Saver:
     def export(self, folder: Path) -> None:
         """Replaces `folder` with the model and its manifest; all ranks call it.
 
-        The model is the current one, or with `export_best` that of the best checkpoint.
+        The model is that of `best`, or else the current one.
         """
         if not isinstance(self._task, Exports):
             return
         temporary = folder.with_name(f".tmp-{folder.name}")
         self._processes.on_main(lambda: shutil.rmtree(temporary, ignore_errors=True))
-        best = self._processes.on_main(self.retention.best) if self._config.export_best else None
+        best = self.best()
         if best is None:
             self._write_model(temporary)
         else:
@@ -134,6 +134,10 @@ class Saver:
             temporary.rename(folder)
 
         self._processes.on_main(replace)
+
+    def best(self) -> checkpoint.Checkpoint | None:
+        """The checkpoint that `export_best` exports; None: the last model. All ranks call it."""
+        return self._processes.on_main(self.retention.best) if self._config.export_best else None
 
     def _write_model(self, folder: Path) -> None:
         """Writes the model for `from_pretrained`; all ranks take part in gathering the weights."""

@@ -307,11 +307,9 @@ class Trainer:
             return
         self.watchdog.enter("finishing")
         self.model.eval()
-        best = self.processes.on_main(self.saver.retention.best)
-        last = self.run.path / name(self.progress.step)
-        context = FinishContext(
-            **vars(self._context), folder=self.run.path, best=last if best is None else best.folder
-        )
+        best = self.saver.best()
+        exported = self.run.path / name(self.progress.step) if best is None else best.folder
+        context = FinishContext(**vars(self._context), folder=self.run.path, exported=exported)
         self._log_metrics(self.task.finish(self.model, context))
 
     def _log_metrics(self, metrics: list[Metric]) -> None:

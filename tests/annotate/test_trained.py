@@ -35,6 +35,7 @@ def disambiguator(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "--config-name", "disambiguation", f"model_name={encoder}", *write_world(folder, train=240),
         "data_config.max_entity_length=32", "num_train_epochs=12", "learning_rate=1e-2",
         "trackers=[]", "mixed_precision=no", "bootstrap_resamples=10", f"out_dir={folder}/run",
+        "keep_best_by=null", "export_best=false", "evals_per_epoch=null", "eval_steps=0",
     )  # fmt: skip
     return folder / "run"
 

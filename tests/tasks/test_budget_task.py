@@ -20,7 +20,8 @@ from tests.tasks.training import (
 SCRIPT = Path(__file__).with_name("budget_task.py")
 COMMON = (
     "trackers=[]", "num_train_epochs=2", "evals_per_epoch=2", "logs_per_epoch=1000",
-    "save_steps=5", "keep_last_checkpoints=1", "keep_best_by=accuracy", "num_warmup_steps=2",
+    "save_steps=5", "keep_last_checkpoints=1", "keep_best_by=accuracy", "export_best=true",
+    "num_warmup_steps=2",
     "learning_rate=0.05", "log_documents=true",
 )  # fmt: skip
 
@@ -48,7 +49,7 @@ def test_a_task_on_a_table_is_killed_resumed_and_equal_for_one_process(
     saved = {event["step"] for event in events(whole, "save")}
     best = max(saved & set(accuracies), key=lambda step: (accuracies[step], -step))
     test = json.loads((whole / "test.json").read_text())
-    assert test["best"] == f"checkpoint-{best}step"
+    assert test["exported"] == f"checkpoint-{best}step"
     assert test == json.loads((killed / "test.json").read_text())
 
     if not stage:

@@ -105,11 +105,11 @@ class TextClassifier:
         return metrics(scored.scores(self._weights, self._config.label_smoothing), "validation")
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test split, once, with the best checkpoint; writes results and report."""
-        best = models.load_model(context.best / "model").to(context.device)
+        """Scores the test split, once, with the exported model; writes results and report."""
+        exported = models.load_model(context.exported / "model").to(context.device)
         found = finish(
             self._config,
-            best,
+            exported,
             self.examples,
             self.tokenizer,
             self._weights,

@@ -122,9 +122,9 @@ def _checkpoint_metric(value: Any, source: Source) -> Converted:
     path = next(iter(value)) if isinstance(value, dict) else str(value).partition(":")[0]
     parts = path.split("/")
     if not parts[-1].startswith("acc") or len(parts) < 2:
-        return Converted((("keep_best_by", "loss"),), "")
+        return Converted((("keep_best_by", "loss"), ("export_best", True)), "")
     name = "accuracy" if parts[-2] == "final_loss" else f"{parts[-2]}_accuracy"
-    return Converted((("keep_best_by", name),), "")
+    return Converted((("keep_best_by", name), ("export_best", True)), "")
 
 
 def _scheduler(value: Any, source: Source) -> Converted:

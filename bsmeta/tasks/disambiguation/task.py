@@ -113,11 +113,11 @@ class EntityDisambiguator:
         return Evaluator(self._config, self.data)
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test split (without one, the dev split), once, with the best checkpoint."""
-        best = models.load_model(context.best / "model").to(context.device)
+        """Scores the test split (without one, the dev split), once, with the exported model."""
+        exported = models.load_model(context.exported / "model").to(context.device)
         split = "dev" if self._config.data_config.test_file is None else "test"
         scored = score_and_report(
-            self._config, self.data, best, split, context, context.folder / "evaluation"
+            self._config, self.data, exported, split, context, context.folder / "evaluation"
         )
         return [] if scored is None else metrics(scored, self._config, "test")
 

@@ -135,7 +135,7 @@ class Detection(SpellingTask):
         return [(row > self._least).astype(int).tolist() for row in logits]
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the best checkpoint; writes the report."""
+        """Scores the test sets, once, with the exported model; writes the report."""
         if self._calibration is None:  # resumed after the last evaluation
             self.evaluate(model, context)
         return super().finish(model, context)

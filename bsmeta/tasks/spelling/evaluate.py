@@ -71,7 +71,7 @@ def run(
 
 
 def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list[Metric]:
-    """Scores the test sets of the run with its best checkpoint; rank 0 writes the report.
+    """Scores the test sets of the run with its exported model; rank 0 writes the report.
 
     Returns:
         The metrics of the model, the same on every rank.

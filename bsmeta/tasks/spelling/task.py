@@ -143,11 +143,11 @@ class SpellingTask(ABC):
         """What the model makes of each line (see `baseline.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test sets, once, with the best checkpoint; writes the report."""
+        """Scores the test sets, once, with the exported model; writes the report."""
         if self._config.benchmarks is None:
             return []
-        best = self.load(context.best / "model").to(context.device)
-        return finish(self._config, lambda lines: [*self.judge(best, lines, context)], context)
+        exported = self.load(context.exported / "model").to(context.device)
+        return finish(self._config, lambda lines: [*self.judge(exported, lines, context)], context)
 
     @property
     def inputs(self) -> tuple[str, ...]:

@@ -107,6 +107,7 @@ def test_the_second_generation() -> None:
         "encoder_layers": 12,
         "eval_slices": ["unif_NS_TS", "unif_NS_all"],
         "evals_per_epoch": 10,
+        "export_best": True,
         "keep_best_by": "unif_NS_TL_accuracy",
         "learning_rate": 1e-5,
         "mixed_precision": "fp16",
@@ -139,7 +140,7 @@ def test_the_second_generation() -> None:
         ({"counter_unit": "batch", "evaluation_freq": 50}, {"eval_steps": 50, "save_steps": 100}),
         ({"n_steps": 9}, {"max_train_steps": 9, "num_train_epochs": None}),
         ({"checkpoint_metric": {"NED/Bootleg/dev/final_loss/acc_notincand": "max"}},
-         {"keep_best_by": "accuracy"}),
+         {"keep_best_by": "accuracy", "export_best": True}),
         ({"lr_scheduler": "cosine_annealing"}, {"lr_scheduler_type": "cosine"}),
     ],
 )  # fmt: skip

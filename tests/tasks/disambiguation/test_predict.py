@@ -29,7 +29,13 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
 
     folder = tmp_path_factory.mktemp("trained")
     write_world(folder, train=480)
-    more = ("num_train_epochs=8", "evals_per_epoch=null", "eval_steps=0", "keep_best_by=null")
+    more = (
+        "num_train_epochs=8",
+        "evals_per_epoch=null",
+        "eval_steps=0",
+        "keep_best_by=null",
+        "export_best=false",
+    )
     done = run_warm(command(TRAIN, *arguments(folder, encoder, folder / "run", *more), processes=1))
     assert done.returncode == 0, done.stderr[-4000:]
     return folder / "run"

@@ -118,7 +118,8 @@ def test_one_two_and_four_processes_evaluate_a_model_alike(
         more = ("start_with_eval=true", "max_train_steps=1", "num_train_epochs=null")
         more += ("evals_per_epoch=null", "eval_steps=0", "saves_per_epoch=null")
         launch(
-            TRAIN, *arguments(tmp_path, encoder, out_dir, *more, "keep_best_by=null"),
+            TRAIN,
+            *arguments(tmp_path, encoder, out_dir, *more, "keep_best_by=null", "export_best=false"),
             processes=processes,
         )  # fmt: skip
         found.append(events(out_dir, "eval")[0])
