@@ -54,8 +54,8 @@ def packed_as_alone(model: nn.Module, implementation: str) -> None:
     """Two rows, each of two documents, against each document on its own."""
     parts = [torch.randint(0, 96, (2, n)) for n in (70, 58)]
     positions = torch.cat([torch.arange(70), torch.arange(58)]).expand(2, -1)
-    told = layers.attention_arguments(implementation, positions, layers.borders_of(positions))
-    packed = run(model, torch.cat(parts, 1), positions, **told)
+    arguments = layers.attention_arguments(implementation, positions, layers.borders_of(positions))
+    packed = run(model, torch.cat(parts, 1), positions, **arguments)
     alone = [run(model, one, torch.arange(one.shape[1]).expand(2, -1)) for one in parts]
     torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
 
@@ -82,8 +82,8 @@ def test_packed_documents_do_not_see_each_other(shape: Any, implementation: str)
 def test_packed_documents_do_not_see_each_other_in_flash_attention(shape: Any) -> None:
     model = built(shape, layers.FLASH).to("cuda", torch.bfloat16)
     ids, positions = torch.randint(0, 96, (2, 128)).cuda(), torch.arange(64).repeat(2, 2).cuda()
-    told = layers.attention_arguments(layers.FLASH, positions, layers.borders_of(positions))
-    packed = run(model, ids, positions, **told)
+    arguments = layers.attention_arguments(layers.FLASH, positions, layers.borders_of(positions))
+    packed = run(model, ids, positions, **arguments)
     second = run(model, ids[:, 64:].contiguous(), positions[:, :64])
     torch.testing.assert_close(packed[:, 64:], second, rtol=2e-2, atol=2e-2)
 
@@ -127,8 +127,8 @@ def test_flash_attention_gets_the_documents_borders(monkeypatch: pytest.MonkeyPa
     ids = torch.randint(0, 96, (2, 8))
     expected = run(model, ids, POSITIONS)
     model.config._attn_implementation = layers.FLASH
-    told = layers.attention_arguments(layers.FLASH, POSITIONS, layers.borders_of(POSITIONS))
-    found = run(model, ids, POSITIONS, **told)
+    arguments = layers.attention_arguments(layers.FLASH, POSITIONS, layers.borders_of(POSITIONS))
+    found = run(model, ids, POSITIONS, **arguments)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert [one["max_seqlen_q"] for one in seen] == [8, 8]  # a layer each; a bound
 

@@ -154,10 +154,12 @@ def test_a_changed_csv_and_another_tokenizer_are_refused(tmp_path: Path) -> None
 
 def test_what_the_tokenizer_did_before_does_not_matter(tmp_path: Path) -> None:
     csv = write_leanings(tmp_path)
-    open_examples(data_config(csv), TOKENIZER)
+    built = open_examples(data_config(csv), TOKENIZER).database
+    before = built.read_bytes()
     used = bert_tokenizer()
     used([TEXT, "stop"], truncation=True, max_length=4, padding=True)
-    open_examples(data_config(csv), used)
+    assert open_examples(data_config(csv), used).database == built
+    assert built.read_bytes() == before
 
 
 @pytest.mark.parametrize("how", ["cut", "overwritten", "other tables", "no database"])

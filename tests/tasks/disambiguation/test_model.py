@@ -74,6 +74,12 @@ def test_before_training_the_score_is_the_similarity_of_the_encoders_vectors(enc
     assert found.scores.item() * 0.01 == pytest.approx(similarity, abs=1e-3)
 
 
+def test_only_the_layers_of_pretrained_encoders_start_alike(encoder: Path) -> None:
+    for file, expected in ((None, True), (str(encoder / "config.json"), False)):
+        model = built(encoder, model_config_file=file)
+        assert torch.equal(model.mention_layer.weight, model.entity_layer.weight) == expected
+
+
 def test_nil_is_a_first_column_that_is_always_allowed(encoder: Path) -> None:
     model = built(encoder, train_in_candidates=False)
     with torch.no_grad():
