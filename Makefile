@@ -10,13 +10,6 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-define COMPILE_OP
-from deepspeed.accelerator import get_accelerator
-if get_accelerator().device_name() == "cpu":
-    get_accelerator().create_op_builder("ShareMemCommBuilder").load()
-endef
-export COMPILE_OP
-
 .PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint format docs clean
 
 env: $(STAMP)
@@ -29,7 +22,7 @@ $(STAMP):
 	$(VENV)/bin/python -m pip install $$(grep '^torch==' requirements.txt)
 	$(VENV)/bin/python -m pip install -r requirements-dev.txt
 	$(VENV)/bin/python -m pip install --no-deps --no-build-isolation -e .
-	$(VENV)/bin/python -c "$$COMPILE_OP"
+	$(VENV)/bin/python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'
 	rm -f $(VENV)/.installed-*
 	touch $@
 

@@ -23,7 +23,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,17 +36,14 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     ProjectConfiguration,
 )
-from torch.utils.cpp_extension import get_default_build_root
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.reporting import meet
 from bsmeta.config.schema import RunConfig
-
-logger = logging.getLogger(__name__)
+from bsmeta.training.distributed_op import prepare_cpu_op
 
 Result = TypeVar("Result")
 
-COMPILING_S = 5.0  # loading an op that is already compiled takes less
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
 
 
@@ -134,36 +130,6 @@ def print_stacks(message: str) -> None:
         print(message, file=sys.stderr, flush=True)
         faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         sys.stderr.flush()
-
-
-def prepare_cpu_op() -> None:
-    """Loads the op through which DeepSpeed's processes communicate on a CPU, compiling it if new.
-
-    `make env` compiles it inside the environment, where a run that is started without `make` also
-    finds it. Otherwise DeepSpeed would spend minutes compiling it without any message.
-    """
-    from deepspeed.accelerator import get_accelerator  # slow; only needed under DeepSpeed
-
-    if get_accelerator().device_name() != "cpu":
-        return
-    compiled = Path(sys.prefix) / "torch_extensions"
-    if os.access(compiled, os.W_OK):  # a lock file is written there
-        os.environ.setdefault("TORCH_EXTENSIONS_DIR", str(compiled))
-    scripts = Path(sys.executable).parent
-    if (scripts / "ninja").exists():  # another version would recompile everything
-        os.environ["PATH"] = f"{scripts}{os.pathsep}{os.environ['PATH']}"
-    folder = os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root()
-    message = (
-        "DeepSpeed compiles its op for CPUs, or waits for a process that does (a lock in %s): "
-        "once, for some minutes …"
-    )
-    announcement = threading.Timer(COMPILING_S, logger.info, (message, folder))
-    announcement.daemon = True
-    announcement.start()
-    try:
-        get_accelerator().create_op_builder("ShareMemCommBuilder").load(verbose=False)
-    finally:
-        announcement.cancel()
 
 
 def _quiet_libraries() -> None:

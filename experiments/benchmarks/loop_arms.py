@@ -155,6 +155,9 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
     if zero is not None:
         import deepspeed
 
+        from bsmeta.training.distributed_op import prepare_cpu_op
+
+        prepare_cpu_op()
         deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo")
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=zero)
     half = config.mixed_precision == "bf16" and zero is None

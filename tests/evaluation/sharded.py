@@ -22,6 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.evaluation.paired import SubsetEvaluation
 from bsmeta.evaluation.ranks import Ranks, current_ranks
+from bsmeta.training.distributed_op import prepare_cpu_op
 from tests.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")
@@ -39,6 +40,7 @@ def main(shard: str, out: str) -> None:
     )
     model = GPT2LMHeadModel(shape).eval()
     figures = []
+    prepare_cpu_op()
     deepspeed.init_distributed(dist_backend="gloo")
     for ranks in (Ranks(), current_ranks()):
         if ranks.world_size > 1:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from bsmeta.training import distributed
-from tests.conftest import TIMEOUT_S
-
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
-ANNOUNCEMENT = "DeepSpeed compiles its op for CPUs"
 STUCK = """
 import time
 from bsmeta.training.distributed import time_limit
@@ -35,36 +29,6 @@ def test_connecting_has_a_limit() -> None:
     assert ended.returncode == 1
     assert ended.stderr.startswith("connecting the processes took more than 0.1 s (distributed_")
     assert 'File "<string>", line 7 in <module>' in ended.stderr
-
-
-@NO_GPU
-@pytest.mark.parametrize("is_slow", [False, True])
-def test_an_op_that_must_be_compiled_is_announced(
-    is_slow: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Compiling takes minutes: here it ends at once, or when it was announced."""
-    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
-
-    def load(*_: object, **__: object) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while is_slow and ANNOUNCEMENT not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    monkeypatch.setattr(ShareMemCommBuilder, "load", load)
-    monkeypatch.setattr(distributed, "COMPILING_S", 0.1 if is_slow else TIMEOUT_S)
-    monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    monkeypatch.setenv("PATH", "/usr/bin")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", "removed at the end")
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
-    (tmp_path / "torch_extensions").mkdir()
-    with caplog.at_level(logging.INFO, logger="bsmeta"):
-        distributed.prepare_cpu_op()
-    assert os.environ["TORCH_EXTENSIONS_DIR"] == str(tmp_path / "torch_extensions")
-    assert os.environ["PATH"].startswith(str(Path(sys.executable).parent))
-    assert caplog.text.count(ANNOUNCEMENT) == is_slow
 
 
 @NO_GPU

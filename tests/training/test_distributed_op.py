@@ -1,0 +1,182 @@
+"""DeepSpeed's op for CPUs: compiled once, and never waited for in vain."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from bsmeta.training import distributed_op
+from tests.conftest import TIMEOUT_S
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+NAME = "deepspeed_shm_comm"
+ANNOUNCEMENT = "DeepSpeed compiles its op for CPUs"
+PREPARE = """
+import logging
+logging.basicConfig(level=logging.INFO)
+from bsmeta.training.distributed_op import prepare_cpu_op
+prepare_cpu_op()
+from deepspeed.comm.torch import build_shm_op  # as DeepSpeed itself does when a group starts
+print(build_shm_op().__file__)
+"""
+COMPILER = """#!/bin/sh
+# Compiles nothing: a link copies the library that was compiled for the environment.
+case "$*" in
+    *--version*|*-dumpfullversion*) exec c++ "$@" ;;
+    *-shared*) [ -n "$BLOCKED" ] && { echo $$ > "$BLOCKED"; exec sleep 1000; }
+        while [ "$1" != -o ]; do shift; done; cp "$LIBRARY" "$2" ;;
+    *) while [ "$1" != -o ]; do shift; done; : > "$2" ;;
+esac
+"""
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Path:
+    """The library of the environment, compiled if it is not there."""
+    subprocess.run([sys.executable, "-c", PREPARE], check=True, capture_output=True)
+    return distributed_op.library_path(NAME)
+
+
+@pytest.fixture
+def environment(compiled: Path, tmp_path: Path) -> dict[str, str]:
+    """That of processes which compile in a folder of their own, in no time."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(COMPILER)
+    compiler.chmod(0o755)
+    return {
+        **os.environ,
+        "CXX": str(compiler),
+        "LIBRARY": str(compiled),
+        "TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"),
+    }
+
+
+def prepare(environment: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PREPARE],
+        env=environment,
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """What it has written; a process that still runs at the limit waits for nobody."""
+    try:
+        return process.communicate(timeout=TIMEOUT_S)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def blocked(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process inside the compilation, where it stays."""
+    linking = tmp_path / "linking"
+    process = prepare({**environment, "BLOCKED": str(linking)})
+    deadline = time.monotonic() + TIMEOUT_S
+    while not linking.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert linking.exists(), process.communicate()
+    yield process
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.faults
+def test_after_a_process_killed_while_compiling_the_next_one_compiles(
+    environment: dict[str, str], blocked: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    """One of them waits from before the kill on; the compiler outlives the process."""
+    folder = tmp_path / "extensions"
+    waiting = prepare(environment)
+    assert waiting.stderr is not None
+    assert ANNOUNCEMENT in next(line for line in waiting.stderr if ANNOUNCEMENT in line)
+    assert not list(folder.glob("*.so"))
+    os.kill(blocked.pid, signal.SIGKILL)
+    output, errors = end(waiting)
+    assert waiting.returncode == 0, errors
+    assert f"{NAME}_op built successfully" in output
+    assert [file.suffix for file in sorted(folder.iterdir())] == [".so", ".lock"]
+
+
+@pytest.mark.faults
+def test_the_file_of_a_process_killed_in_torch_holds_up_nobody(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """As a process leaves it that is killed while DeepSpeed's own loader holds it."""
+    stale = tmp_path / "extensions" / NAME / "lock"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    for _ in range(2):  # compiles, loads
+        process = prepare(environment)
+        output, errors = end(process)
+        assert process.returncode == 0, errors
+    assert Path(output.splitlines()[-1]).parent == tmp_path / "extensions"
+    assert stale.exists()
+
+
+def test_a_library_that_is_there_is_loaded_from_a_folder_that_cannot_be_written(
+    compiled: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "extensions"
+    folder.mkdir()
+    (folder / compiled.name).write_bytes(compiled.read_bytes())
+    folder.chmod(0o555)
+    process = prepare({**environment, "CXX": "/bin/false", "PATH": "/usr/bin:/bin"})
+    output, errors = end(process)
+    assert process.returncode == 0, errors
+    assert output.splitlines()[-1] == str(folder / compiled.name)
+    assert [file.name for file in folder.iterdir()] == [compiled.name]
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_compiling_is_announced_when_it_takes_long(
+    is_slow: bool,
+    compiled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Here it ends at once, or when it was announced."""
+    from deepspeed.ops.op_builder.builder import OpBuilder
+    from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
+
+    def load(*_: object, **__: object) -> None:
+        deadline = time.monotonic() + TIMEOUT_S
+        while is_slow and ANNOUNCEMENT not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert os.environ["PATH"].startswith(str(Path(sys.executable).parent))
+        folder = Path(os.environ["TORCH_EXTENSIONS_DIR"], NAME)
+        assert folder.parent.parent == tmp_path / "torch_extensions"
+        folder.mkdir()
+        (folder / f"{NAME}.so").write_bytes(compiled.read_bytes())
+        OpBuilder._loaded_ops[NAME] = "the op"
+
+    monkeypatch.setattr(ShareMemCommBuilder, "load", load)
+    monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
+    monkeypatch.setattr(distributed_op, "COMPILING_S", 0.1 if is_slow else TIMEOUT_S)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
+    (tmp_path / "torch_extensions").mkdir()
+    with caplog.at_level(logging.INFO, logger="bsmeta"):
+        distributed_op.prepare_cpu_op()
+    assert OpBuilder._loaded_ops == {NAME: "the op"}
+    assert (tmp_path / "torch_extensions" / compiled.name).read_bytes() == compiled.read_bytes()
+    assert os.environ["PATH"] == "/usr/bin"
+    assert "TORCH_EXTENSIONS_DIR" not in os.environ
+    assert caplog.text.count(ANNOUNCEMENT) == is_slow
