@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from isal import igzip
@@ -31,14 +31,23 @@ _STRING = msgspec.json.Decoder(str)
 _ERRORS = msgspec.json.Decoder(dict[str, str])
 
 
+class Dropped(NamedTuple):
+    """A page that has no row in the shard that is updated: the reason, and its address."""
+
+    reason: str
+    url: str
+
+
 class Chunk(msgspec.Struct):
     """Consecutive records of an input file; without records it only marks the end of the file.
 
     Attributes:
         shard: Number of the file.
         items: The records.
-        rows: For each its row in the shard that is updated; None: it has none.
+        rows: For each its row in the shard that is updated, or why it has none there; None: there
+            is no such shard.
         names: The annotators to run.
+        keeps_html: Whether rows keep the raw page.
         position: Bytes of the file that had been read after the last record.
         problem: At the end of a file that is damaged: the message.
     """
@@ -46,7 +55,8 @@ class Chunk(msgspec.Struct):
     shard: int
     items: list[Item] = []
     names: frozenset[str] = frozenset()
-    rows: list[bytes | None] = []
+    keeps_html: bool = False
+    rows: list[bytes | Dropped | None] = []
     position: int = 0
     problem: str = ""
 
@@ -129,10 +139,13 @@ class Annotation:
         written = Written(b"", [], Counts(pages=len(chunk.items)))
         lines = []
         for number, item in enumerate(chunk.items):
+            old = chunk.rows[number]
+            if isinstance(old, Dropped):  # a row of these annotators alone would lack the others
+                written.dropped.append((number, *old))
+                continue
             status.begin(number)
             failure = failures.get((number, PAGE_STEP), "")
             record = unusable(item, failure) if failure else decode(item, self._page_bytes)
-            old = chunk.rows[number]
             existing = {} if old is None else _ROW.decode(old)
             try:
                 row = self._start(record, existing)
@@ -140,7 +153,7 @@ class Annotation:
                 written.dropped.append((number, error.reason, record.url))
                 continue
             columns = self._annotate(row, existing, chunk.names, number, failures, status)
-            lines.append(self._encoded(row, record, columns))
+            lines.append(self._encoded(row, record, columns, chunk.keeps_html))
             self._count(columns, row, written.counts)
         status.end()
         if lines:
@@ -202,10 +215,10 @@ class Annotation:
         row.columns[ERRORS] = errors
         return row.columns
 
-    def _encoded(self, row: Row, record: InputRecord, columns: Columns) -> bytes:
+    def _encoded(self, row: Row, record: InputRecord, columns: Columns, keeps_html: bool) -> bytes:
         """The row as JSON; columns that an annotator made of other values are left empty."""
         try:
-            return msgspec.json.encode(self._finished(row, record, columns))
+            return msgspec.json.encode(self._finished(row, record, columns, keeps_html))
         except (TypeError, ValueError):
             for annotator in self._annotators:
                 for column in annotator.columns:
@@ -214,12 +227,14 @@ class Annotation:
                     except (TypeError, ValueError) as error:
                         columns[column] = []
                         columns[ERRORS][annotator.name] = _reason(error)
-            return msgspec.json.encode(self._finished(row, record, columns))
+            return msgspec.json.encode(self._finished(row, record, columns, keeps_html))
 
-    def _finished(self, row: Row, record: InputRecord, columns: Columns) -> Columns:
+    def _finished(
+        self, row: Row, record: InputRecord, columns: Columns, keeps_html: bool
+    ) -> Columns:
         """The row as it is written: text, columns of the input, columns of annotators, errors."""
         finished: Columns = {"text": row.text, "url": row.url, "c4_timestamp": row.timestamp}
-        if record.html is not None and (self._config.keep_html or record.text is not None):
+        if record.html is not None and (keeps_html or record.text is not None):
             finished["html"] = record.html
         own = {ERRORS, *self._columns}
         finished |= {name: value for name, value in columns.items() if name not in own}

@@ -15,14 +15,8 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
 from bsmeta.annotate.linked_crawl import make_index, needs_index, write_linked_sets
-from bsmeta.annotate.pipeline import (
-    Advance,
-    Stopped,
-    check_disk,
-    plan_shards,
-    run,
-    stopped_by_signals,
-)
+from bsmeta.annotate.pipeline import Advance, Stopped, run, stopped_by_signals
+from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.config.annotate import AnnotateConfig
@@ -62,10 +56,11 @@ def _annotate(
 ) -> int:
     files = list(identified(inputs))
     total = sum(file.bytes for file in files)
+    existing = find_shards(config, annotators, output, files)
     if needs_index(annotators):
         with progress_bar("reading titles", total) as advance:
             make_index(config, files, output, advance)
-    plans = plan_shards(config, annotators, output, files)
+    plans = plan_shards(config, annotators, existing)
     if config.check_disk:
         check_disk(output, plans)
     left = [plan.file for plan in plans if not plan.is_complete]

@@ -17,7 +17,8 @@ from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from bsmeta.annotate.inputs import identified
-from bsmeta.annotate.pipeline import Stopped, plan_shards, run
+from bsmeta.annotate.pipeline import Stopped, run
+from bsmeta.annotate.plans import find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.shard import FOLDER
 from bsmeta.config.annotate import AnnotateConfig
@@ -47,7 +48,8 @@ class AnnotateStep(PipelineStep):
         """Makes the shards of this task; what is complete is left as it is."""
         files = identified(self.inputs[rank::world_size])
         annotators = make_annotators(self.config)
-        plans = plan_shards(self.config, annotators, Path(self.config.output or ""), files)
+        shards = find_shards(self.config, annotators, Path(self.config.output or ""), files)
+        plans = plan_shards(self.config, annotators, shards)
         try:
             problems = run(self.config, annotators, plans, lambda *_: None)
         except Stopped as stopped:

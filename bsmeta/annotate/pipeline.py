@@ -1,34 +1,23 @@
-"""From input files to shards: what is to be done, the chunks, and the workers that do it."""
+"""From input files to shards: the chunks, and the workers that annotate them."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
 from itertools import accumulate, islice, repeat
-from pathlib import Path
 from types import FrameType
 
-import msgspec
-import xxhash
-
 from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.chunks import Annotation, Chunk, Counts
-from bsmeta.annotate.inputs import InputFile
-from bsmeta.annotate.page import VERSION
+from bsmeta.annotate.chunks import Annotation, Chunk, Counts, Dropped
+from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.pool import Pool, Work
-from bsmeta.annotate.registry import fingerprints
-from bsmeta.annotate.shard import Header, Journal, ShardFiles, ShardWriter, existing_rows
+from bsmeta.annotate.shard import ShardWriter, existing_rows
 from bsmeta.annotate.sources import item_bytes, open_source
 from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError, DataError
-
-TYPICAL_SHARE = 3.0  # bytes of a shard for each byte of compressed raw pages
-MARGIN = 1.1
+from bsmeta.config.errors import DataError
 
 Advance = Callable[[int, Counts], None]
 """Called after each chunk with the bytes of input that are done, and what was found in it."""
@@ -36,96 +25,6 @@ Advance = Callable[[int, Counts], None]
 
 class Stopped(BaseException):
     """A signal asks the program to end; not an `Exception`, so that nothing catches it."""
-
-
-@dataclass(frozen=True)
-class ShardPlan:
-    """What is to be done for an input file.
-
-    Attributes:
-        file: The input.
-        files: The files of its shard.
-        header: What the shard is made from; `names` are the annotators to run.
-        existing: The journal of the existing shard, if its rows are used.
-        is_complete: Whether there is nothing to do.
-    """
-
-    file: InputFile
-    files: ShardFiles
-    header: Header
-    existing: Journal | None
-    is_complete: bool
-
-
-def plan_shards(
-    config: AnnotateConfig,
-    annotators: Sequence[Annotator],
-    output: Path,
-    files: Iterable[InputFile],
-) -> list[ShardPlan]:
-    """What is to be done for each input file."""
-    wanted = fingerprints(annotators)
-    return [plan_shard(config, wanted, output, file) for file in files]
-
-
-def plan_shard(
-    config: AnnotateConfig, wanted: Mapping[str, str], output: Path, file: InputFile
-) -> ShardPlan:
-    """Compares what an existing shard was made from with what it would be made from now.
-
-    If pages and text are the same, only annotators that are new, have changed, or are named in
-    `replace` run; with `only` no others than these.
-
-    Args:
-        config: The configuration.
-        wanted: The fingerprints of the annotators.
-        output: The folder of the shards.
-        file: The input.
-    """
-    files = ShardFiles(output, file.name)
-    text = _text_fingerprint(config)
-    header = Header(file.bytes, file.xxh3, text, dict(wanted), list(wanted))
-    existing = files.complete()
-    if existing is None or not existing.header.is_same_page_text(header):
-        if config.only is not None:
-            header.names = [name for name in header.names if name in config.only]
-            header.annotators = {name: wanted[name] for name in header.names}
-        return ShardPlan(file, files, header, None, is_complete=False)
-    made = existing.header.annotators
-    changed = [name for name in wanted if made.get(name) != wanted[name] or name in config.replace]
-    header.names = [name for name in changed if config.only is None or name in config.only]
-    header.annotators = made | {name: wanted[name] for name in header.names}
-    header.replaces = existing.end
-    return ShardPlan(file, files, header, existing, is_complete=not header.names)
-
-
-def _text_fingerprint(config: AnnotateConfig) -> str:
-    """Identifies what shapes rows beside the annotators."""
-    settings = [VERSION, config.profile, config.keep_html, config.page_mb]
-    return xxhash.xxh3_64_hexdigest(msgspec.json.encode(settings))
-
-
-def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
-    """Refuses to start if the shards will probably not fit.
-
-    Their size is estimated from those that are complete.
-
-    Raises:
-        ConfigurationError: With what is needed and what is free.
-    """
-    complete = [plan for plan in plans if plan.existing is not None]
-    read = sum(plan.file.bytes for plan in complete)
-    share = sum(plan.existing.end for plan in complete if plan.existing) / read if read else 0
-    left = [plan for plan in plans if not plan.is_complete]
-    written = sum(plan.files.part.stat().st_size for plan in left if plan.files.part.exists())
-    needed = MARGIN * (share or TYPICAL_SHARE) * sum(plan.file.bytes for plan in left) - written
-    free = shutil.disk_usage(output).free
-    if needed > free:
-        raise ConfigurationError(
-            f"output={output} has {free / 1e9:.1f} GB free, and the {len(left)} shards that are "
-            f"left need about {needed / 1e9:.1f} GB: free some space, name another folder, or set "
-            "check_disk=false"
-        )
 
 
 def run(
@@ -189,10 +88,12 @@ def _chunks(
         writer = writers[number] = ShardWriter(plan.files, plan.header)
         end = Chunk(number)
         if not writer.is_complete:
-            rows: Iterator[bytes | None] = repeat(None)
+            rows: Iterator[bytes | Dropped | None] = repeat(None)
             if plan.existing is not None:
                 rows = islice(existing_rows(plan.files, plan.existing), writer.pages, None)
-            first = Chunk(number, names=frozenset(plan.header.names))
+            first = Chunk(
+                number, names=frozenset(plan.header.names), keeps_html=plan.header.keeps_html
+            )
             try:
                 yield from chunks_of_file(config, first, plan.file.path, writer.pages, rows)
             except DataError as error:
@@ -205,7 +106,7 @@ def chunks_of_file(
     first: Chunk,
     path: str,
     skip: int = 0,
-    rows: Iterable[bytes | None] = repeat(None),
+    rows: Iterable[bytes | Dropped | None] = repeat(None),
 ) -> Iterator[Chunk]:
     """The records of a file in chunks.
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bsmeta.annotate.chunks import ERRORS, Counts
-from bsmeta.annotate.pipeline import ShardPlan
+from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import decode, open_source
 from bsmeta.config.annotate import AnnotateConfig
@@ -161,7 +161,7 @@ def _pages_of_shard(config: AnnotateConfig, plan: ShardPlan) -> Iterator[dict[st
     page_bytes = int(config.page_mb * 1e6)
     items = open_source(plan.file.path, page_bytes).items(0)
     for (item, _), line in zip(items, existing_rows(plan.files, journal), strict=False):
-        if line is not None:
+        if isinstance(line, bytes):
             html = decode(item, page_bytes).html
             row = msgspec.json.decode(line)
             yield {

@@ -20,14 +20,28 @@ import xxhash
 from filelock import FileLock, Timeout
 from isal import igzip
 
-from bsmeta.annotate.chunks import Counts, Written
+from bsmeta.annotate.chunks import Counts, Dropped, Written
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.lines import LineReader
 
 FOLDER = "_annotation"
 SHARD_SUFFIX = ".jsonl.gz"
 PART = ".part"
-FORMAT = 1
+FORMAT = 2
+
+
+class PageSettings(msgspec.Struct):
+    """The settings that decide which pages have a row, and its text.
+
+    Attributes:
+        parser: Version of the parser.
+        profile: Which parts of a page are its text.
+        page_mb: The size above which a page is not read.
+    """
+
+    parser: int
+    profile: str
+    page_mb: float
 
 
 class Header(msgspec.Struct):
@@ -36,7 +50,8 @@ class Header(msgspec.Struct):
     Attributes:
         input_bytes: Size of the input file.
         input_xxh3: Hash of its content.
-        text: What shapes text and rows, beside the annotators.
+        pages: What decides its rows and their text.
+        keeps_html: Whether rows have the raw page.
         annotators: Their fingerprints, by name.
         names: The annotators that are run; the columns of the others come from the existing shard.
         replaces: Size of the existing shard that is updated; None: there is none.
@@ -45,20 +60,22 @@ class Header(msgspec.Struct):
 
     input_bytes: int
     input_xxh3: str
-    text: str
+    pages: PageSettings
+    keeps_html: bool
     annotators: dict[str, str]
     names: list[str]
     replaces: int | None = None
     format: int = FORMAT
 
-    def is_same_page_text(self, other: Header) -> bool:
-        """Whether both have the same pages with the same text."""
-        return (self.format, self.input_xxh3, self.input_bytes, self.text) == (
-            other.format,
-            other.input_xxh3,
-            other.input_bytes,
-            other.text,
-        )
+    def changes(self, now: Header) -> list[str]:
+        """What has changed since of the pages, or of their text."""
+        is_same_input = (self.input_bytes, self.input_xxh3) == (now.input_bytes, now.input_xxh3)
+        changed = [] if is_same_input else ["the input file has other content"]
+        for name in self.pages.__struct_fields__:
+            then, value = getattr(self.pages, name), getattr(now.pages, name)
+            if then != value:
+                changed.append(f"made with {name}={then}, now {value}")
+        return changed
 
 
 class Entry(msgspec.Struct):
@@ -108,7 +125,9 @@ _NO_ROWS: bytes = igzip.compress(b"", mtime=0)  # a reader refuses a file of no 
 
 
 def read_journal(path: Path) -> Journal | None:
-    """Reads a journal up to its first damaged line; None if it is missing or begins with one."""
+    """Reads a journal up to its first damaged line; None if it is missing, of another format, or
+    begins with one.
+    """
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -121,6 +140,8 @@ def read_journal(path: Path) -> Journal | None:
         try:
             if header is None:
                 header = _HEADER.decode(data)
+                if header.format != FORMAT:
+                    return None
             else:
                 entry = _ENTRY.decode(data)
                 end, is_complete = entry.end, entry.is_end
@@ -272,8 +293,8 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | None]:
-    """For every record of the input its row in the shard; None if it was dropped.
+def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | Dropped]:
+    """For every record of the input its row in the shard, or why it has none.
 
     Raises:
         DataError: If the shard is damaged.
@@ -282,10 +303,10 @@ def existing_rows(files: ShardFiles, journal: Journal) -> Iterator[bytes | None]
     number = 0
     try:
         for entry in journal.entries:
-            dropped = {place for place, _, _ in entry.dropped}
+            dropped = {place: Dropped(reason, url) for place, reason, url in entry.dropped}
             for place in range(entry.counts.pages):
                 if place in dropped:
-                    yield None
+                    yield dropped[place]
                     continue
                 lines = reader.read(number, 1)
                 if not lines:

@@ -65,7 +65,7 @@ def _measure(
         yield f"annotator {annotator.name}", _fastest(annotator.annotate, rows, repeats)
     names = frozenset(annotator.name for annotator in annotators)
     annotation, status = Annotation(config, annotators), Status()
-    chunks = [Chunk(0, [item], names, [None]) for item in items]
+    chunks = [Chunk(0, [item], names, rows=[None]) for item in items]
     yield (
         "all annotators: " + ",".join(annotator.name for annotator in annotators),
         _fastest(lambda chunk: annotation(chunk, {}, status), chunks, repeats),

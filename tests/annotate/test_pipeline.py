@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bsmeta.annotate import pipeline
+from bsmeta.annotate import plans
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.lines import first_lines
@@ -188,11 +188,6 @@ def test_shards_that_have_text_keep_it_and_their_columns(pages: Path, tmp_path: 
             assert after["metadata_paragraph"][0]["marker"] == "p"
 
 
-def test_keep_html(pages: Path, tmp_path: Path) -> None:
-    annotate(str(pages), tmp_path / "out", keep_html=True)
-    assert rows(tmp_path / "out/b.jsonl.gz")[4]["html"] == some_pages(9)[4]["html"]
-
-
 def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
     pages = some_pages(40)
     faults = {
@@ -280,8 +275,8 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_start(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=2000)
-    monkeypatch.setattr(pipeline.shutil, "disk_usage", lambda _: usage)
-    with pytest.raises(ConfigurationError, match="the 2 shards that are left need about"):
+    monkeypatch.setattr(plans.shutil, "disk_usage", lambda _: usage)
+    with pytest.raises(ConfigurationError, match="are needed for 2 shards: free"):
         annotate(str(pages), tmp_path / "out")
     assert not contents(tmp_path / "out")
     annotate(str(pages), tmp_path / "out", check_disk=False)

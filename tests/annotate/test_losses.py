@@ -1,0 +1,187 @@
+"""What a repeated command may not do to the shards that are there."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.annotate import plans, row
+from bsmeta.annotate.page import Page, PageError, parse_page
+from bsmeta.annotate.shard import FOLDER, ShardFiles
+from bsmeta.config.errors import ConfigurationError
+from tests.annotate.helpers import RAWPAGES, annotate, rows, some_pages, write_pages
+
+NAMES = ["html", "url", "title", "length", "paragraph"]
+SHARD = "raw-000.jsonl.gz"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with real pages, and their shard with all columns."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "pages").mkdir()
+    shutil.copy(RAWPAGES / SHARD, folder / "pages")
+    assert run(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+def run(folder: Path, **settings: Any) -> int:
+    return annotate(str(folder / "pages"), folder / "out", **{"annotators": NAMES} | settings)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files of the output but the locks."""
+    files = (folder / "out").rglob("*")
+    return {str(one): one.read_bytes() for one in files if one.is_file() and one.suffix != ".lock"}
+
+
+def change_pages(folder: Path) -> None:
+    path = folder / "pages" / SHARD
+    lines = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
+    path.write_bytes(gzip.compress(b"".join(lines[1:])))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"only": ["title"], "profile": "all"}, "made with profile=published, now all"),
+        ({"only": ["title"], "page_mb": 1}, r"made with page_mb=8\.0, now 1"),
+        ({"annotators": ["title"], "profile": "all"}, "made with profile=published, now all"),
+        ({"annotators": ["title"], "replace": ["title"], "page_mb": 9}, "made with page_mb"),
+    ],
+)
+def test_another_text_of_only_some_columns_is_refused(
+    settings: dict[str, Any], message: str, folder: Path
+) -> None:
+    before = contents(folder)
+    with pytest.raises(ConfigurationError, match=message) as error:
+        run(folder, **settings)
+    assert f"{SHARD}: made with" in str(error.value)
+    assert "would lose html, url, length, paragraph" in str(error.value)
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("settings", [{"only": ["title"]}, {"annotators": ["title", "url"]}])
+def test_other_pages_with_only_some_columns_are_refused(
+    settings: dict[str, Any], folder: Path
+) -> None:
+    change_pages(folder)
+    before = contents(folder)
+    with pytest.raises(ConfigurationError, match="the input file has other content; would lose"):
+        run(folder, **settings)
+    assert contents(folder) == before
+
+
+def test_another_parser_with_only_some_columns_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = plans.VERSION
+    monkeypatch.setattr(plans, "VERSION", version + 1)
+    before = contents(folder)
+    message = f"made with parser={version}, now {version + 1}; would lose"
+    with pytest.raises(ConfigurationError, match=message):
+        run(folder, only=["title"])
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize("settings", [{"only": ["title"]}, {"annotators": ["title"]}])
+def test_a_damaged_shard_is_not_replaced_by_some_columns(
+    settings: dict[str, Any], folder: Path
+) -> None:
+    path = folder / "out" / SHARD
+    path.write_bytes(path.read_bytes()[:-100])
+    before = contents(folder)
+    with pytest.raises(ConfigurationError, match="it is damaged; would lose html"):
+        run(folder, **settings)
+    assert contents(folder) == before
+
+
+def test_a_shard_without_its_journal_is_not_overwritten(folder: Path) -> None:
+    shutil.rmtree(folder / "out" / FOLDER)
+    before = contents(folder)
+    with pytest.raises(ConfigurationError, match=rf"{SHARD}: no journal of this version describes"):
+        run(folder)
+    assert contents(folder) == before
+
+
+def test_the_input_is_not_overwritten(folder: Path) -> None:
+    before = contents(folder)
+    for link in (folder / "out", folder / "link"):
+        if link.name == "link":
+            os.symlink(folder / "out", link)
+        with pytest.raises(ConfigurationError, match=rf"{SHARD}: is the input file itself"):
+            annotate(str(folder / "out"), link, annotators=NAMES)
+    assert contents(folder) == before
+
+
+def test_a_message_names_a_few_shards_and_counts_the_others(tmp_path: Path) -> None:
+    (tmp_path / "pages").mkdir()
+    for number in range(8):
+        write_pages(tmp_path / "pages" / f"{number}.jsonl.gz", some_pages(1))
+    run(tmp_path)
+    with pytest.raises(ConfigurationError) as error:
+        run(tmp_path, only=["title"], profile="all")
+    shards = ", ".join(f"{number}.jsonl.gz" for number in range(5))
+    assert re.search(rf"^  {shards} and 3 more: made with profile", str(error.value), re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"profile": "all"}, {"profile": "all", "only": NAMES}, {"page_mb": 0.05}]
+)
+def test_all_columns_may_be_rebuilt(settings: dict[str, Any], folder: Path) -> None:
+    run(folder, **settings)
+    annotate(str(folder / "pages"), folder / "fresh", **{"annotators": NAMES} | settings)
+    assert rows(folder / "out" / SHARD) == rows(folder / "fresh" / SHARD)
+
+
+def test_the_raw_page_is_added_and_then_kept(folder: Path) -> None:
+    """No column is made again for it, not even with `only`."""
+    without = rows(folder / "out" / SHARD)
+    run(folder, only=["title"], keep_html=True)
+    kept = rows(folder / "out" / SHARD)
+    pages = {page["url"]: page["html"] for page in rows(folder / "pages" / SHARD)}
+    assert [made.pop("html") for made in kept] == [pages[made["url"]] for made in without]
+    assert kept == without
+    before = contents(folder)
+    run(folder)
+    assert contents(folder) == before
+    run(folder, replace=["title"])
+    assert all("html" in made for made in rows(folder / "out" / SHARD))
+
+
+def test_a_page_without_a_row_gets_none_of_some_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it could be parsed now: the other columns would be missing."""
+
+    def fail(html: str, *, url: str, **more: Any) -> Page:
+        if url.endswith("/2.html"):
+            raise PageError("not_parsed", "no memory is left")
+        return parse_page(html, url=url, **more)
+
+    (tmp_path / "pages").mkdir()
+    write_pages(tmp_path / "pages/a.jsonl.gz", some_pages(4))
+    with monkeypatch.context() as patched:
+        patched.setattr(row, "parse_page", fail)
+        run(tmp_path)
+    for settings in ({"only": ["title"]}, {}):
+        run(tmp_path, replace=["title"], **settings)
+        numbers = [made["url"][-6] for made in rows(tmp_path / "out/a.jsonl.gz")]
+        assert numbers == ["0", "1", "3"]
+        journal = ShardFiles(tmp_path / "out", "a").complete()
+        assert journal is not None
+        url = "https://www.example.org/pages/2.html"
+        assert [entry.dropped for entry in journal.entries] == [[(2, "not_parsed", url)]]
