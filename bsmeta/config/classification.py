@@ -48,8 +48,8 @@ class ClassificationDataConfig(TableDataConfig):
     )
     split_by: str | None = key(
         None,
-        "column whose values are groups that no split divides (an author, a site); null: each "
-        "source row is its own",
+        "column whose values are groups that no split divides (an author, a site); null: rows "
+        "with equal texts stay together",
     )
     split_fractions: list[float] = key(
         [0.8, 0.1, 0.1], "shares of training, validation and test, stratified by label"

@@ -36,6 +36,7 @@ from bsmeta.tasks.base import EvaluationContext, FinishContext
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import load_model
+from bsmeta.tasks.classification.repeats import text_key
 from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import (
     Results,
@@ -96,9 +97,12 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
         tokenizer, train.data_config.fold_by, train.data_config.max_length
     ), labels)  # fmt: skip
     training = None if examples is None else training_texts(train, examples)
-    seen = 0 if training is None else len({*texts} & {*training.texts})
+    notes = []
+    known = set() if training is None else {text_key(text) for text in training.texts}
+    seen = sum(text_key(text) in known for text in texts)
     if seen:
-        logger.warning("%s: %d of its texts are in the training split, too", other, seen)
+        notes.append(f"{seen:,} of {len(texts):,} texts are in the training split, too")
+        logger.warning("%s: %s", other, notes[0])
     scored = score(model, chunks, tokenizer, batch_size, context)
     return results_of(
         scored,
@@ -111,6 +115,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
         distribution={other.name: dict(zip(labels, np.bincount(
             scored.labels, minlength=len(labels)
         ).tolist(), strict=True))},
+        notes=notes,
         resamples=train.bootstrap_resamples,
         seed=train.seed,
     )  # fmt: skip
@@ -127,7 +132,7 @@ def read_table(
     """Reads another CSV file (or JSON lines) with the columns of the training table.
 
     Returns:
-        The texts, the group of each (its number without `split_by`), and the chunks of all.
+        The texts, the group of each (a hash of the text without `split_by`), and the chunks of all.
 
     Raises:
         DataError: If the file cannot be read, is empty, or has a label that the model lacks.
@@ -154,7 +159,9 @@ def read_table(
         if not folds:
             continue
         texts.append(text)
-        groups.append(str(row) if data.split_by is None else record[data.split_by].strip())
+        groups.append(
+            str(text_key(text)) if data.split_by is None else record[data.split_by].strip()
+        )
         chunks += [
             Chunk(fold.ids, numbers[label], row, number, fold.text)
             for number, fold in enumerate(folds)

@@ -55,7 +55,7 @@ class Examples:
         database: The file.
         key: What determines its content.
         facts: What is known about its making: `csv`, the file; `notes` on how it was read;
-            `skipped`, the number of bad rows.
+            `skipped`, the number of bad rows; `warnings`, about repeated texts and labels.
         labels: The labels, in the order of their numbers.
 
     Raises:
@@ -83,7 +83,7 @@ class Examples:
         return self._column("label", split)
 
     def groups(self, split: str) -> list[str]:
-        """The group of each of a split's source rows; without groups, the row's number."""
+        """The group of each of a split's source rows; without groups, the first row of its text."""
         sql = "SELECT coalesce(group_name, row) FROM sources WHERE split = ? ORDER BY row"
         return [str(group) for (group,) in self._query(sql, (SPLITS.index(split),))]
 

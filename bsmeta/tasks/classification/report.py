@@ -72,7 +72,7 @@ def summary(results: Results) -> list[str]:
                 "longer than a chunk. Truncated to the first one, "
                 f"{other.values['accuracy']:.1%} of all would be right: {_compared(other)}."
             )
-    return sentences
+    return [*sentences, *(f"{note[0].upper()}{note[1:]}." for note in results.notes)]
 
 
 def _compared(other: Compared) -> str:

@@ -89,6 +89,7 @@ class Results:
         folded: Texts with more than one chunk.
         chunks: Chunks of all texts.
         distribution: Number of source texts of each label by split.
+        notes: What qualifies the scores, such as repeated texts.
     """
 
     source: str
@@ -100,6 +101,7 @@ class Results:
     folded: int
     chunks: int
     distribution: dict[str, dict[str, int]]
+    notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -126,6 +128,7 @@ class Results:
             "systems": systems,
             "per_label": self.per_label,
             "distribution": self.distribution,
+            "notes": self.notes,
         }
 
 
@@ -146,6 +149,7 @@ def results_of(
     groups: tuple[np.ndarray, str],
     model_scores: dict[str, float],
     distribution: Mapping[str, Mapping[str, int]],
+    notes: Sequence[str],
     resamples: int,
     seed: int,
 ) -> Results:
@@ -160,6 +164,7 @@ def results_of(
         groups: int [texts], the group of each text, and what the groups are.
         model_scores: The loss and the scores of the model.
         distribution: Number of texts of each label by split.
+        notes: What qualifies the scores.
         resamples: Number of bootstrap resamples.
         seed: Their seed.
     """
@@ -183,6 +188,7 @@ def results_of(
         folded=int((scored.chunks > 1).sum()),
         chunks=int(scored.chunks.sum()),
         distribution={split: dict(counts) for split, counts in distribution.items()},
+        notes=list(notes),
     )
 
 
@@ -215,6 +221,7 @@ def test_results(
         groups=(np.array(examples.groups("test")), unit_of(config)),
         model_scores=scores,
         distribution={split: examples.label_counts(split) for split in SPLITS},
+        notes=examples.facts["warnings"],
         resamples=config.bootstrap_resamples,
         seed=config.seed,
     )
@@ -232,4 +239,4 @@ def training_texts(config: ClassificationConfig, examples: Examples) -> Training
 def unit_of(config: ClassificationConfig) -> str:
     """What is resampled for intervals."""
     group = config.data_config.split_by
-    return "source rows" if group is None else f"values of {group}"
+    return "distinct texts" if group is None else f"values of {group}"

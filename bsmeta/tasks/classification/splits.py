@@ -1,14 +1,14 @@
 """Divides the source rows of a table among training, validation and test.
 
-Whole source rows, or whole groups of them, so that neither a folded text nor a group is in two
-splits; stratified by label; determined by the seed. The store keeps the result, so that it never
-changes with the version of scikit-learn.
+Whole texts (equal texts of several rows together), or whole groups of rows, so that neither a text
+nor a group is in two splits; stratified by label; determined by the seed. The store keeps the
+result, so that it never changes with the version of scikit-learn.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -19,6 +19,8 @@ from bsmeta.data.seeds import derive
 
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
+LEFT_OUT = 3
+"""Instead of a split: the row's text is in a later split, too, in another group."""
 
 NAMES = {
     **dict.fromkeys(("train", "training"), TRAIN),
@@ -50,6 +52,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
 def split_rows(
     labels: np.ndarray,
     groups: np.ndarray | None,
+    texts: np.ndarray,
     fractions: Sequence[float],
     names: Sequence[str],
     seed: int,
@@ -58,29 +61,33 @@ def split_rows(
 
     Args:
         labels: int[rows], the number of each row's label.
-        groups: int[rows], the number of each row's group, from 0 without gaps; None: each row by
-            itself.
+        groups: int[rows], the number of each row's group, from 0 without gaps; None: no split
+            divides a text, and nothing else is kept together.
+        texts: int[rows], the number of each row's text, from 0 without gaps; equal for equal texts.
         fractions: The shares of training, validation and test.
         names: The labels.
         seed: Determines the division.
 
     Returns:
-        int8[rows]: TRAIN, VALIDATION or TEST.
+        int8[rows]: TRAIN, VALIDATION or TEST; LEFT_OUT for a row whose text is in a later split,
+        in another group.
 
     Raises:
-        DataError: If a label has fewer rows (or groups) than there are splits.
+        DataError: If a label has fewer texts (or groups) than there are splits.
     """
     wanted = [split for split in range(3) if fractions[split] > 0]
-    _check_counts(labels, groups, len(wanted), names)
+    unit = "text" if groups is None else "group"
+    _check_counts(labels, texts if groups is None else groups, unit, len(wanted), names)
     if len(wanted) == 1:
         return np.zeros(len(labels), np.int8)
     state = derive(seed, "splits") % 2**32
-    if groups is None:
-        found = _by_row(labels, fractions, state)
-    elif groups.max() < _MANY_GROUPS:
-        found = _by_group(labels, groups, fractions, state)
+    if groups is not None:
+        divide = _by_group if groups.max() < _MANY_GROUPS else _by_many_groups
+        found = left_out(divide(labels, groups, fractions, state), texts)
+    elif texts.max() + 1 < len(texts):
+        found = _by_many_groups(labels, texts, fractions, state)
     else:
-        found = _by_many_groups(labels, groups, fractions, state)
+        found = _by_row(labels, fractions, state)
     missing = [SPLITS[split] for split in wanted if not (found == split).any()]
     if missing:
         raise _too_few(labels, fractions, f"no row for {' and '.join(missing)}")
@@ -128,13 +135,75 @@ def _by_group(
 def _by_many_groups(
     labels: np.ndarray, groups: np.ndarray, fractions: Sequence[float], state: int
 ) -> np.ndarray:
-    """Divides the groups as if each had one row, with the label that most of its rows have."""
+    """Deals out whole groups, the largest first, each to the split that most lacks its label.
+
+    The label of a group is that of most of its rows. A group that is larger than what any split
+    lacks goes where most rows are lacking, which is usually the training. The last groups of a
+    label go to the splits that have none.
+    """
+    label_of = _commonest(labels, groups)
+    sizes = np.bincount(groups)
+    order = np.random.default_rng(state).permutation(len(sizes))
+    order = order[np.argsort(-sizes[order], kind="stable")]
+    remaining = np.bincount(label_of, minlength=labels.max() + 1).tolist()  # groups of each label
+    wanted = [
+        {split: max(round(share * rows), 1) for split, share in enumerate(fractions) if share > 0}
+        for rows in np.bincount(label_of, sizes, minlength=len(remaining)).tolist()
+    ]
+    lacking = [{**rows} for rows in wanted]
+    found = np.zeros(len(sizes), np.int8)
+    for group in order.tolist():
+        label, size = int(label_of[group]), int(sizes[group])
+        split = _neediest(lacking[label], wanted[label], size, remaining[label])
+        found[group] = split
+        lacking[label][split] -= size
+        remaining[label] -= 1
+    return found[groups]
+
+
+def _neediest(
+    lacking: Mapping[int, int], wanted: Mapping[int, int], size: int, remaining: int
+) -> int:
+    """The split of the next group of a label.
+
+    Args:
+        lacking: Rows that each split still lacks.
+        wanted: Rows that it shall have.
+        size: Rows of the group.
+        remaining: The number of groups of the label that have no split yet, with this one.
+    """
+    empty = [split for split in lacking if lacking[split] == wanted[split]]
+    if remaining <= len(empty):
+        return max(empty, key=lacking.__getitem__)
+    fitting = [split for split in lacking if lacking[split] >= size]
+    if fitting:
+        return max(fitting, key=lambda split: lacking[split] / wanted[split])
+    return max(lacking, key=lacking.__getitem__)
+
+
+def _commonest(labels: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """The label that most rows of each group have (on a tie the first), int64[groups]."""
     size = int(labels.max()) + 1
-    counts = np.bincount(groups * size + labels, minlength=(groups.max() + 1) * size)
-    commonest = counts.reshape(-1, size).argmax(1)
-    number = np.bincount(commonest, minlength=size)
-    commonest[number[commonest] < len(SPLITS)] = number.argmax()  # too few to divide
-    return _by_row(commonest, fractions, state)[groups]
+    cells, counts = np.unique(groups * size + labels, return_counts=True)
+    owners = cells // size
+    order = np.lexsort((-(cells % size), counts, owners))
+    last = np.append(np.flatnonzero(np.diff(owners[order])), len(order) - 1)
+    commonest: np.ndarray = cells[order[last]] % size
+    return commonest
+
+
+def left_out(splits: np.ndarray, texts: np.ndarray) -> np.ndarray:
+    """The splits, but LEFT_OUT for each row whose text is also in a later split.
+
+    The order is training, validation, test, so the test split is always complete.
+
+    Args:
+        splits: int8[rows].
+        texts: int[rows], from 0 without gaps.
+    """
+    latest = np.zeros(texts.max() + 1, np.int8)
+    np.maximum.at(latest, texts, splits)
+    return np.where(splits < latest[texts], LEFT_OUT, splits).astype(np.int8)
 
 
 def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> DataError:
@@ -146,14 +215,11 @@ def _too_few(labels: np.ndarray, fractions: Sequence[float], reason: str) -> Dat
 
 
 def _check_counts(
-    labels: np.ndarray, groups: np.ndarray | None, splits: int, names: Sequence[str]
+    labels: np.ndarray, groups: np.ndarray, unit: str, splits: int, names: Sequence[str]
 ) -> None:
-    """Refuses labels with fewer rows or groups than splits: some split could not have them."""
-    if groups is None:
-        counts, unit = np.bincount(labels, minlength=len(names)), "row"
-    else:
-        pairs = np.unique(groups * len(names) + labels)
-        counts, unit = np.bincount(pairs % len(names), minlength=len(names)), "group"
+    """Refuses labels with fewer texts or groups than splits: some split could not have them."""
+    pairs = np.unique(groups * len(names) + labels)
+    counts = np.bincount(pairs % len(names), minlength=len(names))
     few = [f"{names[n]} ({counts[n]})" for n in np.flatnonzero(counts < splits).tolist()]
     if few:
         more = f" and {len(few) - _LISTED:,} more" if len(few) > _LISTED else ""

@@ -35,7 +35,7 @@ from bsmeta.training.signals import release_signals
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _SHAPES_ROWS = (
     "text_column",
     "label_column",
@@ -124,6 +124,9 @@ def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
             f"them, name another database (data_config.database=FILE), or delete it to build it "
             f"again{source}:\n{differences}"
         )
+    if rank() == 0:
+        for warning in examples.facts["warnings"]:
+            log.warning("%s: %s", examples.facts["csv"], warning)
     return examples
 
 

@@ -24,7 +24,14 @@ from bsmeta.data.table.csv_file import BadRows, Row, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
 from bsmeta.tasks.classification.examples import IDS
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.splits import NAMES, SPLITS, TRAIN, split_rows
+from bsmeta.tasks.classification.repeats import (
+    first_rows,
+    leaks,
+    repeats,
+    similar_labels,
+    text_key,
+)
+from bsmeta.tasks.classification.splits import LEFT_OUT, NAMES, SPLITS, TRAIN, split_rows
 
 CONTENT = "content of the CSV file"
 """The setting of a database that is the hash of its CSV file."""
@@ -116,7 +123,7 @@ class _Table:
             None if config.split_column is None else form.columns.index(config.split_column)
         )
         self._labels: dict[str, int] = {}  # in the order of their appearance
-        self._groups = array("Q")
+        self._groups, self._texts = array("Q"), array("Q")
         # Of each source row: number, label, declared split, first chunk, number of chunks.
         self._columns: tuple[array[int], ...] = tuple(array(code) for code in "qibqi")
         self._next_chunk = 0
@@ -183,6 +190,7 @@ class _Table:
             labels.append(self._labels.setdefault(label, len(self._labels)))
             first_chunks.append(first)
             counts.append(len(folds))
+            self._texts.append(text_key(row.cells[self._text]))
             splits.append(
                 TRAIN if self._split is None else NAMES[row.cells[self._split].strip().lower()]
             )
@@ -214,31 +222,56 @@ class _Table:
         renumbered[[self._labels[name] for name in names]] = np.arange(len(names))
         numbers, labels, splits, first_chunks, counts = map(np.asarray, self._columns)
         labels = renumbered[labels]
-        groups = None
-        if self._group is not None:
-            groups = np.unique(np.asarray(self._groups), return_inverse=True)[1]
-        if self._split is None:
-            fractions, seed = self._config.split_fractions, self._config.split_seed
-            splits = split_rows(labels, groups, fractions, names, seed)
-        else:
-            self._check_declared(numbers, labels, splits, groups, names)
+        texts = np.unique(np.asarray(self._texts), return_inverse=True)[1]
+        splits, warnings = self._divide(numbers, labels, splits, texts, names)
         insert = self._connection.executemany
         rows = (numbers, labels, splits, first_chunks, counts)
         insert("INSERT INTO sources VALUES (?, ?, ?, ?, ?, NULL)", _tuples(rows))
-        if groups is not None:
-            self._connection.execute(
-                "UPDATE sources SET group_name = group_names.name FROM group_names "
-                "WHERE group_names.row = sources.row"
-            )
+        if self._group is None:
+            shared = first_rows(texts)
+            pairs = ((int(numbers[row]), str(numbers[first])) for row, first in shared.items())
+            insert("INSERT INTO group_names VALUES (?, ?)", pairs)
+        self._connection.execute(
+            "UPDATE sources SET group_name = group_names.name FROM group_names "
+            "WHERE group_names.row = sources.row"
+        )
         insert("INSERT INTO labels VALUES (?, ?)", enumerate(names))
         facts = {
             "key": key,
             "csv": str(self._csv),
             "notes": self._form.notes,
             "skipped": self._bad.count,
-        }
+            "warnings": [
+                *similar_labels(names), *repeats(numbers, texts, labels, names), *warnings,
+            ],
+        }  # fmt: skip
         insert("INSERT INTO facts VALUES (?, ?)", ((n, json.dumps(v)) for n, v in facts.items()))
         self._connection.execute("DROP TABLE group_names")
+
+    def _divide(
+        self,
+        numbers: np.ndarray,
+        labels: np.ndarray,
+        declared: np.ndarray,
+        texts: np.ndarray,
+        names: list[str],
+    ) -> tuple[np.ndarray, list[str]]:
+        """The split of each row, and what the user must know about texts of several splits."""
+        groups = None
+        if self._group is not None:
+            groups = np.unique(np.asarray(self._groups), return_inverse=True)[1]
+        if self._split is not None:
+            self._check_declared(numbers, labels, declared, groups, names)
+            return declared, leaks(declared, texts)
+        fractions, seed = self._config.split_fractions, self._config.split_seed
+        splits = split_rows(labels, groups, texts, fractions, names, seed)
+        missing = int((splits == LEFT_OUT).sum())
+        if not missing:
+            return splits, []
+        return splits, [
+            f"{missing:,} rows are in no split: their texts are also in a later one (of training, "
+            f"validation, test), in another group of data_config.split_by={self._config.split_by}"
+        ]
 
     def _check_declared(
         self,

@@ -95,7 +95,8 @@ def test_texts_of_the_training_split_and_its_absence_are_reported(
     with caplog.at_level(logging.WARNING):
         found = evaluated(run, validation_file=str(table))
     assert found["texts"] == 60
-    assert "leanings.csv: 48 of its texts are in the training split, too" in caplog.text
+    assert "leanings.csv: 48 of 60 texts are in the training split, too" in caplog.text
+    assert found["notes"] == ["48 of 60 texts are in the training split, too"]
 
     other = table.rename(tmp_path / "moved.csv")
     try:
@@ -161,6 +162,7 @@ def results() -> Results:
         groups=(np.array(["a", "a", "b"]), "values of page"),
         model_scores=scored.scores([1.0, 1.0, 1.0], 0.0),
         distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
+        notes=["1 of 4 rows repeats the text of an earlier row"],
         resamples=100, seed=1,
     )  # fmt: skip
 
@@ -206,6 +208,7 @@ def test_systems_beside_the_model() -> None:
         "1 of 3 texts is longer than a chunk. Truncated to the first one, 33.3% of all would be "
         "right: -33.3 points compared with the model"
     )
+    assert sentences[-1] == "1 of 4 rows repeats the text of an earlier row."
 
 
 def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
@@ -281,12 +284,12 @@ def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, enc
     again = BertForSequenceClassification(model.config_class.from_dict(saved["config"])).eval()
     again.load_state_dict(saved["state_dict"])
     ids = torch.tensor([[2, 7, 8, 3]])
-    assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
+    torch.testing.assert_close(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
     model.save_pretrained(tmp_path / "model")
     folder = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
     assert folder.config.id2label == {0: "left", 1: "neutral", 2: "right"}
-    assert torch.equal(folder(input_ids=ids).logits, model(input_ids=ids).logits)
+    torch.testing.assert_close(folder(input_ids=ids).logits, model(input_ids=ids).logits)
 
 
 def test_a_folder_that_cannot_be_written_is_the_user_s_to_fix(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "one label": (HEADER + b"a,left,x,train\n" * 9, {}, r"all rows have the label 'left'"),
     "a rare label": (
         TABLE + b"a,rare,x,y\n", {},
-        r"1 of 3 labels have fewer rows than there are splits \(3\): rare \(1\)",
+        r"1 of 3 labels have fewer texts than there are splits \(3\): rare \(1\)",
     ),
     "a text column as labels": (TABLE, {"label_column": "text"}, r"18 of 18 labels .* and 8 more"),
     "few groups": (
