@@ -1,8 +1,9 @@
 """How a correction is counted: which words were wrong, which were changed, which are right.
 
-As in the project of seed document 003 (after M. Hertel, "Neural Language Models for Spelling
-Correction", master's thesis, Freiburg 2019): texts are aligned by characters, where a space is
-inserted or deleted but never replaced, so that words that a system merges or splits are counted.
+As in the published evaluation of NSC (github.com/ad-freiburg/spell_check, after M. Hertel, "Neural
+Language Models for Spelling Correction", master's thesis, Freiburg 2019): texts are aligned by
+characters, where a space is inserted or deleted but never replaced, so that words that a system
+merges or splits are counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
-from rapidfuzz.distance import LCSseq
 
 _SPACE = ord(" ")
 
@@ -63,7 +63,7 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
 def _edits(source: str, target: str) -> Iterator[_Edit]:
     """The edits of an optimal alignment, from the last to the first.
 
-    Among equally good alignments: as in the document's code, going backwards, a deletion comes
+    Among equally good alignments: as in the published code, going backwards, a deletion comes
     before an insertion, and that before a match or a replacement.
     """
     if source == target:
@@ -129,13 +129,39 @@ def _words_edited(
 
 
 def _matching(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
-    """The indices of the words of a longest common subsequence, in each of two lists of words."""
-    blocks = LCSseq.opcodes(predicted, correct)
-    equal = [block for block in blocks if block.tag == "equal"]
-    return (
-        {word for block in equal for word in range(block.src_start, block.src_end)},
-        {word for block in equal for word in range(block.dest_start, block.dest_end)},
-    )
+    """The indices of the words of a longest common subsequence, in each of two lists of words.
+
+    Among equally long ones: as in the published code, going backwards, both words are passed before
+    one of the correct line alone, and that before one of the predicted line alone.
+    """
+    lengths = _common_lengths(predicted, correct)
+    in_predicted, in_correct = set(), set()
+    i, j = len(predicted), len(correct)
+    while i and j:
+        is_match = predicted[i - 1] == correct[j - 1]
+        if lengths[i - 1, j - 1] + is_match == lengths[i, j]:
+            i, j = i - 1, j - 1
+            if is_match:
+                in_predicted.add(i)
+                in_correct.add(j)
+        elif lengths[i, j - 1] == lengths[i, j]:
+            j -= 1
+        else:
+            i -= 1
+    return in_predicted, in_correct
+
+
+def _common_lengths(predicted: list[str], correct: list[str]) -> np.ndarray:
+    """Lengths of the longest common subsequences of all prefixes: int32 [predicted + 1,
+    correct + 1].
+    """
+    numbers = {word: number for number, word in enumerate(dict.fromkeys(correct))}
+    words = np.array([numbers[word] for word in correct], np.int32)
+    lengths = np.zeros((len(predicted) + 1, len(correct) + 1), np.int32)
+    for i, word in enumerate(predicted, start=1):
+        matched = lengths[i - 1, :-1] + (words == numbers.get(word, -1))
+        np.maximum.accumulate(np.maximum(lengths[i - 1, 1:], matched), out=lengths[i, 1:])
+    return lengths
 
 
 def _words_that_became(

@@ -2,7 +2,8 @@
 
 `correct.txt` has labels for detection (0 or 1 for each word, or for the line) and text for
 correction. Where the folder also has the correct text of a group (that of `sec`), false alarms are
-counted on it.
+counted on it. The corrections of the lines that `lowercase.txt` marks with 1, and those of the
+published test sets of lower-case text (`bea322`, `bea4660`), are lower-cased before scoring.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from bsmeta.tasks.spelling.metrics import (
 )
 
 MODEL = "model"
+LOWER_CASE = ("bea322", "bea4660")
+"""Published test sets whose texts, with errors and correct, are in lower case."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class TestSet:
         corrupt: The lines with errors.
         correct: Per line the labels, or the correct line.
         clean: The correct text; empty if it is unknown.
+        is_lower: For correction: whether the prediction for each line is lower-cased.
     """
 
     __test__ = False  # no test of pytest's
@@ -45,6 +49,14 @@ class TestSet:
     corrupt: list[str]
     correct: list[Any]
     clean: list[str]
+    is_lower: list[bool]
+
+    def cased(self, corrected: Sequence[str]) -> list[str]:
+        """The corrected lines as they are scored; of no lines, none."""
+        return [
+            line.lower() if lower else line
+            for line, lower in zip(corrected, self.is_lower, strict=False)
+        ]
 
 
 @dataclass(frozen=True)
@@ -101,18 +113,29 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
             )
         text = folder / "sec" / group / split / "correct.txt"
         clean = _lines(text, limit) if text.is_file() else []
-        labels = correct if task == "sec" else _labels(corrupt, correct)
-        found.append(TestSet(f"{group}/{split}", lines, labels, clean))
+        labels = correct if task == "sec" else _labels(corrupt.with_name("correct.txt"), correct)
+        is_lower = _lower_case(corrupt.parent, len(lines), limit) if task == "sec" else []
+        found.append(TestSet(f"{group}/{split}", lines, labels, clean, is_lower))
     if not found:
         raise DataError(f"{folder} has no {task}/GROUP/SPLIT/corrupt.txt")
     return found
 
 
-def _labels(corrupt: Path, lines: Sequence[str]) -> list[list[int]]:
+def _lower_case(folder: Path, lines: int, limit: int | None) -> list[bool]:
+    """Whether the prediction for each line of a test set is lower-cased."""
+    file = folder / "lowercase.txt"
+    if not file.is_file():
+        return [folder.name in LOWER_CASE] * lines
+    marks = _labels(file, _lines(file, limit))
+    if len(marks) != lines or any(len(mark) != 1 for mark in marks):
+        raise DataError(f"{file}: expected 0 or 1 for each of the {lines:,} lines of corrupt.txt")
+    return [mark == [1] for mark in marks]
+
+
+def _labels(file: Path, lines: Sequence[str]) -> list[list[int]]:
     found = []
     for number, line in enumerate(lines, start=1):
         if {*line.split()} - {"0", "1"}:
-            file = corrupt.with_name("correct.txt")
             raise DataError(f"{file}, line {number:,}: {line[:60]!r}; expected labels 0 and 1")
         found.append([int(label) for label in line.split()])
     return found
@@ -170,6 +193,8 @@ def _result(
     """The result from what each system (the model first) makes of the corrupt and clean lines."""
     found: list[SystemResult] = []
     for name, (judged, clean) in systems.items():
+        if task == "sec":
+            judged, clean = test_set.cased(judged), test_set.cased(clean)
         counts = _counts(task, test_set.corrupt, judged, test_set.correct)
         difference = None
         if found:

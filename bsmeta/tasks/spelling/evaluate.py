@@ -117,6 +117,7 @@ def values_of(task: str, system: SystemResult) -> dict[str, Any]:
     counts = system.counts
     values = {"f1": counts.f1, "precision": counts.precision, "recall": counts.recall}
     if task == "sec":
+        values["sequence_f1"] = counts.sequence_f1
         values["edit_distance"] = counts.mean_distance
     else:
         values["accuracy"] = counts.accuracy
@@ -125,9 +126,9 @@ def values_of(task: str, system: SystemResult) -> dict[str, Any]:
 
 def table_of(task: str, results: Sequence[TestResult]) -> Table:
     """One table over all test sets."""
-    last = "edit distance" if task == "sec" else "accuracy"
+    more = ["F1 per line", "edit distance"] if task == "sec" else ["accuracy"]
     heads = [
-        "test set", "system", "F1", "precision", "recall", last, "false alarms", "model's F1 minus"
+        "test set", "system", "F1", "precision", "recall", *more, "false alarms", "model's F1 minus"
     ]  # fmt: skip
     rows = [
         [result.name if number == 0 else "", *_cells(task, system)]
@@ -140,6 +141,8 @@ def table_of(task: str, results: Sequence[TestResult]) -> Table:
         f"In brackets: 95% intervals, bootstrap over the lines ({_lines(results)}), the same for "
         f"all systems. False alarms: {units} of the correct text that a system {done}."
     )
+    if task == "sec":
+        note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
     return Table(NAMES[task], note, heads, rows)
 
 
@@ -149,14 +152,18 @@ def _lines(results: Sequence[TestResult]) -> str:
 
 def _cells(task: str, system: SystemResult) -> list[str]:
     values = values_of(task, system)
-    last = f"{values['edit_distance']:.4f}" if task == "sec" else _number(values["accuracy"])
+    more = (
+        [_number(values["sequence_f1"]), f"{values['edit_distance']:.4f}"]
+        if task == "sec"
+        else [_number(values["accuracy"])]
+    )
     alarms, difference = system.false_alarms, system.difference
     compared = NONE if difference is None else _cell(
         difference.difference, difference.interval, sign="+"
     )  # fmt: skip
     return [
         system.system, _cell(values["f1"], system.f1), _number(values["precision"]),
-        _number(values["recall"]), last, NONE if alarms is None else f"{alarms:.2%}", compared,
+        _number(values["recall"]), *more, NONE if alarms is None else f"{alarms:.2%}", compared,
     ]  # fmt: skip
 
 

@@ -64,6 +64,17 @@ class Counts:
         return found, found + self.false_positives + self.false_negatives
 
     @property
+    def sequence_f1(self) -> float:
+        """Mean of the F1 of each line, as the published evaluation of corrections averages it: 1
+        for a line without errors and changes, 0 for another line without a true positive.
+        """
+        top, bottom = self.f1_terms
+        errors = self.true_positives + self.false_negatives
+        is_untouched = (errors == 0) & (self.flagged == 0)
+        rows = np.where(is_untouched, 1.0, top / np.maximum(bottom, 1))
+        return float(rows.mean()) if len(rows) else 0.0
+
+    @property
     def accuracy(self) -> float:
         """Share of the units that are judged right, for detection."""
         return _ratio(self.units - self.false_positives - self.false_negatives, self.units)

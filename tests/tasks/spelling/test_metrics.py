@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.config.errors import DataError
-from bsmeta.tasks.spelling.alignment import _costs, count_corrections
+from bsmeta.tasks.spelling.alignment import _costs, _matching, count_corrections
 from bsmeta.tasks.spelling.metrics import (
     calibrate,
     correction_counts,
@@ -17,10 +19,13 @@ from bsmeta.tasks.spelling.metrics import (
     f1_difference,
     f1_interval,
 )
+from tests.conftest import REPOSITORY
+
+CASES = REPOSITORY.parent / "shared" / "data" / "spelling" / "metric_cases" / "sec.json"
 
 
-def test_the_documents_example_of_corrections() -> None:
-    """From M. Hertel's master's thesis, also the unit test of the document's code."""
+def test_the_published_example_of_corrections() -> None:
+    """From M. Hertel's master's thesis, also a unit test of the published code."""
     counts = correction_counts(
         ["Te cute cteats delicious fi sh."],
         ["The cute act eats delicate fi sh."],
@@ -51,6 +56,41 @@ def test_corrections_are_counted(
     corrupt: str, predicted: str, correct: str, counts: tuple[int, int, int, int]
 ) -> None:
     assert count_corrections(corrupt, predicted, correct) == counts
+
+
+@pytest.mark.parametrize(
+    ("predicted", "correct", "matching"),
+    [
+        ("a b a", "a", ({2}, {0})),  # going backwards, a match is taken where there is one
+        ("a", "a b a", ({0}, {2})),
+        ("b a", "a b c", ({0}, {1})),  # both words are passed before one alone
+        ("a b", "b a", ({1}, {0})),  # one of the correct line is passed first
+    ],
+)
+def test_of_equally_long_subsequences_the_one_of_the_published_code_is_taken(
+    predicted: str, correct: str, matching: tuple[set[int], set[int]]
+) -> None:
+    assert _matching(predicted.split(), correct.split()) == matching
+
+
+@pytest.mark.skipif(not CASES.is_file(), reason="../shared/data/spelling/metric_cases is absent")
+def test_every_case_of_the_published_evaluation() -> None:
+    """400 lines, 300 of them of repeated words, with the metrics of the published code."""
+    cases = json.loads(CASES.read_text(encoding="utf-8"))
+    lines = ([case[name]] for case in cases for name in ("corrupt", "predicted", "correct"))
+    counts = [correction_counts(*line) for line in zip(*[lines] * 3, strict=True)]
+    found = [(c.f1, c.precision, c.recall) for c in counts]
+    published = [(case["f1"], case["precision"], case["recall"]) for case in cases]
+    assert len(cases) == 400
+    np.testing.assert_allclose(found, published, rtol=0, atol=1e-9)
+
+
+def test_the_f1_of_each_line_is_averaged() -> None:
+    """A line without errors and changes counts 1; one with a false positive alone counts 0."""
+    lines = ["teh cat", "the cat", "the cat", "teh cta"]
+    predicted = ["the cat", "the cat", "the hat", "the cta"]
+    counts = correction_counts(lines, predicted, ["the cat"] * 4)
+    assert counts.sequence_f1 == pytest.approx((1 + 1 + 0 + 2 / 3) / 4)
 
 
 def test_edit_distance_is_divided_by_the_longer_length() -> None:

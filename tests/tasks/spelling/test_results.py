@@ -66,6 +66,30 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert summary([result])[0].startswith("small/dev: the model's F1 is .500, -.500 compared")
 
 
+def test_predictions_for_lower_case_text_are_lower_cased(tmp_path: Path) -> None:
+    pytest.importorskip("symspellpy")
+    folder = write_test_set(tmp_path)
+
+    def judge(lines: Any) -> list[str]:
+        return [line.replace("teh", "The").replace("soem", "Some") for line in lines]
+
+    def f1() -> float:
+        sets = read_test_sets(folder, "sec")
+        (result,) = judge_test_sets("sec", sets, judge, ALONE, word_list=None, resamples=9, seed=0)
+        return result.systems[0].counts.f1
+
+    own = folder / "sec/small/dev"
+    assert f1() == 0
+    (own / "lowercase.txt").write_text("0\n1\n")
+    assert f1() == 0.5
+    (own / "lowercase.txt").write_text("1\n")
+    with pytest.raises(DataError, match=r"expected 0 or 1 for each of the 2 lines of corrupt.txt"):
+        f1()
+    (own / "lowercase.txt").unlink()
+    own.rename(own.with_name("bea322"))  # a published test set
+    assert f1() == 1
+
+
 def test_only_the_first_lines_are_read_and_others_are_refused(tmp_path: Path) -> None:
     folder = write_test_set(tmp_path)
     assert read_test_sets(folder, "sec", limit=1)[0].corrupt == ["teh cat sat"]
