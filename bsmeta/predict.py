@@ -15,6 +15,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from bsmeta.data.table.records import Record, read_records
 
 RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
 """Endings of files of records; any other file is a text."""
+BYTE_ORDER_MARK = "\ufeff"
 
 
 def main(config: PredictConfig) -> int:
@@ -95,29 +97,65 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
 
 
 def change_text(config: PredictConfig) -> None:
-    """Shows what a model flags or corrects in a text."""
+    """Shows what a model flags or corrects in a text, whose white space and line ends it keeps."""
     import torch
 
     from bsmeta.tasks.base import ChangesText
     from bsmeta.tasks.checkpoints import open_task
     from bsmeta.tasks.spelling.corrections import render
 
-    text, name = read_text(str(config.input))
+    output = None if config.output is None else Path(config.output)
+    if output is not None and output.exists():
+        raise ConfigurationError(f"output={output} exists; delete it, or name another file")
     task, folder = open_task(config.checkpoint, config.overrides)
     if not isinstance(task, ChangesText):
         raise ConfigurationError(
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
             f"expected records: a file that ends in {', '.join(RECORDS)}"
         )
+    form = _form(config, task.forms)
+    text, name = read_text(str(config.input))
     model = task.load(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
-    (changes,) = task.changes(model, [text])
-    shown = render(text, changes, config.show, name)
-    if config.output is not None:
-        Path(config.output).write_bytes(str(shown).encode())
-    elif isinstance(shown, str):
-        sys.stdout.write(shown)
-    else:
-        Console(soft_wrap=True).print(shown, end="")
+    start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
+    (found,) = task.changes(model, [text[start:]])
+    changes = [
+        replace(change, start=start + change.start, end=start + change.end) for change in found
+    ]
+    content = render(text, changes, form, name, corrects="text" in task.forms).encode()
+    if output is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        part = output.with_name(f"{output.name}.part")
+        part.write_bytes(content)
+        part.rename(output)
+    except OSError as error:
+        raise DataError(f"output={output} cannot be written: {error}") from error
+
+
+def _form(config: PredictConfig, forms: Sequence[str]) -> str:
+    """The form in which a text is shown.
+
+    Args:
+        config: The configuration.
+        forms: Those that the task has.
+
+    Raises:
+        ConfigurationError: If the task does not have it.
+    """
+    form, shown = config.show, f"show={config.show}"
+    if form == "auto":
+        form = "color" if config.output is None and sys.stdout.isatty() else "text"
+        shown = f"show=auto, which is {form} without a terminal,"
+    if form not in forms:
+        raise ConfigurationError(
+            f"{shown} needs corrections, and the model of {config.checkpoint} flags errors without "
+            f"correcting them; expected show={' or show='.join(forms)}",
+            ["show"],
+        )
+    return form
 
 
 def read_text(source: str) -> tuple[str, str]:

@@ -16,4 +16,4 @@ python experiments/spelling_test_set.py examples/webdocs/*pq00-000.jsonl.gz \
   --out runs/demo_spelling_tests --group webdocs --lines 500
 "${launch[@]}" bsmeta/train.py --config-name demo_spelling overwrite_out_dir=true "$@"
 echo 'Returns the nubmer of rows that the fuction has recieved, or rises an error.' |
-  python bsmeta/predict.py checkpoint=runs/demo_spelling input=-
+  python bsmeta/predict.py checkpoint=runs/demo_spelling input=- show=color

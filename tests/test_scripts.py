@@ -113,7 +113,7 @@ def test_demo_of_spelling(tmp_path: Path) -> None:
         " --out runs/demo_spelling_tests --group webdocs --lines 500",
         "accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/train.py"
         " --config-name demo_spelling overwrite_out_dir=true seed=1",
-        "python bsmeta/predict.py checkpoint=runs/demo_spelling input=-",
+        "python bsmeta/predict.py checkpoint=runs/demo_spelling input=- show=color",
     ]
 
 

@@ -182,10 +182,12 @@ class PredictConfig:
         is_path=True,
     )
     show: str = key(
-        "colour",
-        "what is made of a text: colour: the text, with errors in red and corrections in green; "
-        "json: each change with its character offsets; diff: the corrections, for `patch`",
-        choices=("colour", "json", "diff"),
+        "auto",
+        "what is made of a text: text: the corrected text alone; color: the text, with errors in "
+        "red and corrections in green; json: each change with its character offsets; diff: the "
+        "corrections, for `patch`; auto: color on a terminal, otherwise text (a detector has "
+        "neither text nor diff)",
+        choices=("auto", "text", "color", "json", "diff"),
     )
     csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
     csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or Windows-1252")

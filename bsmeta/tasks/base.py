@@ -202,6 +202,9 @@ class CountsFlops(Protocol):
 class ChangesText(Protocol):
     """A task whose exported model finds or corrects parts of a text."""
 
+    forms: tuple[str, ...]
+    """How `predict.py` can show them: `color`, `json`; of corrections, also `text` and `diff`."""
+
     def load(self, folder: Path) -> nn.Module:
         """Loads the exported model."""
 

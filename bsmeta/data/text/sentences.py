@@ -11,7 +11,7 @@ _FULL_STOP = re.compile(r"\.")
 _SENTENCE_END = re.compile(r"[.!?…]+[\"'”’»)\]]*(?=\s)|[。！？]+[」』”]*|\n\s*\n")
 _LAST_WORD = re.compile(r"[\w.]+$")
 _LOWER_CASE_FOLLOWS = re.compile(r"\s+[a-z]")
-_ABBREVIATIONS = frozenset(
+ABBREVIATIONS = frozenset(
     """adj adv al approx apr art aug ca cf ch co corp dec dept dr ed eds adm e.g eq est etc ex feb
     fig figs gen gov hon i.e inc jan jr jul jun lt ltd mar mr mrs ms mt no nos nov nr oct op p pp
     ph.d prof pt ref rev sec sen sep sept sr st u.k u.s viz vol vs z.b""".split()  # noqa: SIM905
@@ -48,7 +48,7 @@ def _is_abbreviation(text: str, start: int, match: re.Match[str]) -> bool:
     if match.group() != ".":
         return False
     word = _LAST_WORD.search(text, start, match.start())
-    if word is not None and word.group().lower() in _ABBREVIATIONS:
+    if word is not None and word.group().lower() in ABBREVIATIONS:
         return True
     is_initial = word is not None and len(word.group()) == 1 and word.group().isupper()
     return is_initial or _LOWER_CASE_FOLLOWS.match(text, match.end()) is not None

@@ -168,24 +168,34 @@ def _words_that_became(
     matching: set[int], edits: list[_Edit], corrupt: str, predicted: str
 ) -> set[int]:
     """The words of the corrupt line that became, merged or split, only words in `matching`."""
-    numbers = _word_numbers(corrupt)
+    groups = _groups(edits, corrupt, predicted)
+    return {word for old, new in groups if matching.issuperset(new) for word in old}
+
+
+def word_groups(source: str, target: str) -> list[tuple[range, range]]:
+    """Which words of a text became which of another: one each, unless words are merged or split.
+
+    Args:
+        source: Words, separated by one space; at least one.
+        target: The same.
+    """
+    return [*_groups(list(_edits(source, target)), source, target)]
+
+
+def _groups(edits: list[_Edit], source: str, target: str) -> Iterator[tuple[range, range]]:
+    numbers = _word_numbers(source)
     merged, splits = set(), [0] * (numbers[-1] + 1)
     for edit in edits:
         word = numbers[edit.source]
-        if edit.operation == "delete" and corrupt[edit.source] == " ":
+        if edit.operation == "delete" and source[edit.source] == " ":
             merged.add(word)
-        if edit.operation == "insert" and predicted[edit.target] == " ":
+        if edit.operation == "insert" and target[edit.target] == " ":
             splits[word] += 1
-    right: set[int] = set()
-    group: list[int] = []
-    start = end = 0
+    first = start = end = 0
     for word in range(numbers[-1] + 1):
-        group.append(word)
         end += splits[word]
         if word in merged:
             continue
         end += 1
-        if matching.issuperset(range(start, end)):
-            right.update(group)
-        group, start = [], end
-    return right
+        yield range(first, word + 1), range(start, end)
+        first, start = word + 1, end

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.base import EvaluationContext, Loss, Metric
 from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.corrections import Correction as Change
-from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections
+from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
 from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.inputs import ROOM, Inputs
 from bsmeta.tasks.spelling.metrics import correction_counts
@@ -32,7 +33,7 @@ from bsmeta.tasks.spelling.seq2seq import (
     token_counts,
 )
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.tasks.spelling.text import cut, words
+from bsmeta.tasks.spelling.text import cut
 
 ROOM_OF_BYTES = 1.2
 """Bytes of a text with errors, compared with the correct text, for which a batch has room."""
@@ -42,6 +43,7 @@ class Correction(SpellingTask):
     """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
 
     _config: SecConfig
+    forms = ("text", "color", "json", "diff")
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -182,7 +184,7 @@ class Correction(SpellingTask):
         texts, budget = [line.split() for line in lines], self._config.batch_max_length
         logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
         return [
-            corrected_at(line, new, scores > 0)
+            apply_corrections(line, restricted(line, find_corrections(line, new), scores > 0))
             for line, new, scores in zip(lines, corrected, logits, strict=True)
         ]
 
@@ -191,29 +193,23 @@ class Correction(SpellingTask):
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Change]]:
-        """The corrections of each text."""
+        """The corrections of each text; each of its lines is a text by itself for the model."""
         device = next(model.parameters()).device
         context = EvaluationContext.alone(device)
-        corrected = self.judge(model, texts, context)
-        return [find_corrections(text, new) for text, new in zip(texts, corrected, strict=True)]
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        corrected = iter(self.judge(model, lines, context))
+        found = []
+        for text in texts:
+            at, own = 0, []
+            for line in text.splitlines(keepends=True):
+                own += [
+                    replace(change, start=at + change.start, end=at + change.end)
+                    for change in find_corrections(line, next(corrected))
+                ]
+                at += len(line)
+            found.append(own)
+        return found
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
         self._tokenizer.save_pretrained(str(folder))
-
-
-def corrected_at(line: str, corrected: str, flags: Sequence[bool] | np.ndarray) -> str:
-    """A line with those of its corrections that touch flagged words.
-
-    Args:
-        line: The line.
-        corrected: Its correction.
-        flags: Whether each word of the line may be changed.
-    """
-    flagged = [span for span, flag in zip(words(line), flags, strict=True) if flag]
-    kept = [
-        change
-        for change in find_corrections(line, corrected)
-        if any(start < change.end and change.start < end for start, end in flagged)
-    ]
-    return apply_corrections(line, kept)

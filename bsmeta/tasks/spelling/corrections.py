@@ -8,13 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
 from rapidfuzz.distance import Levenshtein
-from rich.text import Text
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.tasks.spelling.alignment import word_groups
 from bsmeta.tasks.spelling.text import Span, words
 
-_WRONG, _RIGHT, _FLAGGED = "red strike", "green", "red underline"
+_WRONG, _RIGHT, _FLAGGED = "9;31", "32", "4;31"  # struck out in red, green, underlined in red
+MOST_CELLS = 1 << 24
+"""Pairs of characters up to which a run of changed words is aligned; a longer run is one change."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,34 @@ class Flag(Change):
 def find_corrections(text: str, corrected: str) -> list[Correction]:
     """The changes of words from a text to its correction; whitespace is that of the text.
 
-    Words are aligned by their edit distance. Where as many words replace others, each is a
-    correction; other runs of words, which are merged or split, are one.
+    Words are aligned by their edit distance, and runs of changed words by characters: each changed
+    word is a correction, and words that are merged or split together are one.
     """
     old, new = words(text), corrected.split()
     blocks = Levenshtein.opcodes([text[start:end] for start, end in old], new)
     found = []
     for block in _runs(blocks):
         spans, replacements = old[block.source], new[block.destination]
-        if len(spans) == len(replacements):
-            pairs = zip(spans, replacements, strict=True)
-            found += [_correction(text, span, word) for span, word in pairs]
-        elif spans:
-            whole = Span(spans[0].start, spans[-1].end)
-            found.append(_correction(text, whole, " ".join(replacements)))
-        else:
+        if not spans:
             found.append(_inserted(text, old, block.source.start, replacements))
+        else:
+            found += _replaced(text, spans, replacements)
     return [change for change in found if change.text != change.correction]
+
+
+def _replaced(
+    text: str, spans: Sequence[Span], replacements: Sequence[str]
+) -> Iterator[Correction]:
+    """The corrections of words that others replace."""
+    source = " ".join(text[start:end] for start, end in spans)
+    target = " ".join(replacements)
+    groups = [(range(len(spans)), range(len(replacements)))]
+    if replacements and len(source) * len(target) <= MOST_CELLS:
+        groups = word_groups(source, target)
+    for own, became in groups:
+        start, end = spans[own.start].start, spans[own.stop - 1].end
+        new = " ".join(replacements[became.start : became.stop])
+        yield Correction(start, end, text[start:end], new)
 
 
 @dataclass(frozen=True)
@@ -92,10 +105,6 @@ def _runs(blocks: Iterable[Any]) -> Iterator[_Run]:
         yield run
 
 
-def _correction(text: str, span: Span, replacement: str) -> Correction:
-    return Correction(span.start, span.end, text[span.start : span.end], replacement)
-
-
 def _inserted(text: str, old: Sequence[Span], before: int, added: Sequence[str]) -> Correction:
     """Added words, with a space on the side of a word of the text."""
     joined = " ".join(added)
@@ -120,44 +129,77 @@ def apply_corrections(text: str, corrections: Iterable[Correction]) -> str:
     return "".join([*parts, text[at:]])
 
 
-def colour(text: str, changes: Iterable[Change]) -> Text:
-    """The text for a terminal: what is wrong in red, its correction after it in green."""
-    found, at = Text(), 0
-    for change in changes:
-        found.append(text[at : change.start])
-        if isinstance(change, Correction):
-            found.append(change.text, _WRONG).append(change.correction, _RIGHT)
-        else:
-            found.append(change.text, _FLAGGED)
-        at = change.end
-    return found.append(text[at:])
+def restricted(
+    text: str, corrections: Iterable[Correction], flags: Sequence[bool] | np.ndarray
+) -> list[Correction]:
+    """Those of the corrections all of whose words may be changed.
 
-
-def as_record(text: str, changes: Sequence[Change]) -> dict[str, Any]:
-    """The text and its changes, for JSON; with the corrected text, if they are corrections."""
-    record: dict[str, Any] = {"text": text}
-    corrections = [change for change in changes if isinstance(change, Correction)]
-    if len(corrections) == len(changes):
-        record["corrected"] = apply_corrections(text, corrections)
-    return {**record, "changes": [asdict(change) for change in changes]}
-
-
-def render(text: str, changes: Sequence[Change], form: str, name: str) -> Text | str:
-    """The changes of a text as `colour`, `json` or `diff`.
-
-    Raises:
-        ConfigurationError: If a diff of flags is asked for, which correct nothing.
+    Args:
+        text: The text.
+        corrections: Its corrections; an inserted word changes none, and is left out.
+        flags: Whether each word of the text may be changed.
     """
-    if form == "colour":
-        return colour(text, changes)
+    spans = words(text)
+    kept = []
+    for change in corrections:
+        touched = [
+            bool(flag)
+            for (start, end), flag in zip(spans, flags, strict=True)
+            if start < change.end and change.start < end
+        ]
+        if touched and all(touched):
+            kept.append(change)
+    return kept
+
+
+def highlighted(text: str, changes: Iterable[Change]) -> str:
+    """The text for a terminal: what is wrong in red, its correction after it in green."""
+    parts, at = [], 0
+    for change in changes:
+        parts.append(text[at : change.start])
+        if isinstance(change, Correction):
+            parts += [_styled(change.text, _WRONG), _styled(change.correction, _RIGHT)]
+        else:
+            parts.append(_styled(change.text, _FLAGGED))
+        at = change.end
+    return "".join([*parts, text[at:]])
+
+
+def _styled(text: str, style: str) -> str:
+    """Text in a style of terminals (ECMA-48, `SGR`); line ends are outside of it."""
+    lines = text.splitlines(keepends=True)
+    bare = [line.rstrip("\r\n") for line in lines]
+    return "".join(
+        f"\x1b[{style}m{own}\x1b[0m{line[len(own) :]}" if own else line
+        for own, line in zip(bare, lines, strict=True)
+    )
+
+
+def as_record(text: str, changes: Sequence[Any], *, corrects: bool) -> dict[str, Any]:
+    """What a system makes of a text, as columns: the corrected text if it corrects; the changes."""
+    found = [asdict(change) for change in changes]
+    if not corrects:
+        return {"changes": found}
+    return {"corrected": apply_corrections(text, changes), "changes": found}
+
+
+def render(text: str, changes: Sequence[Any], form: str, name: str, *, corrects: bool) -> str:
+    """The changes of a text in one of the forms of `predict.py`.
+
+    Args:
+        text: The text.
+        changes: Its changes, in order.
+        form: One of those of the task (`ChangesText.forms`).
+        name: The name of the text.
+        corrects: Whether the changes are corrections, not flags.
+    """
+    if form == "color":
+        return highlighted(text, changes)
     if form == "json":
-        return json.dumps(as_record(text, changes), ensure_ascii=False) + "\n"
-    corrections = [change for change in changes if isinstance(change, Correction)]
-    if len(corrections) < len(changes):
-        raise ConfigurationError(
-            "show=diff: the model flags words and corrects none; expected colour or json", ["show"]
-        )
-    return unified_diff(text, apply_corrections(text, corrections), name)
+        record = {"text": text, **as_record(text, changes, corrects=corrects)}
+        return json.dumps(record, ensure_ascii=False) + "\n"
+    corrected = apply_corrections(text, changes)
+    return corrected if form == "text" else unified_diff(text, corrected, name)
 
 
 def unified_diff(text: str, corrected: str, name: str) -> str:

@@ -46,6 +46,7 @@ class Detection(SpellingTask):
     """What both tasks share: the model, its threshold, and how it is scored."""
 
     _config: DetectionConfig
+    forms = ("color", "json")
 
     def __init__(self, config: DetectionConfig) -> None:
         super().__init__(config)

@@ -26,6 +26,7 @@ from bsmeta.models.pretrained import check_files, load_exported, token_limit
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs, Words
+from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.table import Table
 from bsmeta.tasks.spelling.word_model import (
     FILE,
@@ -37,6 +38,8 @@ from bsmeta.tasks.spelling.word_model import (
 
 TINY = 1e-6
 """The least probability of an error in a text, for finite logarithms."""
+NO_ERROR = np.float32(-15)
+"""The logit of a word that is not spelled; finite, because losses are computed from logits."""
 
 
 def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -63,7 +66,8 @@ def logits_of_words(
     budget: int,
     context: EvaluationContext,
 ) -> list[np.ndarray]:
-    """The logit of an error for each word of each text, float32 [words].
+    """The logit of an error for each word of each text, float32 [words]; at most `NO_ERROR` for
+    numbers, URLs, abbreviations and other words that are never misspelled in training.
 
     Args:
         model: The detector, wrapped or not, in evaluation mode.
@@ -88,8 +92,9 @@ def logits_of_words(
 
     scored = spread(batches_within(inputs.lengths(parts), budget), run, context)
     found: list[list[np.ndarray]] = [[] for _ in texts]
-    for (number, _), logits in zip(windows, scored, strict=True):
-        found[number].append(logits)
+    for (number, part), logits in zip(windows, scored, strict=True):
+        is_spelled = np.array([is_editable(word) for word in part])
+        found[number].append(np.where(is_spelled, logits, np.minimum(logits, NO_ERROR)))
     return [np.concatenate(rows) if rows else np.zeros(0, np.float32) for rows in found]
 
 

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 import xxhash
 
+from bsmeta.data.text.sentences import ABBREVIATIONS
 from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_case_of
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
 from bsmeta.tasks.spelling.text import core
@@ -106,8 +107,14 @@ class Noise:
 
 
 def is_editable(word: str) -> bool:
-    """Whether a word is spelled: no number, URL, address, file name or identifier."""
-    return not any(map(str.isdigit, word)) and not _NAME.search(word)
+    """Whether a word is spelled: not one without letters, a number, URL, address, file name,
+    identifier, or abbreviation with its full stop (`Mr.`).
+    """
+    span = core(word)
+    if span is None or any(map(str.isdigit, word)) or _NAME.search(word):
+        return False
+    has_stop = word[span.end : span.end + 1] == "."
+    return not (has_stop and word[span.start : span.end].lower() in ABBREVIATIONS)
 
 
 def word_labels(corrupt: str, correct: str) -> list[int]:

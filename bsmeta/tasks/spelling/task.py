@@ -33,6 +33,8 @@ class SpellingTask(ABC):
     """A task on texts and their corrections, whose steps are bounded in tokens."""
 
     _config: SpellingConfig
+    forms: tuple[str, ...]
+    """In which forms `predict.py` can show what the model changes."""
 
     def __init__(self, config: SpellingConfig) -> None:
         transformers.utils.logging.disable_progress_bar()
@@ -161,14 +163,12 @@ class SpellingTask(ABC):
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]
     ) -> Iterator[dict[str, Any]]:
-        """Yields the changes of each record's text; of a correction, the new text, too."""
+        """Yields the changes of each record's text; of a corrector, the corrected text, too."""
         (column,) = self.inputs
         for batch in batched(records, TEXTS_AT_ONCE):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
-                result = as_record(text, changes)
-                del result["text"]
-                yield result
+                yield as_record(text, changes, corrects="text" in self.forms)
 
 
 def shares_of(config: SpellingConfig) -> int:

@@ -8,19 +8,33 @@ import torch
 
 from bsmeta.config.spelling import SecConfig, SmallModelConfig
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.spelling.correction import Correction, corrected_at
+from bsmeta.tasks.spelling.correction import Correction
+from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
 from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq, load_tokenizer
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 
 
+def kept(line: str, corrected: str, flags: list[int]) -> str:
+    changes = find_corrections(line, corrected)
+    return apply_corrections(line, restricted(line, changes, [*map(bool, flags)]))
+
+
 def test_words_that_are_not_flagged_stay() -> None:
     line, new = "teh  cat seet on\tmats", "the cat sat on mat"
-    assert corrected_at(line, new, [1, 0, 0, 0, 0]) == "the  cat seet on\tmats"
-    assert corrected_at(line, new, [0, 1, 1, 0, 0]) == "teh  cat sat on\tmats"
-    assert corrected_at(line, new, [0] * 5) == line
-    assert corrected_at(line, line, [1] * 5) == line
+    assert kept(line, new, [1, 0, 0, 0, 0]) == "the  cat seet on\tmats"
+    assert kept(line, new, [0, 1, 1, 0, 0]) == "teh  cat sat on\tmats"
+    assert kept(line, new, [0] * 5) == line
+    assert kept(line, line, [1] * 5) == line
+
+
+def test_every_word_of_a_change_must_be_flagged() -> None:
+    line, new = "teh ca t sat onthe mat", "the cat sat on the mats"
+    assert kept(line, new, [1, 0, 0, 0, 0, 0]) == "the ca t sat onthe mat"
+    assert kept(line, new, [0, 1, 0, 0, 0, 0]) == line  # the merge concerns the next word, too
+    assert kept(line, new, [0, 1, 1, 0, 1, 0]) == "teh cat sat on the mat"
+    assert kept("the cat", "the black cat", [1, 1]) == "the cat"  # no word is inserted
 
 
 def small(folder: Path) -> Correction:

@@ -72,7 +72,18 @@ def test_the_noise_of_a_sample_is_the_same_with_every_version() -> None:
 @pytest.mark.parametrize("method", ["artificial", "realistic", "mixed"])
 @pytest.mark.parametrize(
     "word",
-    ["www.bbc.co.uk", "https://a.bc/d", "me@example.org", "1999,", "h2o", "--", "«»", "/usr"],
+    [
+        "www.bbc.co.uk",
+        "https://a.bc/d",
+        "me@example.org",
+        "1999,",
+        "h2o",
+        "--",
+        "«»",
+        "/usr",
+        "Mr.",
+        "(e.g.,",
+    ],
 )
 def test_urls_numbers_and_punctuation_stay(method: Method, word: str) -> None:
     for sample in range(20):

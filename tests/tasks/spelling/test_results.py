@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,12 +17,15 @@ import pytest
 import torch
 
 from bsmeta.config.errors import DataError
+from bsmeta.config.tools import PredictConfig
+from bsmeta.predict import _form, read_text
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
 from bsmeta.tasks.spelling.evaluate import summary, table_of
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments
 
+PREDICT = REPOSITORY / "bsmeta" / "predict.py"
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 Launch = Callable[..., subprocess.CompletedProcess[str]]
 ANSWERS = {
@@ -143,27 +149,21 @@ def test_evaluate_and_predict_use_the_trained_model(
     )  # fmt: skip
     assert json.loads((out / "evaluation.json").read_text())["test_sets"][0]["lines"] == 1
 
-    predict = REPOSITORY / "bsmeta/predict.py"
     text = "because the careful neighbour beleives\nthat   letters definately travel.\n"
     (tmp_path / "letter.txt").write_text(text)
-    done = launch(predict, f"checkpoint={trained}", f"input={tmp_path}/letter.txt", "show=json")
+    done = launch(PREDICT, f"checkpoint={trained}", f"input={tmp_path}/letter.txt", "show=json")
     record = json.loads(done.stdout)
     found = {change["text"]: change for change in record["changes"]}
     assert {"beleives", "definately"} <= {*found}
     for change in record["changes"]:
         assert text[change["start"] : change["end"]] == change["text"]
         assert 0.5 < change["probability"] <= 1
-    coloured = launch(predict, f"checkpoint={trained}", f"input={tmp_path}/letter.txt")
-    assert coloured.stdout == text  # not a terminal: without colours
-    refused = launch(
-        predict, f"checkpoint={trained}", f"input={tmp_path}/letter.txt", "show=diff", check=False
-    )
-    assert refused.returncode == 2
-    assert "expected colour or json" in refused.stderr
+    color = launch(PREDICT, f"checkpoint={trained}", f"input={tmp_path}/letter.txt", "show=color")
+    assert "\x1b[4;31mbeleives\x1b[0m\nthat" in color.stdout
 
     (tmp_path / "in.jsonl").write_text(json.dumps({"id": 7, "text": "letters beleives"}) + "\n")
     launch(
-        predict, f"checkpoint={trained}", f"input={tmp_path}/in.jsonl",
+        PREDICT, f"checkpoint={trained}", f"input={tmp_path}/in.jsonl",
         f"output={tmp_path}/out.jsonl",
     )  # fmt: skip
     (row,) = map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())
@@ -171,8 +171,99 @@ def test_evaluate_and_predict_use_the_trained_model(
     assert {k: row["changes"][-1][k] for k in ("start", "end")} == {"start": 8, "end": 16}
 
 
-def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bsmeta.predict import read_text
+def test_a_csv_file_becomes_one_with_the_same_columns_in_every_row(
+    trained: Path, launch: Launch, tmp_path: Path
+) -> None:
+    (tmp_path / "in.csv").write_text("id,text\n1,every letters\n2,letters beleives\n")
+    launch(
+        PREDICT, f"checkpoint={trained}", f"input={tmp_path}/in.csv",
+        f"output={tmp_path}/new/out.csv",
+    )  # fmt: skip
+    with (tmp_path / "new/out.csv").open(newline="") as file:
+        rows = [*csv.DictReader(file)]
+    assert [[*row] for row in rows] == [["id", "text", "changes"]] * 2
+    (change,) = json.loads(rows[1]["changes"])
+    assert (change["start"], change["end"], change["text"]) == (8, 16, "beleives")
 
+
+@pytest.mark.parametrize("form", ["text", "diff", "auto"])
+def test_a_detector_corrects_nothing_and_says_so_before_it_is_loaded(
+    trained: Path, launch: Launch, tmp_path: Path, form: str
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(trained, run)
+    for weights in run.rglob("*.safetensors"):
+        weights.write_bytes(b"no weights")
+    (tmp_path / "letter.txt").write_text("that letters\n")
+    done = launch(
+        PREDICT, f"checkpoint={run}", f"input={tmp_path}/letter.txt", f"show={form}", check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"show={form}" in done.stderr
+    assert "flags errors without correcting them; expected show=color or show=json" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of `sec` that has learned nothing yet: it changes every word."""
+    from tests.conftest import run_warm
+
+    folder = tmp_path_factory.mktemp("corrector")
+    script = str(REPOSITORY / "bsmeta" / "train.py")
+    more = ("num_train_epochs=null", "max_train_steps=1", "max_characters=24", "val_splits=[]")
+    run = folder / "run"
+    command = [
+        sys.executable, script, *arguments("sec", folder, run, *more), "evals_per_epoch=null",
+        "saves_per_epoch=null", "keep_best_by=null", "export_best=false",
+    ]  # fmt: skip
+    done = run_warm(command)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return run
+
+
+ENDS = ["\r\n", "\r\n", "\n", "\r\n", "\r"]
+LINES = ["\ufeffteh  cat", "", "\tsat\ton", "teh mat", "and"]
+
+
+def test_a_corrected_text_keeps_its_lines_and_line_ends(
+    corrector: Path, launch: Launch, tmp_path: Path
+) -> None:
+    source, output = tmp_path / "letter.txt", tmp_path / "new" / "corrected.txt"
+    source.write_bytes("".join(map("".join, zip(LINES, ENDS, strict=True))).encode())
+    key = (f"checkpoint={corrector}", f"input={source}")
+    launch(PREDICT, *key, f"output={output}")
+    content = output.read_bytes().decode()
+    assert re.findall("\r\n|\n|\r", content) == ENDS
+    assert content[0] == "\ufeff"
+    assert content != source.read_bytes().decode()
+    assert launch(PREDICT, *key).stdout == content
+    assert launch(PREDICT, *key, f"output={output}", check=False).returncode == 2
+
+    record = json.loads(launch(PREDICT, *key, "show=json").stdout)
+    assert (record["text"], record["corrected"]) == (source.read_bytes().decode(), content)
+    assert all(
+        record["text"][change["start"] : change["end"]] == change["text"]
+        for change in record["changes"]
+    )
+    diff = launch(PREDICT, *key, "show=diff", f"output={tmp_path}/text.diff")
+    assert diff.stdout == ""
+    command = ["patch", "--binary", str(source), str(tmp_path / "text.diff")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert source.read_bytes() == output.read_bytes()
+
+
+def test_the_form_of_a_text_follows_from_where_it_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    forms = ("text", "color", "json", "diff")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert _form(PredictConfig(), forms) == "color"
+    assert _form(PredictConfig(output="new.txt"), forms) == "text"
+    assert _form(PredictConfig(output="new.txt", show="color"), forms) == "color"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
+    assert _form(PredictConfig(), forms) == "text"
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("naïve\r\n".encode())))
     assert read_text("-") == ("naïve\r\n", "stdin")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import subprocess
 from pathlib import Path
@@ -10,15 +9,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     Flag,
     apply_corrections,
     as_record,
-    colour,
     find_corrections,
+    highlighted,
+    render,
     unified_diff,
 )
 from bsmeta.tasks.spelling.text import core, cut, words
@@ -76,6 +75,16 @@ def test_the_core_of_a_word(word: str, inside: str | None) -> None:
             [Correction(2, 5, "teh", "the"), Correction(6, 9, "cta", "cat")],
         ),
         ("the ca t sat", "the cat sat", [Correction(4, 8, "ca t", "cat")]),
+        (
+            "teh ca\tt",
+            "the cat",
+            [Correction(0, 3, "teh", "the"), Correction(4, 8, "ca\tt", "cat")],
+        ),
+        (
+            "a\nthecat",
+            "an the cat",
+            [Correction(0, 1, "a", "an"), Correction(2, 8, "thecat", "the cat")],
+        ),
         ("thecat sat", "the cat sat", [Correction(0, 6, "thecat", "the cat")]),
         ("the sat", "the cat sat", [Correction(3, 3, "", " cat")]),
         ("cat", "the cat", [Correction(0, 0, "", "the ")]),
@@ -97,28 +106,39 @@ def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]
     assert apply_corrections(text, find_corrections(text, text)) == text
 
 
-def test_a_record_has_offsets() -> None:
+def test_a_record_has_offsets_and_the_same_columns_with_and_without_changes() -> None:
     text = "teh\ncat"
-    record = as_record(text, find_corrections(text, "the cat"))
-    assert json.loads(json.dumps(record)) == {
-        "text": "teh\ncat",
+    record = as_record(text, find_corrections(text, "the cat"), corrects=True)
+    assert record == {
         "corrected": "the\ncat",
         "changes": [{"start": 0, "end": 3, "text": "teh", "correction": "the"}],
     }
-    flagged = as_record(text, [Flag(0, 3, "teh", 0.75)])
-    assert flagged["changes"] == [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
-    assert "corrected" not in flagged
+    assert as_record(text, [], corrects=True) == {"corrected": text, "changes": []}
+    assert as_record(text, [Flag(0, 3, "teh", 0.75)], corrects=False) == {
+        "changes": [{"start": 0, "end": 3, "text": "teh", "probability": 0.75}]
+    }
+    assert as_record(text, [], corrects=False) == {"changes": []}
 
 
-def test_colours_mark_what_is_wrong_and_what_is_right() -> None:
-    text = "a [b]teh cat"
-    out = io.StringIO()
-    Console(file=out, force_terminal=True, color_system="standard", width=80).print(
-        colour(text, find_corrections(text, "a [b]the cat"))
+def test_colors_mark_what_is_wrong_and_what_is_right() -> None:
+    text = "a [b]teh\tca\r\nt"
+    changes = find_corrections(text, "a [b]the cat")
+    assert highlighted(text, changes) == (
+        "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m\t"
+        "\x1b[9;31mca\x1b[0m\r\n\x1b[9;31mt\x1b[0m\x1b[32mcat\x1b[0m"
     )
-    assert out.getvalue() == "a \x1b[9;31m[b]teh\x1b[0m\x1b[32m[b]the\x1b[0m cat\n"
-    flagged = colour("teh cat", [Flag(0, 3, "teh", 0.9)])
-    assert (flagged.plain, flagged.spans[0].style) == ("teh cat", "red underline")
+    flag = Flag(0, 3, "teh", 0.9)
+    assert highlighted("teh cat", [flag]) == "\x1b[4;31mteh\x1b[0m cat"
+
+
+def test_the_forms_of_a_text() -> None:
+    text = "teh\tcat\r\n"
+    changes = find_corrections(text, "the cat")
+    assert render(text, changes, "text", "a.txt", corrects=True) == "the\tcat\r\n"
+    record = json.loads(render(text, [], "json", "a.txt", corrects=False))
+    assert record == {"text": text, "changes": []}
+    diff = render(text, changes, "diff", "a.txt", corrects=True)
+    assert diff.endswith("@@ -1 +1 @@\n-teh\tcat\r\n+the\tcat\r\n")
 
 
 @pytest.mark.parametrize("ending", ["", "\n"])
