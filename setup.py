@@ -29,6 +29,7 @@ setup(
     extras_require={
         "fast": ["gigatoken==0.10.0"],
         "cluster": ["datatrove==0.10.1"],  # annotation through Slurm or Ray
+        "bootleg": ["marisa-trie==1.4.1"],  # entity folders of Bootleg from release 1.1 on
         "downstream": ["lm_eval==0.4.13"],  # benchmarks of exported models in studies
         "spelling": [
             "codespell==2.4.3",

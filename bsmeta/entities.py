@@ -1,7 +1,8 @@
 """Builds the table of entities of a disambiguator, adds entities to it, and describes it.
 
 python bsmeta/entities.py table=entities profiles=profiles.jsonl.gz
-python bsmeta/entities.py table=entities entity_dir=data/entity_db emb_dir=data/emb_data
+python bsmeta/entities.py table=entities entity_dir=data/entity_db
+python bsmeta/entities.py table=entities entity_dir=data/entity_data emb_dir=data/emb_data
 python bsmeta/entities.py table=entities add=new.jsonl [checkpoint=runs/disambiguation]
 python bsmeta/entities.py table=entities
 """
@@ -29,8 +30,9 @@ def main(config: EntitiesConfig) -> None:
         raise ConfigurationError(
             f"{' and '.join(chosen)} are set; expected one of {', '.join(_SOURCES)}", chosen
         )
-    if config.emb_dir is not None and config.entity_dir is None:
-        raise ConfigurationError("emb_dir is set without entity_dir; set both", ["emb_dir"])
+    for name in ("emb_dir", "types", "relations"):
+        if getattr(config, name) is not None and config.entity_dir is None:
+            raise ConfigurationError(f"{name} is set without entity_dir; set both", [name])
     if config.checkpoint is not None and config.add is None:
         raise ConfigurationError("checkpoint is set without add; set both", ["checkpoint"])
     print(f"{config.table}: {_summary(config, Path(config.table))}")
@@ -40,7 +42,8 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
     """Builds or changes the table, if a key says so, and describes it."""
     # Imported here because datasets and Arrow take a while, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
-    from bsmeta.tasks.disambiguation.first_generation import build_first_generation
+    from bsmeta.tasks.disambiguation.entity_files import build_from_files
+    from bsmeta.tasks.disambiguation.entity_sources import Sources
     from bsmeta.tasks.disambiguation.profiles import (
         MAX_CANDIDATES,
         add_entities,
@@ -52,8 +55,8 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
         return build_entities(Path(config.profiles), folder, max_candidates=most).summary()
     if config.entity_dir is not None:
         emb_dir = None if config.emb_dir is None else Path(config.emb_dir)
-        source = Path(config.entity_dir)
-        return build_first_generation(source, emb_dir, folder, config.max_candidates).summary()
+        sources = Sources(Path(config.entity_dir), emb_dir, config.types, config.relations)
+        return build_from_files(sources, folder, config.max_candidates).summary()
     table = EntityTable.open(folder)
     if config.add is None:
         return table.summary()

@@ -129,19 +129,29 @@ class EntitiesConfig:
     )
     entity_dir: str | None = key(
         None,
-        "build the table from files of the first generation: the folder that has entity_mappings/",
+        "build the table from the entity files of Bootleg: the folder that has entity_mappings/ "
+        "(in the second generation also type_mappings/ and kg_mappings/)",
         is_path=True,
     )
     emb_dir: str | None = key(
         None,
-        "their types and relations: the folder of qid2types.json, type_vocab.json, "
-        "qid2relations.json, kg_conn.txt",
+        "the first generation's folder of types and relations",
         is_path=True,
+    )
+    types: list[str] | None = key(
+        None,
+        "files of emb_dir with types: FILE, or FILE:VOCABULARY if that is not type_vocab.json; or "
+        "the systems of type_mappings/; null: qid2types.json, or all systems; []: none",
+    )
+    relations: list[str] | None = key(
+        None,
+        "files of emb_dir or kg_mappings/ with relations: FILE, or FILE:VOCABULARY if that is not "
+        "relation_vocab.json; null: qid2relations.json and kg_conn.txt, or qid2relations; []: none",
     )
     max_candidates: int | None = key(
         None,
-        "candidates that an alias keeps: those with the highest scores; null: 30, or what the "
-        "first generation's config.json says",
+        "candidates that an alias keeps: those with the highest scores; null: 30, or what "
+        "entity_mappings/config.json says",
         at_least=1,
     )
     add: str | None = key(

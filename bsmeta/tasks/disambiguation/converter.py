@@ -9,6 +9,9 @@ prints what each key becomes, or why nothing corresponds to it, and writes the Y
 from __future__ import annotations
 
 import argparse
+import json
+import math
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,9 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.tasks.disambiguation.converter_rules import FIRST, SECOND, Converted, Source
@@ -32,6 +32,11 @@ defaults:
   - schedule: null
 
 """
+
+_JSON_PARTS = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+"""Strings, and what JSON does not have: comments, and commas before a closing bracket."""
+_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""A number that YAML 1.1 takes for a text, such as 2e-5."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +73,15 @@ def convert(config: Mapping[str, Any]) -> list[Row]:
         converted = rule(value, source)
         rows.append(Row(key, value, converted.ours, converted.note))
     implied = source.implied()
-    return rows + [Row("", "", (pair,), "not stated there") for pair in implied]
+    return rows + [Row("", None, (pair,), note) for pair, note in implied]
 
 
 def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if isinstance(value, Mapping) and name != "checkpoint_metric":
             yield from _leaves(value, f"{prefix}{name}.")
+        elif isinstance(value, str) and _EXPONENT.fullmatch(value):
+            yield prefix + name, float(value)
         else:
             yield prefix + name, value
 
@@ -115,21 +122,25 @@ def as_yaml(rows: list[Row], source: str) -> str:
     return HEADER.format(source=source) + yaml.safe_dump(nested, sort_keys=False)
 
 
-def as_table(rows: list[Row]) -> Table:
-    """The rows, for the terminal."""
-    table = Table(show_lines=True)
-    table.add_column("key", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("becomes", overflow="fold")
-    for row in rows:
-        lines = [f"{name}={_shown(value)}" for name, value in row.ours] or ["–"]
-        cells = (row.key, _shown(row.value), "\n".join([*lines, *filter(None, [row.note])]))
-        table.add_row(*map(escape, cells))
-    return table
+def as_text(rows: list[Row]) -> str:
+    """The rows: each key with its value, and indented what it becomes."""
+    return "\n".join("\n    ".join([_stated(row), *_becomes(row)]) for row in rows)
+
+
+def _stated(row: Row) -> str:
+    return f"{row.key}={_shown(row.value)}" if row.key else "(not stated there)"
+
+
+def _becomes(row: Row) -> list[str]:
+    if not row.ours:
+        return [f"-> nothing: {row.note}"]
+    return [*(f"-> {name}={_shown(value)}" for name, value in row.ours), *filter(None, [row.note])]
 
 
 def _shown(value: Any) -> str:
-    return yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("...\n").strip()
+    return (
+        yaml.safe_dump(value, default_flow_style=True, width=math.inf).removesuffix("...\n").strip()
+    )
 
 
 def main(arguments: list[str]) -> int:
@@ -141,7 +152,7 @@ def main(arguments: list[str]) -> int:
     try:
         rows = convert(_read(chosen.config))
         text = as_yaml(rows, chosen.config.name)
-        Console().print(as_table(rows))
+        print(as_text(rows))
         if chosen.out is not None:
             chosen.out.parent.mkdir(parents=True, exist_ok=True)
             chosen.out.write_text(text)
@@ -153,13 +164,25 @@ def main(arguments: list[str]) -> int:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    """The content of a file: YAML, or JSON with comments.
+
+    Raises:
+        ConfigurationError: If it is neither.
+    """
+    text = path.read_text(encoding="utf-8")
+    is_json = text.lstrip().startswith(("{", "//", "/*"))
     try:
-        config = yaml.safe_load(path.read_text())  # JSON is YAML
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is neither JSON nor YAML: {error}") from error
+        config = json.loads(_JSON_PARTS.sub(_as_json, text)) if is_json else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        form = "JSON" if is_json else "YAML"
+        raise ConfigurationError(f"{path} is no {form}: {error}") from error
     if not isinstance(config, dict):
         raise ConfigurationError(f"{path}: expected blocks of keys, such as data_config")
     return config
+
+
+def _as_json(part: re.Match[str]) -> str:
+    return part[0] if part[0].startswith('"') else ""
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ from typing import Any
 from bsmeta.config.disambiguation import ENTITY_TEXT
 from bsmeta.config.errors import ConfigurationError
 
+ENCODER_OF_FIRST = "google-bert/bert-base-cased"
+EPOCHS_OF_FIRST, EPOCHS_OF_SECOND = 10, 1
+"""What the generations train without a key that says it."""
+
 
 @dataclass(frozen=True)
 class Converted:
@@ -39,15 +43,22 @@ class Source:
         """A path in the data folder."""
         return str(PurePosixPath(str(self.get("data_config.data_dir", "data")), name))
 
-    def implied(self) -> list[tuple[str, Any]]:
-        """Our keys that follow from the generation, not from a key."""
+    def implied(self) -> list[tuple[tuple[str, Any], str]]:
+        """Our keys that follow from the generation or its defaults, not from a key, with notes."""
         is_total = self.is_first or self.get("emmental.dataparallel") is True
-        pairs: list[tuple[str, Any]] = []
-        if "train_config.batch_size" in self.values:
-            pairs.append(("data_config.batch_scope", "total" if is_total else "per_device"))
+        scope = ("data_config.batch_scope", "total" if is_total else "per_device")
+        pairs: list[tuple[tuple[str, Any], str]] = [(scope, "what batch_size counts there")]
         for split in ("train", "dev", "test"):
             if "data_config.data_dir" in self.values and not self._has_file(split):
-                pairs.append((f"data_config.{split}_file", self.path(f"{split}.jsonl")))
+                pairs.append(((f"data_config.{split}_file", self.path(f"{split}.jsonl")), ""))
+        epochs = "run_config.max_epochs" if self.is_first else "emmental.n_epochs"
+        if epochs not in self.values and "emmental.n_steps" not in self.values:
+            count = EPOCHS_OF_FIRST if self.is_first else EPOCHS_OF_SECOND
+            pairs.append((("num_train_epochs", count), f"the default of {epochs}"))
+        if not self.is_first:
+            pairs.append((("data_config.mention_encoding", "window"), "each mention in a window"))
+        elif "data_config.word_embedding.bert_model" not in self.values:
+            pairs.append((("model_name", ENCODER_OF_FIRST), "the encoder of that generation"))
         return pairs
 
     def _has_file(self, split: str) -> bool:
@@ -79,13 +90,36 @@ def _weak_labels(value: Any, source: Source) -> Converted:
 
 def _entity_dir(value: Any, source: Source) -> Converted:
     table = f"{value}/table"
-    if source.is_first:
-        emb_dir = source.get("data_config.emb_dir")
-        build = f"entity_dir={value}" + (f" emb_dir={emb_dir}" if emb_dir else "")
-    else:
-        build = "profiles=PROFILES.jsonl"
-    note = f"built by bsmeta/entities.py table={table} {build}"
+    build = f"table={table} entity_dir={value}"
+    types, relations = _first_files(source) if source.is_first else _second_systems(source)
+    emb_dir = source.get("data_config.emb_dir")
+    if source.is_first and emb_dir:
+        build += f" emb_dir={emb_dir}"
+    for name, files in (("types", types), ("relations", relations)):
+        if files:
+            build += f" {name}=[{','.join(files)}]"
+    note = f"built by bsmeta/entities.py {build}"
     return Converted((("data_config.entity_table", table),), note)
+
+
+def _first_files(source: Source) -> tuple[list[str], list[str]]:
+    """The files of types and of relations that embeddings name."""
+    types: list[str] = []
+    relations: list[str] = []
+    for embedding in source.get("data_config.ent_embeddings", []):
+        arguments = embedding.get("args", {})
+        if "kg_adj" in arguments:
+            relations.append(arguments["kg_adj"])
+        elif "type_labels" in arguments:
+            is_relation = "relation" in str(embedding.get("key", ""))
+            (relations if is_relation else types).append(arguments["type_labels"])
+    return types, relations
+
+
+def _second_systems(source: Source) -> tuple[list[str], list[str]]:
+    """The type system that is used."""
+    folder = source.get("data_config.entity_type_data.type_symbols_dir")
+    return ([PurePosixPath(str(folder)).name], []) if folder else ([], [])
 
 
 def _total_eval_batch_size(value: Any, source: Source) -> Converted:
@@ -171,11 +205,32 @@ def _normalize(value: Any, source: Source) -> Converted:
     return Converted((), "embeddings are always normalized; scores are cosines")
 
 
+def _share_evaluated(value: Any, source: Source) -> Converted:
+    if float(value) == 1:
+        return Converted((), "as always: all of the split")
+    return Converted((), "evaluations always use all of the split")
+
+
+def _frozen(value: Any, source: Source) -> Converted:
+    if value:
+        return Converted((("train_layers", 0),), "")
+    return Converted((), "as always")
+
+
+def _popularity_mask(value: Any, source: Source) -> Converted:
+    if value:
+        return Converted((), "as always: mask_rarest and mask_most_frequent")
+    names = ("data_config.mask_rarest", "data_config.mask_most_frequent")
+    return Converted(tuple((name, 0.0) for name in names), "")
+
+
 _LAUNCH = _no("of the launch: accelerate launch --num_processes N [--num_machines M]")
 _FOLDERS = _no("of the table's folder; built by bsmeta/entities.py")
 _CACHE = _no("the environment: HF_HOME")
 _STALE = _no("the store is refused by the name of the setting that changed; delete it then")
 _OUTPUT = _no("predict.py writes the predictions")
+_RESUME = _no("resume_from_checkpoint_dir=latest resumes out_dir, and skips what it has trained on")
+_OWN_MODEL = _no("the first generation's model only")
 
 _BOTH: dict[str, Rule] = {
     "run_config.eval_slices": _to("eval_slices"),
@@ -183,6 +238,10 @@ _BOTH: dict[str, Rule] = {
     "run_config.dataloader_threads": _to("data_config.num_workers"),
     "run_config.spawn_method": _no("loader processes are forked"),
     "run_config.log_level": _no("the progress is in metrics.jsonl"),
+    "run_config.loglevel": _no("the progress is in metrics.jsonl"),
+    "run_config.overwrite_eval_dumps": _OUTPUT,
+    "run_config.dump_preds_accumulation_steps": _OUTPUT,
+    "run_config.dump_preds_num_data_splits": _OUTPUT,
     "run_config.result_label_file": _OUTPUT,
     "run_config.result_emb_file": _OUTPUT,
     "run_config.dump_embs": _OUTPUT,
@@ -219,12 +278,28 @@ FIRST: dict[str, Rule] = {
     "run_config.gpu": _LAUNCH,
     "run_config.dist_backend": _no("nccl on GPUs, gloo on CPUs"),
     "run_config.eval_batch_size": _total_eval_batch_size,
+    "run_config.nr": _LAUNCH,
+    "run_config.cpu": _LAUNCH,
+    "run_config.dist_url": _LAUNCH,
     "run_config.eval_steps": _to("eval_steps"),
+    "run_config.perc_eval": _share_evaluated,
+    "run_config.min_eval_size": _share_evaluated,
+    "run_config.save_every_k_eval": _no("save_steps or saves_per_epoch, whatever is evaluated"),
+    "run_config.topk": _no("always 5 (top5)"),
+    "run_config.timestamp": _no("out_dir is used as it is"),
+    "run_config.model_suffix": _no("out_dir is used as it is"),
     "run_config.log_every": _to("logging_steps"),
+    "run_config.log_steps": _to("logging_steps"),
     "run_config.max_epochs": _to("num_train_epochs"),
     "run_config.save_dir": _to("out_dir"),
     "run_config.seed": _to("seed"),
-    "run_config.init_checkpoint": _no("resume_from_checkpoint_dir=latest resumes out_dir"),
+    "run_config.init_checkpoint": _RESUME,
+    "train_config.load_optimizer_from_ckpt": _RESUME,
+    "train_config.softmax_temp": _OWN_MODEL,
+    "train_config.slice_method": _OWN_MODEL,
+    "train_config.train_heads": _OWN_MODEL,
+    "train_config.random_nil": _no("train_in_candidates=false makes NIL a candidate"),
+    "train_config.random_nil_perc": _no("train_in_candidates=false makes NIL a candidate"),
     "train_config.lr": _to("learning_rate"),
     "train_config.weight_decay": _to("weight_decay"),
     "train_config.seed": _to("seed"),
@@ -232,14 +307,18 @@ FIRST: dict[str, Rule] = {
     "model_config.*": _no("the model is the bi-encoder of Bootleg 1.1, for both generations"),
     "prep_config.*": _no("prep follows the keys of data_config"),
     "data_config.emb_dir": _no("types and relations are in the table of entities"),
-    "data_config.ent_embeddings": _no("entities are encoded from their texts"),
-    "data_config.type_prediction.*": _no("the first generation's model only"),
+    "data_config.ent_embeddings": _no(
+        "entities are encoded from their texts, with the types and relations of these files"
+    ),
+    "data_config.type_prediction.*": _OWN_MODEL,
     "data_config.max_aliases": _to("data_config.max_mentions"),
     "data_config.max_word_token_len": _to("data_config.max_words"),
     "data_config.word_embedding.layers": _to("encoder_layers"),
-    "data_config.word_embedding.freeze": lambda value, _: Converted(
-        (("train_layers", 0),) if value else (), "" if value else "as always"
-    ),
+    "data_config.word_embedding.freeze": _frozen,
+    "data_config.word_embedding.freeze_sent_emb": _frozen,
+    "data_config.word_embedding.freeze_word_emb": _no("train_layers never trains the embeddings"),
+    "data_config.word_embedding.use_lower_case": _no("the tokenizer of model_name decides"),
+    "data_config.word_embedding.*": _no("the encoder is that of model_name"),
 }
 
 SECOND: dict[str, Rule] = {
@@ -269,15 +348,21 @@ SECOND: dict[str, Rule] = {
     "emmental.fp16": _fp16,
     "emmental.dataparallel": _no("processes are started by the launch; see batch_scope"),
     "emmental.online_eval": _no("evaluations follow eval_steps or evals_per_epoch"),
+    "emmental.device": _LAUNCH,
+    "emmental.model_path": _RESUME,
+    "emmental.steps_learned": _RESUME,
+    "emmental.epochs_learned": _RESUME,
+    "emmental.skip_learned_data": _RESUME,
     "run_config.eval_batch_size": _to("data_config.per_device_eval_batch_size"),
     "model_config.hidden_size": _to("embedding_size"),
     "model_config.temperature": _to("temperature"),
     "model_config.normalize": _normalize,
     "data_config.max_seq_len": _no("rows are limited by max_words and by the encoder"),
-    "data_config.max_seq_window_len": _to(
-        "data_config.window_length", "used with data_config.mention_encoding=window"
-    ),
+    "data_config.max_seq_window_len": _to("data_config.window_length"),
     "data_config.max_ent_len": _to("data_config.max_entity_length"),
+    "data_config.context_mask_perc": _no("only mentions are masked, not the words around them"),
+    "data_config.popularity_mask": _popularity_mask,
+    "data_config.qid_cnt_map": _no("entities are counted in the training data"),
     "data_config.entity_type_data.use_entity_types": _text_part,
     "data_config.entity_kg_data.use_entity_kg": _text_part,
     "data_config.use_entity_desc": _text_part,

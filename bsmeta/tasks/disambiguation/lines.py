@@ -39,13 +39,13 @@ class Problems:
         self._path = path
         self._found: list[str] = []
 
-    def add(self, line: int, reason: str) -> None:
-        """Adds a problem of a line, numbered from 1.
+    def add(self, line: int | None, reason: str) -> None:
+        """Adds a problem of a line, numbered from 1; None in a file without lines.
 
         Raises:
             DataError: If it is the last one to be listed.
         """
-        self._found.append(f"line {line:,}: {reason}")
+        self._found.append(reason if line is None else f"line {line:,}: {reason}")
         if len(self._found) == LISTED:
             self._raise("the first ")
 

@@ -2,8 +2,8 @@
 
 Slices are those of seed documents 000 and 001. Bands follow from how often the training data has
 the gold entity: toes 0 (TS); tail up to 10, toes included (TL); torso 11 to 1,000 (TO); head more
-(HD). `unif_NS_*` are the mentions with more than one candidate, `not_most_popular_*` those whose
-entity is not the first candidate.
+(HD). `unif_*` are the mentions of a band, `unif_NS_*` those with more than one candidate,
+`not_most_popular_*` those whose entity is not the first candidate.
 
 Intervals are 95% bootstrap intervals over documents: mentions of one document are alike. The
 systems are compared on the same resamples.
@@ -11,6 +11,7 @@ systems are compared on the same resamples.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,8 @@ from bsmeta.evaluation.statistics import Interval, bootstrap
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 
 TAIL_MOST, TORSO_MOST = 10, 1000
+SHORT = {"HD": "head", "TO": "torso", "TL": "tail", "TS": "toes"}
+"""What Bootleg calls the bands in the names of slices."""
 TOP = 5
 
 
@@ -76,6 +79,30 @@ def bands(counts: np.ndarray) -> dict[str, np.ndarray]:
     }
 
 
+def built_in_slices(
+    counts: np.ndarray, candidates: np.ndarray, place: np.ndarray
+) -> dict[str, np.ndarray]:
+    """The slices that all data have, bool [mentions], by name; the arguments are of `Scored`."""
+    of_band = bands(counts)
+    is_ambiguous, is_unpopular = candidates > 1, place != 0
+    everything = np.ones(len(counts), bool)
+    unpopular = {band: is_unpopular & of_band[band] for band in ("torso", "tail", "toes")}
+    return {
+        ALL_MENTIONS: everything,
+        **of_band,
+        "unif_NS_all": is_ambiguous,
+        **{f"unif_NS_{short}": is_ambiguous & of_band[band] for short, band in SHORT.items()},
+        **{f"not_most_popular_{band}": members for band, members in unpopular.items()},
+        "unif_all": everything,
+        **{f"unif_{short}": of_band[band] for short, band in SHORT.items()},
+    }
+
+
+BUILT_IN = (*built_in_slices(*np.zeros((3, 0), np.int64)),)
+REPEATED = tuple(name for name in BUILT_IN if re.fullmatch(r"unif_[^_]+", name))
+"""Slices with the mentions of other ones, reported only if they are named."""
+
+
 def slices_of(scored: Scored, chosen: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """The mentions of each slice, bool [mentions], by name.
 
@@ -86,22 +113,9 @@ def slices_of(scored: Scored, chosen: Collection[str] | None = None) -> dict[str
     Raises:
         ConfigurationError: If a wanted slice does not exist.
     """
-    of_band = bands(scored.counts)
-    is_ambiguous, is_unpopular = scored.candidates > 1, scored.place != 0
-    short = {"HD": "head", "TO": "torso", "TL": "tail", "TS": "toes"}
-    found = {
-        ALL_MENTIONS: np.ones(len(scored.rank), bool),
-        **of_band,
-        "unif_NS_all": is_ambiguous,
-        **{f"unif_NS_{name}": is_ambiguous & of_band[band] for name, band in short.items()},
-        **{
-            f"not_most_popular_{band}": is_unpopular & of_band[band]
-            for band in ("torso", "tail", "toes")
-        },
-        **scored.own,
-    }
+    found = built_in_slices(scored.counts, scored.candidates, scored.place) | dict(scored.own)
     if chosen is None:
-        return found
+        return {name: members for name, members in found.items() if name not in REPEATED}
     for name in chosen:
         if name not in found:
             raise ConfigurationError(

@@ -125,7 +125,7 @@ class EntityTexts:
             "title": lambda: _PARENTHESIS.sub("", table.title(entity)),
             "types": lambda: ", ".join(table.types(entity)),
             "relations": lambda: ", ".join(
-                f"{name} {table.title(other)}" for name, other in table.relations(entity)
+                f"{name} {table.title(other)}".strip() for name, other in table.relations(entity)
             ),
             "description": lambda: table.description(entity),
         }

@@ -78,6 +78,7 @@ def test_the_first_generation() -> None:
         "eval_slices": ["not_most_popular_toes", "not_most_popular_tail"],
         "eval_steps": 20000,
         "learning_rate": 1e-4,
+        "model_name": "google-bert/bert-base-cased",
         "num_train_epochs": 2,
         "out_dir": "runs/wiki",
         "data_config": {
@@ -124,6 +125,7 @@ def test_the_second_generation() -> None:
             "entity_table": "entity_db/table",
             "entity_text": ["title", "relations", "description"],
             "max_entity_length": 128,
+            "mention_encoding": "window",
             "per_device_eval_batch_size": 32,
             "test_file": "wiki_data/test.jsonl",
             "train_file": "wiki_data/train.jsonl",

@@ -1,0 +1,17 @@
+"""The real data beside a checkout, which most checkouts do not have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.warm import REPOSITORY
+
+
+def shared_data(name: str) -> Path:
+    """A folder of `../shared/data`; the test is skipped where it is absent."""
+    folder = REPOSITORY.parent / "shared" / "data" / name
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}")
+    return folder
