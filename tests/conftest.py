@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from bsmeta.config import progress
 from tests.warm import REPOSITORY, Warm
 
 TIMEOUT_S = 240
@@ -68,6 +69,14 @@ def run_warm(
     finally:
         process.kill()
     return CompletedProcess(command, process.wait(), output, errors)
+
+
+@pytest.fixture
+def reported(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Has an item for each time that this process reports progress to a watchdog."""
+    times: list[int] = []
+    monkeypatch.setattr(progress._Progress, "report", lambda _: times.append(len(times)))
+    return times
 
 
 @pytest.fixture

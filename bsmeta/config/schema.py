@@ -195,7 +195,7 @@ class RunConfig:
 
     distributed_timeout_s: int = key(
         1800,
-        "seconds after which a missing rank, or a step or evaluation that hangs, ends the run",
+        "seconds after which a missing rank, or no progress on any rank, ends the run",
         at_least=1,
         heading="Processes and checks",
     )

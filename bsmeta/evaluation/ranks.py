@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bsmeta.config.progress import GROUP_TIMEOUT
+
 
 def _alone(value: Any) -> list[Any]:
     return [value]
@@ -67,7 +69,8 @@ def start_ranks(local_rank: int, world_size: int) -> Iterator[tuple[Ranks, torch
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     if world_size > 1:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
     yield current_ranks(), device
     # Skipped after an error, when the other ranks would not join. Destroying a Gloo group may
     # deadlock (pytorch issue 56297); it ends with the process.

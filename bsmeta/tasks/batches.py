@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from bsmeta.config.progress import report_progress
 from bsmeta.tasks.base import EvaluationContext
 
 Item = TypeVar("Item")
@@ -60,6 +61,7 @@ def spread(
     for start in range(0, len(batches), context.world_size):
         turn = start + context.rank
         results = run(batches[min(turn, len(batches) - 1)])
+        report_progress()
         if turn < len(batches):
             own[turn] = results
     found: list[Any] = [None] * sum(map(len, batches))

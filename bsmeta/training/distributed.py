@@ -22,7 +22,6 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +37,7 @@ from accelerate.utils import (
 )
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.progress import GROUP_TIMEOUT
 from bsmeta.config.reporting import meet
 from bsmeta.config.schema import RunConfig
 from bsmeta.training.distributed_op import prepare_cpu_op
@@ -94,7 +94,7 @@ def _accelerator(config: RunConfig, plugin: DeepSpeedPlugin | None) -> Accelerat
         deepspeed_plugin=plugin,
         log_with=list(config.trackers) or None,
         project_config=ProjectConfiguration(project_dir=config.out_dir),
-        kwargs_handlers=_process_group(config) if "WORLD_SIZE" in os.environ else [],
+        kwargs_handlers=_process_group() if "WORLD_SIZE" in os.environ else [],
     )
 
 
@@ -138,10 +138,9 @@ def _quiet_libraries() -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 
-def _process_group(config: RunConfig) -> list[InitProcessGroupKwargs]:
+def _process_group() -> list[InitProcessGroupKwargs]:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    timeout = timedelta(seconds=config.distributed_timeout_s)
-    return [InitProcessGroupKwargs(backend=backend, timeout=timeout)]
+    return [InitProcessGroupKwargs(backend=backend, timeout=GROUP_TIMEOUT)]
 
 
 def seed_everything(seed: int) -> None:
@@ -201,7 +200,11 @@ class Processes:
             return value
         if self._hosts is None:  # all ranks reach this point together
             is_gloo = self.device.type == "cpu"  # NCCL connects devices only
-            self._hosts = dist.group.WORLD if is_gloo else dist.new_group(backend="gloo")
+            self._hosts = (
+                dist.group.WORLD
+                if is_gloo
+                else dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+            )
         held = torch.tensor(int(value))
         dist.all_reduce(held, dist.ReduceOp.MIN, group=self._hosts)
         return bool(held)

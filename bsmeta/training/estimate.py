@@ -97,16 +97,12 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
         accelerator = start(silent, checked.deepspeed_config)
         seed_everything(config.seed)
-        watchdog = Watchdog(Processes.of(accelerator), Path(folder), config.distributed_timeout_s)
-        watchdog.start()
-        try:
+        with Watchdog(Processes.of(accelerator), config.distributed_timeout_s) as watchdog:
             trainer = Trainer(
                 silent, schedule, task, accelerator, RunFolder(Path(folder)), watchdog,
                 StopRequest(),
             )  # fmt: skip
             metrics = trainer.probe(warm_up, steps - warm_up)
-        finally:
-            watchdog.stop()
         held_here = measure_state(trainer.model, trainer.optimizer)
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)
 

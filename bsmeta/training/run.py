@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,38 +39,44 @@ def run(
         CheckpointError: If all checkpoints to resume from are damaged.
         TrainingError: If the run diverged, or one of its processes died.
     """
-    try:
+    out_dir = Path(config.out_dir)
+    with _refusal_in_status(out_dir):
         accelerator = start(config, deepspeed_config)
-        processes = Processes.of(accelerator)
-        epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
-        schedule = Schedule.of(config, epoch)
-    except UserError as error:
-        if rank() == 0:
-            write_refusal(Path(config.out_dir), str(error))
-        raise
-    seed_everything(config.seed)
-    folder = RunFolder(Path(config.out_dir).resolve())
-    resume = config.resume_from_checkpoint_dir is not None
-    processes.on_main(
-        lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
-    )
-    watchdog = Watchdog(processes, folder.path, config.distributed_timeout_s)
-    watchdog.start()
-    stop.leave = lambda name: _leave_start(folder, watchdog, name)
-    try:
-        code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
-    except Exception as error:
-        ending = watchdog.explain(explain_full_disk(error, folder.path))
-        if watchdog.is_reporter():
-            _write_failure(folder, watchdog.step, ending)
-        if ending is error:
-            raise
-        raise ending from error
-    finally:
-        watchdog.stop()
+    processes = Processes.of(accelerator)
+    with Watchdog(processes, config.distributed_timeout_s) as watchdog:
+        with _refusal_in_status(out_dir):
+            epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
+            schedule = Schedule.of(config, epoch)
+        seed_everything(config.seed)
+        folder = RunFolder(out_dir.resolve())
+        resume = config.resume_from_checkpoint_dir is not None
+        processes.on_main(
+            lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
+        )
+        watchdog.out_dir = folder.path
+        stop.leave = lambda name: _leave_start(folder, watchdog, name)
+        try:
+            code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
+        except Exception as error:
+            ending = watchdog.explain(explain_full_disk(error, folder.path))
+            if watchdog.is_reporter():
+                _write_failure(folder, watchdog.step, ending)
+            if ending is error:
+                raise
+            raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
         publish.push(folder.path, config.push_to_hub, schedule.max_steps)
     return code
+
+
+@contextmanager
+def _refusal_in_status(out_dir: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError as error:
+        if rank() == 0:
+            write_refusal(out_dir, str(error))
+        raise
 
 
 def _train(

@@ -1,10 +1,12 @@
 """Dead and hung ranks: every rank sends heartbeats, and none waits forever for a dead rank.
 
 A thread of each rank writes a heartbeat (a counter, and what the rank is doing) to the store of
-torch's process group. When the rank itself makes no progress for the configured time, the thread
-prints the stacks of all threads, names the rank that is to blame, and ends the process; the
-launcher then ends the job. When the connection to a rank breaks instead, the error is replaced by
-one that names the rank, or by the error that this rank reported before it ended.
+torch's process group. When neither the rank itself nor any other live rank makes progress for the
+configured time, the thread prints the stacks of all threads, names the rank that is to blame, and
+ends the process; the launcher then ends the job. Progress is a phase of the loop that begins, or a
+part of long work that was reported (`bsmeta.config.progress`). When the connection to a rank breaks
+instead, the error is replaced by one that names the rank, or by the error that this rank reported
+before it ended.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any
 import torch.distributed as dist
 
 from bsmeta.config.errors import TrainingError, UserError
+from bsmeta.config.progress import report_progress, watch_progress
 from bsmeta.training.distributed import Processes, print_stacks
 from bsmeta.training.run_folder import write_status
 
@@ -45,31 +48,35 @@ class Beat:
         phase: What the rank is doing.
         entered: How many phases it has entered; all ranks go through the same phases.
         began: When this phase began (Unix time).
+        silent_s: Seconds since it last made progress.
     """
 
     count: int
     phase: str
     entered: int
     began: float
+    silent_s: float
 
 
 class Watchdog:
-    """Monitors this rank and the others, from `start` to `stop`.
+    """Monitors this rank and the others while its context is entered.
 
     Args:
-        out_dir: Where `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json` are written.
-        timeout_s: How long one phase of the loop may take.
+        timeout_s: How long a run may go without progress on any rank.
 
     Attributes:
         step: Completed steps, for `status.json`.
+        out_dir: Where `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json` are written; None
+            until the run has locked its folder.
     """
 
-    def __init__(self, processes: Processes, out_dir: Path, timeout_s: float) -> None:
+    def __init__(self, processes: Processes, timeout_s: float) -> None:
         self._processes = processes
-        self._out_dir = out_dir
+        self.out_dir: Path | None = None
         self._timeout = timeout_s
         self.step = 0
-        self._phase = ("starting", time.monotonic(), time.time(), 0)
+        self._last_progress = watch_progress()
+        self._phase = ("starting", time.time(), 0)
         self._count = 0
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, but not both at once
@@ -82,75 +89,99 @@ class Watchdog:
             self._beat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
-    def start(self) -> None:
-        """Starts monitoring."""
+    def __enter__(self) -> Watchdog:
         self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def stop(self) -> None:
         """Stops monitoring; this rank sends no more heartbeats."""
         self._stopped.set()
 
     def enter(self, phase: str) -> None:
-        """Sets the phase that the loop is in, and restarts its clock."""
-        self._phase = (phase, time.monotonic(), time.time(), self._phase[-1] + 1)
+        """Sets the phase that the loop is in, which is progress."""
+        self._phase = (phase, time.time(), self._phase[-1] + 1)
+        report_progress()
 
     # --- the thread -------------------------------------------------------------------------
 
     def _watch(self) -> None:
+        elsewhere = float("-inf")  # when another rank has made progress, as far as is known
         while not self._stopped.wait(_INTERVAL_S):
             self._beat()
-            phase, since, *_ = self._phase
-            if time.monotonic() - since > self._timeout:
-                self._give_up(phase)
+            if not self._is_overdue(elsewhere):
+                continue
+            before = self._beats()
+            self._wait_for_beats()
+            after = self._beats()
+            elsewhere = self._progress_elsewhere(before, after)
+            if self._is_overdue(elsewhere):
+                self._give_up(self._blame(before, after))
                 return
+
+    def _is_overdue(self, elsewhere: float) -> bool:
+        return max(self._last_progress(), elsewhere) + self._timeout < time.monotonic()
+
+    def _wait_for_beats(self) -> None:
+        """Waits until every live rank has sent another heartbeat; this one sends its own."""
+        for _ in range(_SILENT_INTERVALS if self._store is not None else 0):
+            time.sleep(_INTERVAL_S)
+            self._beat()
+
+    def _progress_elsewhere(self, before: dict[int, Beat], after: dict[int, Beat]) -> float:
+        """When another live rank has last made progress, on this machine's monotonic clock."""
+        live = [
+            beat.silent_s
+            for rank, beat in after.items()
+            if rank != self._processes.rank and beat != before.get(rank)
+        ]
+        return time.monotonic() - min(live, default=float("inf"))
 
     def _beat(self) -> None:
         if self._store is not None:
             self._count += 1
-            phase, _, began, entered = self._phase
-            beat = json.dumps(asdict(Beat(self._count, phase, entered, began)))
+            phase, began, entered = self._phase
+            silent_s = time.monotonic() - self._last_progress()
+            beat = json.dumps(asdict(Beat(self._count, phase, entered, began, silent_s)))
             try:
                 self._store.set(_key("beat", self._processes.rank), beat)
             except RuntimeError:  # the rank that hosted the store has ended
                 logger.debug("the store of the process group cannot be reached", exc_info=True)
 
-    def _give_up(self, phase: str) -> None:
+    def _give_up(self, blamed: str) -> None:
         with self._ending:
             if self._stopped.is_set():
                 return  # the main thread has returned in the meantime, with its own error
             try:
                 reported = self.reported()
-                self._end(phase, self.blame() if reported is None else str(reported))
+                self._end(blamed if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
 
-    def _end(self, phase: str, blamed: str) -> None:
-        text = f"no progress for {self._timeout:.0f} s in: {phase}. {blamed}"
+    def _end(self, blamed: str) -> None:
+        text = f"no progress for {self._timeout:.0f} s in: {self._phase[0]}. {blamed}"
         self._report(TrainingError(text))
-        stacks = self._out_dir / f"stacks-rank{self._processes.rank}.txt"
-        with suppress(OSError), stacks.open("w") as file:
-            file.write(text + "\n")
-            file.flush()
-            faulthandler.dump_traceback(file=file, all_threads=True)
+        if self.out_dir is not None:
+            self._write(self.out_dir, text)
+        print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
+
+    def _write(self, out_dir: Path, text: str) -> None:
+        with suppress(OSError), (out_dir / f"stacks-rank{self._processes.rank}.txt").open("w") as f:
+            f.write(text + "\n")
+            f.flush()
+            faulthandler.dump_traceback(file=f, all_threads=True)
         if self.is_reporter():
             with suppress(OSError):
-                write_status(self._out_dir, "failed", self.step, EXIT_FAILURE, text)
-        print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
+                write_status(out_dir, "failed", self.step, EXIT_FAILURE, text)
 
     # --- who is to blame --------------------------------------------------------------------
 
-    def blame(self) -> str:
+    def _blame(self, before: dict[int, Beat], after: dict[int, Beat]) -> str:
         """Names the ranks that send no heartbeats, or otherwise the slowest rank."""
         if self._store is None:
             return ""
-        before = self._beats()
-        for _ in range(_SILENT_INTERVALS):
-            time.sleep(_INTERVAL_S)
-            self._beat()  # otherwise the others would consider this rank dead
-        return self._compare(before)
-
-    def _compare(self, before: dict[int, Beat]) -> str:
-        after = self._beats()
         others = set(range(self._processes.size)) - {self._processes.rank}
         self._silent = {rank for rank in others if after.get(rank) == before.get(rank)}
         if not after:
@@ -167,6 +198,8 @@ class Watchdog:
 
     def _beats(self) -> dict[int, Beat]:
         """Reads the last heartbeat of each rank that has sent one."""
+        if self._store is None:
+            return {}
         ranks = range(self._processes.size)
         try:
             known = [rank for rank in ranks if self._store.check([_key("beat", rank)])]
@@ -202,7 +235,7 @@ class Watchdog:
             if reported is not None:
                 return reported
             time.sleep(_REPORT_WAIT_S)
-        return TrainingError(f"{self._compare(before)} ({str(error).splitlines()[0]})")
+        return TrainingError(f"{self._blame(before, self._beats())} ({str(error).splitlines()[0]})")
 
     def named(self, error: Exception) -> Exception:
         """Returns the error; if a loader process died, one that names the rank and usual cause."""

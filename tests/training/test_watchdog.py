@@ -1,4 +1,4 @@
-"""The watchdog ends a process that stands still, whatever it cannot write."""
+"""The watchdog ends a process that stands still, and no process that works, however long."""
 
 from __future__ import annotations
 
@@ -9,28 +9,59 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY, TIMEOUT_S, command, run_warm
 
-STANDING_STILL = """
-import sys, time
+START = """
+import os, sys, time
 from pathlib import Path
 import torch
+from bsmeta.config.progress import exclusively, report_progress, reporting
 from bsmeta.training.distributed import Processes
 from bsmeta.training.watchdog import Watchdog
 
-watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), Path(sys.argv[1]), 0.5)
+watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT)
+watchdog.out_dir = Path(sys.argv[1])
 watchdog.step = 3
-watchdog.start()
+watchdog.__enter__()
 watchdog.enter("step 4: optimizer")
+"""
+STANDING_STILL = f"""
+{START.replace("LIMIT", "0.5")}
 if len(sys.argv) > 2:
     sys.stderr.close()
 time.sleep(10_000)
 """
+SIX_SECONDS = "for part in range(60):\n    time.sleep(0.1)\n    report_progress()"
+WORK = {
+    "parts": SIX_SECONDS,
+    "items": "for part in reporting(range(60)):\n    time.sleep(0.1)",
+    "of a worker": f"""
+worker = os.fork()
+if not worker:
+    {SIX_SECONDS.replace(chr(10), chr(10) + "    ")}
+    os._exit(0)
+os.waitpid(worker, 0)
+""",
+    "of another process": """
+reading, writing = os.pipe()
+lock = Path(sys.argv[1]) / "lock"
+if not os.fork():
+    with exclusively(lock, "the vectors of entities"):
+        os.write(writing, b"locked")
+        time.sleep(12)
+    os._exit(0)
+os.read(reading, 6)
+import logging
+logging.basicConfig(level=logging.INFO)
+with exclusively(lock, "the vectors of entities"):
+    pass
+""",
+}
 
 
-def stand_still(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", STANDING_STILL, *arguments],
+        [sys.executable, "-c", program, *arguments],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -40,7 +71,7 @@ def stand_still(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) -> None:
-    done = stand_still(str(tmp_path))
+    done = run(STANDING_STILL, str(tmp_path))
     assert done.returncode == 1
     assert "no progress for 0 s in: step 4: optimizer" in done.stderr
     assert "Thread 0x" in (tmp_path / "stacks-rank0.txt").read_text()
@@ -52,6 +83,38 @@ def test_a_process_that_stands_still_leaves_stacks_and_a_status(tmp_path: Path) 
 def test_it_ends_where_nothing_can_be_written(tmp_path: Path, closed: tuple[str, ...]) -> None:
     (tmp_path / "stacks-rank0.txt").mkdir()
     (tmp_path / "status.json").mkdir()
-    done = stand_still(str(tmp_path), *closed)
+    done = run(STANDING_STILL, str(tmp_path), *closed)
     assert done.returncode == 1
     assert closed or "no progress for 0 s in: step 4: optimizer" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", WORK)
+def test_work_that_reports_its_progress_may_take_longer_than_the_limit(
+    work: str, tmp_path: Path
+) -> None:
+    """Standing still after it, the process is ended all the same.
+
+    A lock that is waited for is looked at every five seconds, hence the longer limit.
+    """
+    is_lock = work == "of another process"
+    program = START.replace("LIMIT", "9" if is_lock else "3") + WORK[work]
+    done = run(
+        f"{program}{WORK[work]}\nprint('worked', flush=True)\ntime.sleep(10_000)", str(tmp_path)
+    )
+    assert done.stdout == "worked\n", done.stderr
+    assert done.returncode == 1
+    waited = "waiting for another process: the vectors of entities (" in done.stderr
+    assert waited == is_lock
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_one_that_works(tmp_path: Path) -> None:
+    """As long as rank 1 reports progress, rank 0 is not ended, nor by the process group."""
+    done = run_warm(
+        command(REPOSITORY / "tests" / "training" / "working_rank.py", str(tmp_path), processes=2)
+    )
+    assert done.returncode == 1
+    assert (tmp_path / "met-0").exists()
+    assert (tmp_path / "met-1").exists()
+    assert "no progress for 3 s in: after the barrier" in done.stderr

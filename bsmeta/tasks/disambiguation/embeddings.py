@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from filelock import FileLock
 from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.progress import exclusively, report_progress
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_of, batches_within, spread
 from bsmeta.tasks.disambiguation.encoders import build_model
@@ -88,6 +88,7 @@ class EntityEncoder:
             if found is None:
                 found = np.empty((len(entities), values.shape[1]), np.float32)
             found[batch] = values
+            report_progress()
         assert found is not None, "there is at least one entity"
         return found
 
@@ -246,7 +247,7 @@ class Neighbors:
         self._entities = entities
         file = folder / f"{vectors.name_of('neighbors', entities.tolist(), total, count)}.npy"
         folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{file}.lock"):
+        with exclusively(f"{file}.lock", "the nearest entities of each entity"):
             if not file.exists():
                 part = file.with_suffix(".part.npy")
                 np.save(part, _nearest(vectors, entities, total, count))
@@ -274,6 +275,7 @@ def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: in
             cosines[torch.from_numpy(asked[:, None] == block[None, :])] = -2.0
             numbers = torch.from_numpy(block).expand(len(asked), -1)
             best, places = torch.cat([best, cosines], 1).topk(count, dim=1)
+            report_progress()
             chosen = torch.cat([chosen, numbers], 1).gather(1, places)
         found[first : first + _ASKED] = torch.where(best > -2.0, chosen, -1).numpy()
     return found

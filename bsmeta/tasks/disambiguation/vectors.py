@@ -14,13 +14,15 @@ import msgspec
 import numpy as np
 import torch
 import xxhash
-from filelock import FileLock
+
+from bsmeta.config.progress import exclusively, reporting
 
 Encode = Callable[[np.ndarray], np.ndarray]
 """Computes the vectors of entities, float32 [entities, size], from their numbers."""
 
 VECTORS, HASHES = "vectors.f32", "texts.u64"
 _AT_ONCE = 4096
+_WHAT = "the vectors of entities"
 
 
 def folder_name(*parts: Any) -> str:
@@ -57,7 +59,7 @@ class EntityVectors:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = folder / "lock"
-        with FileLock(self._lock):
+        with exclusively(self._lock, _WHAT):
             self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
             self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
         self.size = size
@@ -72,9 +74,9 @@ class EntityVectors:
         """
         asked = np.unique(entities[~self._is_current[entities]])
         if len(asked):
-            hashes = np.array([self._text_hash(int(entity)) for entity in asked], np.uint64)
+            hashes = np.fromiter(map(self._text_hash, reporting(asked.tolist())), np.uint64)
             if (self._hashes[asked] != hashes).any():
-                with FileLock(self._lock):  # a new one: processes may have been forked since
+                with exclusively(self._lock, _WHAT):
                     self._compute(asked, hashes)
             self._is_current[asked] = True
         return np.asarray(self._vectors[entities])

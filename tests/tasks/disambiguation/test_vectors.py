@@ -6,7 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
+from bsmeta.tasks.disambiguation import embeddings
+from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.vectors import EntityVectors
 
 
@@ -36,3 +40,31 @@ def test_only_new_and_changed_entities_are_computed_again(tmp_path: Path) -> Non
     found = opened(tmp_path, grown, computed).get(np.arange(4))
     assert found.tolist() == [[0, 0], [7, 1], [2, 2], [7, 3]]
     assert computed == [0, 1, 2, 1, 3]
+
+
+def test_vectors_and_neighbors_report_their_progress(
+    world: Path, encoder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: list[int]
+) -> None:
+    """The first epoch of a large table takes hours, in which no step ends."""
+    monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # an entity is a batch
+    monkeypatch.setattr(embeddings, "_ASKED", 1)
+    config = DisambiguationConfig(
+        model_name=str(encoder),
+        train_entity_encoder=False,
+        hard_negatives=2,
+        data_config=DisambiguationDataConfig(
+            train_file=str(world / "train.jsonl"),
+            max_entity_length=48,
+            entity_table=str(world / "entities"),
+            prep_dir=str(tmp_path / "prep"),
+            vectors_dir=str(tmp_path / "vectors"),
+        ),
+    )
+    data = Data(config)
+    candidates = len(data.candidates(data.train))
+    reported.clear()
+    data.fill_frozen()
+    assert len(reported) >= candidates == 13
+    reported.clear()
+    assert data.neighbors is not None
+    assert len(reported) >= np.count_nonzero(data.counts) == 12

@@ -1,0 +1,104 @@
+"""Progress of work that takes long, for the watchdog of a run.
+
+Everything that may take minutes reports each part of its work that is done (a batch, a file, a
+thousand rows) with `report_progress`, wherever it stands. Without a watchdog nothing listens, and
+the call costs nothing. A process that waits for work of another on the same files waits in
+`exclusively`.
+"""
+
+from __future__ import annotations
+
+import logging
+import mmap
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from filelock import FileLock, Timeout
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+GROUP_TIMEOUT = timedelta(days=1)
+"""How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
+hung one is the watchdog's, and one that works may take its time."""
+_WAIT_S = 5.0  # a lock that is waited for longer is named
+
+
+class _Progress:
+    """When something was last reported, in memory shared with the processes forked from this one.
+
+    Those are the workers of loaders and pools.
+    """
+
+    def __init__(self) -> None:
+        self._memory: mmap.mmap | None = None
+
+    def watch(self) -> Callable[[], float]:
+        """Starts to record; returns a function for the last time, on the monotonic clock."""
+        memory = self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self.report()
+        return lambda: float(struct.unpack_from("d", memory)[0])
+
+    def report(self) -> None:
+        if self._memory is not None:
+            struct.pack_into("d", self._memory, 0, time.monotonic())
+
+
+_PROGRESS = _Progress()
+
+
+def report_progress() -> None:
+    """Records that a part of some long work is done; also in forked processes of this one."""
+    _PROGRESS.report()
+
+
+def watch_progress() -> Callable[[], float]:
+    """Returns a function for the time of the last report, on the clock of `time.monotonic`."""
+    return _PROGRESS.watch()
+
+
+def reporting(items: Iterable[Item]) -> Iterator[Item]:
+    """Yields the items, and reports progress after each."""
+    for item in items:
+        yield item
+        report_progress()
+
+
+@contextmanager
+def exclusively(lock: Path | str, what: str) -> Iterator[None]:
+    """Holds a lock file, which the system releases when this process ends.
+
+    Waiting counts as progress: the lock is held by a live process, which has a watchdog of its own.
+
+    Args:
+        lock: The lock file, whose folder exists.
+        what: What is done under the lock, as a noun phrase, for the message to a user who waits.
+    """
+    held = FileLock(lock)
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        _wait(held, what)
+    try:
+        yield
+    finally:
+        held.release()
+
+
+def _wait(lock: FileLock, what: str) -> None:
+    is_named = False
+    while True:
+        try:
+            lock.acquire(timeout=_WAIT_S)
+            return
+        except Timeout:
+            report_progress()
+            if not is_named:
+                logger.info("waiting for another process: %s (%s)", what, lock.lock_file)
+                is_named = True

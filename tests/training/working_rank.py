@@ -1,0 +1,33 @@
+"""Two ranks under a watchdog of three seconds: one works for longer, then both stand still.
+
+working_rank.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.progress import report_progress
+from bsmeta.training.distributed import Processes, start
+from bsmeta.training.watchdog import Watchdog
+
+
+def main(folder: Path) -> None:
+    config = CausalLMConfig(distributed_timeout_s=3, trackers=[], out_dir=str(folder))
+    processes = Processes.of(start(config, None))
+    with Watchdog(processes, config.distributed_timeout_s) as watchdog:
+        watchdog.enter("before the barrier")
+        for _ in range(120 * processes.rank):
+            time.sleep(0.1)
+            report_progress()
+        processes.barrier()
+        (folder / f"met-{processes.rank}").touch()
+        watchdog.enter("after the barrier")
+        time.sleep(10_000)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
