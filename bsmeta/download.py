@@ -23,7 +23,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import DownloadConfig
@@ -31,7 +30,6 @@ from bsmeta.config.tools import DownloadConfig
 
 def main(config: DownloadConfig) -> int:
     """Downloads what is missing; 75 if a signal has ended it before."""
-    refuse_out_of_bounds(config)
     for name in ("manifest", "folder"):
         if getattr(config, name) is None:
             raise ConfigurationError(f"{name} is not set; expected a path", [name])

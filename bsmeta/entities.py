@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import EntitiesConfig
@@ -22,7 +21,6 @@ _SOURCES = ("profiles", "entity_dir", "add")
 
 def main(config: EntitiesConfig) -> None:
     """Does what the one of `profiles`, `entity_dir` and `add` that is set says, and describes."""
-    refuse_out_of_bounds(config)
     if config.table is None:
         raise ConfigurationError("table is not set; expected a folder", ["table"])
     chosen = [name for name in _SOURCES if getattr(config, name) is not None]

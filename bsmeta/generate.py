@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.task_entry import check_program
 from bsmeta.config.tools import GenerateConfig
@@ -28,7 +27,6 @@ def main(config: GenerateConfig) -> None:
     from bsmeta.tasks.checkpoints import task_of
 
     modes = {"text": write, "attribute": attribute}
-    refuse_out_of_bounds(config)
     location = locate(config.checkpoint)
     check_program("generate.py", task_of(location, config.training_config), TASKS)
     try:

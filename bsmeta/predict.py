@@ -23,7 +23,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.tools import PredictConfig
@@ -37,7 +36,6 @@ BYTE_ORDER_MARK = "\ufeff"
 
 def main(config: PredictConfig) -> int:
     """Predicts all records; 75 if a signal has ended it before."""
-    refuse_out_of_bounds(config)
     if config.input is not None and not config.input.endswith(RECORDS):
         change_text(config)
         return 0

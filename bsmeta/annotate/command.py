@@ -20,7 +20,6 @@ from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.config.errors import ConfigurationError, DataError
 
@@ -32,7 +31,6 @@ def main(config: AnnotateConfig) -> int:
         ConfigurationError: If a setting is wrong, or the disk is full.
         DataError: If input files are missing or damaged; the others are done first.
     """
-    refuse_out_of_bounds(config)
     inputs = list_inputs(config.input)
     output = output_folder(config.output)
     annotators = make_annotators(config)

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from graphlib import CycleError, TopologicalSorter
 
 from bsmeta.annotate.about_page import (
-    DATE_SOURCES,
-    DESCRIPTION_SOURCES,
     Datasource,
     Html,
     Language,
@@ -19,7 +17,7 @@ from bsmeta.annotate.about_page import (
     WebsiteDescription,
 )
 from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.content import EXTRACTORS, Content
+from bsmeta.annotate.content import Content
 from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
 from bsmeta.annotate.trained import Spelling
 from bsmeta.config.annotate import AnnotateConfig
@@ -63,14 +61,6 @@ def make_annotators(config: AnnotateConfig) -> list[Annotator]:
     problems += _column_problems(kinds)
     problems += _unknown("replace", config.replace, kinds)
     problems += _unknown("only", config.only or [], kinds)
-    for key, values, known in (
-        ("timestamp_sources", config.timestamp_sources, list(DATE_SOURCES)),
-        ("description_sources", config.description_sources, list(DESCRIPTION_SOURCES)),
-        ("length_of", config.length_of, ["text", "sentence"]),
-        ("content_extractors", config.content_extractors, list(EXTRACTORS)),
-    ):
-        unknown = [value for value in values if value not in known]
-        problems += [f"{key}: found {value}, expected some of {known}" for value in unknown]
     if problems:
         raise ConfigurationError("\n".join(problems))
     return [kind(config) for kind in _in_order(kinds)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from bsmeta.config.data import EXTRACTORS
 from bsmeta.config.keys import key
 
 PROFILES = ("published", "all")
@@ -65,11 +66,13 @@ class AnnotateConfig:
         ["resiliparse", "trafilatura"],
         "content: what finds the main content of a page; trafilatura finds it better, and takes "
         "most of the time of all annotators",
+        choices=EXTRACTORS,
     )
     timestamp_sources: list[str] = key(
         ["url", "page"],
         "where a date is looked for, in order: url (year and month), page (what it declares), "
         "crawl (the time of the crawl)",
+        choices=("url", "page", "crawl"),
     )
     descriptions: str | None = key(
         None,
@@ -80,8 +83,11 @@ class AnnotateConfig:
     description_sources: list[str] = key(
         ["table", "page"],
         "website_description: where it is looked for, in order: table, page (meta description)",
+        choices=("table", "page"),
     )
-    length_of: list[str] = key(["text"], "length: of the text, and of each sentence")
+    length_of: list[str] = key(
+        ["text"], "length: of the text, and of each sentence", choices=("text", "sentence")
+    )
     sentence_splitter: str = key(
         "rules",
         "length of sentences: rules (knows abbreviations and decimals) or full_stops (every full "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from bsmeta.config.keys import inherited, key
-from bsmeta.config.schema import PretrainedConfig, TableDataConfig
+from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
 
 
 @dataclass(kw_only=True)
@@ -63,6 +63,7 @@ class ClassificationDataConfig(TableDataConfig):
         42,
         "seed of the splits, apart from that of the run: runs with other seeds are comparable",
         at_least=0,
+        at_most=LARGEST_SEED,
     )
 
     per_device_train_batch_size: int = key(

@@ -26,7 +26,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
-from bsmeta.config.checks.problems import HYDRA, Problem, refuse, show
+from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
@@ -81,10 +81,11 @@ def run_entry_point(
 
     def call(composed: DictConfig, found: Sequence[Problem]) -> int:
         config, more = _to_plain(composed, schema)
-        if found or more:
+        problems = [*found, *more, *bound_problems(config)]
+        if problems:
             if takes_mistakes:
-                main(config, [*found, *more])
-            refuse([*found, *more])
+                main(config, problems)
+            refuse(problems)
         return main(config) or 0
 
     def task(composed: DictConfig) -> None:

@@ -64,8 +64,8 @@ class DisambiguationDataConfig(TableDataConfig):
     window_length: int = key(64, "tokens of a window, with the special ones", at_least=8)
     entity_text: list[str] = key(
         list(ENTITY_TEXT),
-        f"parts of the text of an entity, of {', '.join(ENTITY_TEXT)}; [title] is the text-only "
-        "baseline",
+        "parts of the text of an entity; [title] is the text-only baseline",
+        choices=ENTITY_TEXT,
     )
     max_entity_length: int = key(
         128, "tokens of the text of an entity, with the special ones", at_least=8

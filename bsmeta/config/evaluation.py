@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.keys import key
@@ -32,8 +33,8 @@ class SliceConfig:
         "site", "site: host of the address; length: bytes of text; time: year", choices=SLICE_KINDS
     )
     sites: list[str] = key([], "site: host names or patterns such as *.python.org")
-    top: int = key(10, "site, where none are named: so many of the most frequent hosts")
-    edges: list[int] = key([], "length, time: where one slice ends and the next begins")
+    top: int = key(10, "site, where none are named: so many of the most frequent hosts", at_least=1)
+    edges: list[int] = key([], "length, time: where one slice ends and the next begins", at_least=0)
 
 
 @dataclass(kw_only=True)
@@ -74,6 +75,7 @@ class EvaluateConfig:
         ["all", "each"],
         "all: every type together; each: every type alone; left_out: all but one, for each; added: "
         "all against all but one, for each",
+        choices=("all", "each", "left_out", "added"),
     )
     chosen: list[str] = key([], "further sets of types, such as url+title")
     controls: list[str] = key(
@@ -81,6 +83,7 @@ class EvaluateConfig:
         "all, each and chosen again, and compared with, values of another document: shuffled (any "
         "other), wrong (a different value), matched (wrong, of about the same length); or a prefix "
         "without content: form (as many junk words), separator (only what closes a prefix)",
+        choices=("shuffled", "wrong", "matched", "form", "separator"),
     )
     prompt: bool = key(
         False, "all, each and chosen again in plain English (`Title: ...; URL: ....`)"
@@ -100,6 +103,7 @@ class EvaluateConfig:
     position_edges: list[int] = key(
         [0, 256, 1024, 4096, 16384],
         "bytes at which the bins of the position curves begin (in the document, and of context)",
+        at_least=0,
     )
 
     per_device_eval_batch_size: int | None = key(
@@ -166,6 +170,8 @@ def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
             "(python bsmeta/train.py --help lists them)"
         ) from error
     assert isinstance(changed, type(config))
+    if overrides:
+        refuse_out_of_bounds(changed, "overrides.")
     return changed
 
 

@@ -6,7 +6,7 @@ The checks, `--help` and the documentation are derived from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import Field, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -15,13 +15,15 @@ from typing import Any
 class Values:
     """The values that a key accepts; null is never refused if its type allows it.
 
+    Of a list or a mapping, they are those of each entry.
+
     Attributes:
         choices: The only accepted values.
         at_least: The smallest accepted number.
         at_most: The largest accepted number.
         above: Exclusive lower bound; infinity is refused.
         below: Exclusive upper bound.
-        finite: Infinity is refused; 0 switches the key off.
+        finite: Infinity is refused.
     """
 
     choices: tuple[str, ...] = ()
@@ -36,7 +38,8 @@ class Values:
         if self.choices:
             return " | ".join(self.choices)
         named = {">=": self.at_least, ">": self.above, "<=": self.at_most, "<": self.below}
-        return ", ".join(f"{sign} {bound}" for sign, bound in named.items() if bound is not None)
+        bounds = [f"{sign} {bound}" for sign, bound in named.items() if bound is not None]
+        return ", ".join([*bounds, *(["finite"] if self.finite else [])])
 
 
 def key(
@@ -94,21 +97,48 @@ def values_of(described: Field[Any]) -> Values:
     return found
 
 
-def expand_home(section: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def leaves(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Field[Any]]]:
+    """Yields the keys of a section and of the sections in it, which lists and mappings may hold.
+
+    Args:
+        section: A dataclass of `key(...)` fields.
+        prefix: Prepended to the names, such as `data_config.`.
+
+    Yields:
+        The dotted name (entries of lists by their number), the section that has the key, and its
+        field there.
+    """
+    for field_ in fields(section):
+        name, value = prefix + field_.name, getattr(section, field_.name)
+        entries = [*_sections(value)]
+        for place, entry in entries:
+            yield from leaves(entry, f"{name}.{place}")
+        if not entries:
+            yield name, section, field_
+
+
+def _sections(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the sections that a value is or holds, each with its place in the value."""
+    if is_dataclass(value):
+        yield "", value
+    entries: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, list):
+        entries = enumerate(value)
+    elif isinstance(value, dict):
+        entries = value.items()
+    yield from ((f"{place}.", entry) for place, entry in entries if is_dataclass(entry))
+
+
+def expand_home(section: Any) -> Iterator[tuple[str, str]]:
     """Expands a `~` at the beginning of every path of a configuration, in place.
 
     Yields:
         The dotted key and the value of each path that names an unknown user.
     """
-    for field_ in fields(section):
-        name, value = prefix + field_.name, getattr(section, field_.name)
-        if is_dataclass(value):
-            yield from expand_home(value, f"{name}.")
-        elif isinstance(value, list) and any(map(is_dataclass, value)):
-            for number, entry in enumerate(value):
-                yield from expand_home(entry, f"{name}.{number}.")
-        elif field_.metadata.get("is_path") and value is not None:
+    for name, owner, field_ in leaves(section):
+        value = getattr(owner, field_.name)
+        if field_.metadata["is_path"] and value is not None:
             values = value if isinstance(value, list) else [value]
             paths = [os.path.expanduser(v) if isinstance(v, str) else v for v in values]
             yield from ((name, path) for path in paths if str(path).startswith("~"))
-            setattr(section, field_.name, paths if isinstance(value, list) else paths[0])
+            setattr(owner, field_.name, paths if isinstance(value, list) else paths[0])

@@ -48,13 +48,23 @@ class HtmlParserConfig:
 class Phase:
     """A part of the run with its own choice of metadata; null keeps the value of the whole run."""
 
-    share: float = key(1.0, "share of max_train_steps that it takes; together they make 1")
-    metadata_probability: float | None = key(None, "share of documents that are given any metadata")
+    share: float = key(
+        1.0, "share of max_train_steps that it takes; together they make 1", above=0, at_most=1
+    )
+    metadata_probability: float | None = key(
+        None, "share of documents that are given any metadata", at_least=0, at_most=1
+    )
     types: list[str] | None = key(None, "keys of metadata_list that may be drawn")
     random_sample_metadata: bool | None = key(None, "draw some of the types present, or use all")
-    random_sample_metadata_weights: dict[str, float] | None = key(None, "weight of each type")
-    metadata_dropout: dict[str, float] | None = key(None, "chance that a type is left out")
-    html_overall_sample_rate: float | None = key(None, "chance that html may be drawn at all")
+    random_sample_metadata_weights: dict[str, float] | None = key(
+        None, "weight of each type", at_least=0, finite=True
+    )
+    metadata_dropout: dict[str, float] | None = key(
+        None, "chance that a type is left out", at_least=0, at_most=1
+    )
+    html_overall_sample_rate: float | None = key(
+        None, "chance that html may be drawn at all", at_least=0, at_most=1
+    )
 
 
 @dataclass(kw_only=True)
@@ -77,17 +87,27 @@ class MetadataConfig:
     metadata_column_list: list[str] | None = key(
         None, "columns (without `metadata_`) that are read; null reads every one of metadata_list"
     )
-    metadata_probability: float = key(0.5, "share of documents that are given any metadata")
+    metadata_probability: float = key(
+        0.5, "share of documents that are given any metadata", at_least=0, at_most=1
+    )
     random_sample_metadata: bool = key(
         True, "draw k of the n types present (k uniform in 1..n); false uses all of them"
     )
     random_sample_metadata_weights: dict[str, float] = key(
-        {}, "weight of each type (key or column) in that draw; 1 where not named, 0: never drawn"
+        {},
+        "weight of each type (key or column) in that draw; 1 where not named, 0: never drawn",
+        at_least=0,
+        finite=True,
     )
     metadata_dropout: dict[str, float] = key(
-        {}, "chance that a type (key) is left out of a document before that draw"
+        {},
+        "chance that a type (key) is left out of a document before that draw",
+        at_least=0,
+        at_most=1,
     )
-    html_overall_sample_rate: float = key(1.0, "chance that html may be drawn at all")
+    html_overall_sample_rate: float = key(
+        1.0, "chance that html may be drawn at all", at_least=0, at_most=1
+    )
     metadata_values: str = key(
         "own",
         "own; for controls, in training and evaluation: shuffled (those of another document of the "
@@ -128,9 +148,11 @@ class MetadataConfig:
         {}, "types (keys) whose numbers are rendered as the interval between these rising bounds"
     )
     value_bucket_scale: dict[str, float] = key(
-        {}, "types (keys) whose numbers are rendered as floor(scale * number)"
+        {}, "types (keys) whose numbers are rendered as floor(scale * number)", above=0
     )
-    num_meta_tokens: int = key(5, "learnable tokens that the type `meta_tokens` puts in the prefix")
+    num_meta_tokens: int = key(
+        5, "learnable tokens that the type `meta_tokens` puts in the prefix", at_least=1
+    )
 
     treat_local_metadata_as_regular_text: bool = key(
         True, "local records count as text (trained on); only the prefix is masked"
@@ -164,7 +186,7 @@ class MetadataConfig:
         "the published code; false: only those that rendering inserts are",
     )
 
-    max_seq_len: int = key(1024, "length of a sequence in tokens")
+    max_seq_len: int = key(1024, "length of a sequence in tokens", at_least=2)
     prefix_on: str = key(
         "every_piece",
         "chunks of a long document that carry the prefix",
@@ -182,7 +204,7 @@ class MetadataConfig:
         "that carries the prefix; without metadata, too",
     )
     prefix_max_tokens: int | None = key(
-        None, "longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2"
+        None, "longest prefix in tokens (cut, keeping its end); null: max_seq_len // 2", at_least=1
     )
     loss_on_metadata: bool = key(False, "take loss on metadata tokens, too")
     loss_on_metadata_types: list[str] | None = key(

@@ -16,6 +16,9 @@ from bsmeta.config.keys import key
 LARGEST_SEED = 2**32 - 1
 """The largest seed that numpy accepts."""
 
+# Accelerate's names, which are also those of the modules that must be installed.
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
 
 @dataclass(kw_only=True)
 class RunConfig:
@@ -134,7 +137,9 @@ class RunConfig:
     saves_per_epoch: int | None = key(
         None, "checkpoints in an epoch, instead of save_steps", at_least=1
     )
-    extra_steps_to_eval_save_at: list[int] = key([], "further steps to evaluate and save at")
+    extra_steps_to_eval_save_at: list[int] = key(
+        [], "further steps to evaluate and save at", at_least=1
+    )
     async_save: bool = key(
         False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
     )
@@ -180,6 +185,7 @@ class RunConfig:
     trackers: list[str] = key(
         ["tensorboard"],
         "Accelerate's trackers beside metrics.jsonl",
+        choices=TRACKERS,
         heading="Trackers, logs and upload",
     )
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
@@ -187,7 +193,9 @@ class RunConfig:
     profile: bool = key(
         False, "write a trace of some steps by torch's profiler into profile/ of the run folder"
     )
-    profile_steps: list[int] = key([10, 12], "profile: the first and the last of these steps")
+    profile_steps: list[int] = key(
+        [10, 12], "profile: the first and the last of these steps", at_least=1
+    )
 
     push_to_hub: str | None = key(
         None, "owner/name on the Hub that the finished model is uploaded to; a failure is logged"

@@ -82,11 +82,15 @@ class SpellingConfig(RunConfig):
         "texts to train on: files, folders or globs of .txt (one text a line), .jsonl (also .gz)",
         is_path=True,
     )
-    dataset_limits: list[int] = key([], "use so many samples of each of the datasets; []: all")
+    dataset_limits: list[int] = key(
+        [], "use so many samples of each of the datasets; []: all", at_least=1
+    )
     val_splits: list[float] = key(
         [0.05],
         "samples of each data set to validate on: a number from 1, or a share below 1 (and the "
         "other samples of the last text of them); one value for all, or one for each",
+        at_least=0,
+        finite=True,
     )
     text_column: str = key(
         "auto", "key of the text in JSON lines; auto: the first of sequence, text and sentence"

@@ -15,6 +15,7 @@ from bsmeta.config.checks.problems import bound_lines
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import WINDOWS
 from bsmeta.config.keys import key
+from bsmeta.config.schema import LARGEST_SEED
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 OWN_KEYS = (
@@ -56,10 +57,12 @@ class MeasureConfig:
     )
     each_type: bool = key(True, "at the last checkpoint, also each type of metadata by itself")
     position_edges: list[int] = key(
-        [0, 256, 1024, 4096], "bytes at which the bins of the gain by position begin"
+        [0, 256, 1024, 4096], "bytes at which the bins of the gain by position begin", at_least=0
     )
     length_edges: list[int] = key(
-        [1000, 4000], "bytes at which the groups of the gain by length of a document begin"
+        [1000, 4000],
+        "bytes at which the groups of the gain by length of a document begin",
+        at_least=0,
     )
     sites: int = key(5, "most frequent hosts with a gain of their own", at_least=0)
     resamples: int = key(10_000, "resamples of seeds and documents for each interval", at_least=100)
@@ -72,7 +75,7 @@ class DownstreamConfig:
 
     tasks: list[str] = key([], "their names; empty: none are run")
     include_path: str | None = key(None, "folder with task files of your own", is_path=True)
-    shots: list[int] = key([0, 5], "numbers of examples before the question")
+    shots: list[int] = key([0, 5], "numbers of examples before the question", at_least=0)
     prompts: dict[str, str] = key(
         {}, "task: the text that conditions it (`URL: en.wikipedia.org`), compared with none"
     )
@@ -88,11 +91,16 @@ class StudyConfig:
     config: str = key("", "configuration of the runs, as BSMETA_CONFIG (required)")
     launch: str = key("train.sh", "script of experiments/ that starts a run", choices=SCRIPTS)
     overrides: list[str] = key([], "keys of every run, in Hydra's syntax")
-    seeds: list[int] = key([1, 2, 3], "seeds of the runs of each arm")
+    seeds: list[int] = key(
+        [1, 2, 3], "seeds of the runs of each arm", at_least=0, at_most=LARGEST_SEED
+    )
     baseline: str = key("", "the arm that all others are compared with (required)")
     arms: dict[str, ArmConfig] = key({}, "the arms, in the order of the report (required)")
     curve: list[float] = key(
-        [0.1, 0.2, 0.4, 0.7, 1.0], "shares of each run after which its model is kept and measured"
+        [0.1, 0.2, 0.4, 0.7, 1.0],
+        "shares of each run after which its model is kept and measured",
+        above=0,
+        at_most=1,
     )
     measure: MeasureConfig = key(MeasureConfig, "how checkpoints are measured")
     downstream: DownstreamConfig = key(DownstreamConfig, "tasks for the finished models")
@@ -136,7 +144,7 @@ def _shielded(values: Any) -> Any:
 
 
 def _problems(study: StudyConfig) -> list[str]:
-    found = [f"{line}" for section in (study, study.measure) for line in bound_lines(section)]
+    found = bound_lines(study)
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
             found.append(f"{name} is missing")
@@ -156,8 +164,6 @@ def _problems(study: StudyConfig) -> list[str]:
             found.append(f"arms.{name}.text_tokens_of: expected an arm that is trained before it")
     if len(set(study.seeds)) < len(study.seeds):
         found.append(f"seeds={study.seeds}: expected different ones")
-    if any(not 0 < share <= 1 for share in study.curve):
-        found.append(f"curve={study.curve}: expected shares above 0 and up to 1")
     for override in [*study.overrides, *(one for arm in arms.values() for one in arm.overrides)]:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
             found.append(f"{override}: the study sets it itself; leave it out")

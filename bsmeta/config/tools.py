@@ -46,13 +46,21 @@ class GenerateConfig:
     )
     null_metadata: dict[str, Any] = key({}, "metadata of the context that guidance leads away from")
     guidance: float = key(
-        1.0, "g in `null + g (metadata - null)` of log-probabilities: 1 plain, above 1 stronger"
+        1.0,
+        "g in `null + g (metadata - null)` of log-probabilities: 1 plain, above 1 stronger",
+        finite=True,
     )
-    max_new_tokens: int = key(100, "tokens to write at most; ends at the end-of-text token, too")
-    temperature: float = key(0.8, "0: always the most likely token; 1: as the model says")
-    top_p: float = key(0.95, "draw from the smallest set of tokens that has this probability")
-    seed: int = key(42, "seed of the first sample; the next one has the next number")
-    num_samples: int = key(1, "texts to write under the same metadata")
+    max_new_tokens: int = key(
+        100, "tokens to write at most; ends at the end-of-text token, too", at_least=1
+    )
+    temperature: float = key(
+        0.8, "0: always the most likely token; 1: as the model says", at_least=0, finite=True
+    )
+    top_p: float = key(
+        0.95, "draw from the smallest set of tokens that has this probability", above=0, at_most=1
+    )
+    seed: int = key(42, "seed of the first sample; the next one has the next number", at_least=0)
+    num_samples: int = key(1, "texts to write under the same metadata", at_least=1)
     batch_size: int = key(
         16, "texts written, or scored under all candidates, at one time", at_least=1
     )

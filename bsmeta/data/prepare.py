@@ -30,7 +30,6 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.checks.causal_lm import check_data
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, UserError, differing
@@ -174,7 +173,6 @@ class StreamWriter(Dataset):
 
 def main(config: PrepareConfig) -> None:
     """Writes the folder, or checks an existing one, and prints a summary of its content."""
-    refuse_out_of_bounds(config)
     check_data(config.data_config)
     if config.out is None:
         raise ConfigurationError("out is not set; expected the folder to write")

@@ -27,14 +27,12 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import MATCHED, OWN, SHUFFLED, WORDS, WRONG
+from bsmeta.metadata.sampling import OWN, WORDS
 
 TEXT = "text"
 """The group whose only comparison has identical arms: every document as text alone."""
 
 TRAINING, PROMPT, FORM, SEPARATOR = "training", "prompt", "form", "separator"
-
-CONTROLS = (SHUFFLED, WRONG, MATCHED, FORM, SEPARATOR)
 
 AGAINST = "own_against_"
 """Prefix of the groups that compare an arm with its control instead of with no metadata."""
@@ -122,11 +120,6 @@ def text_alone() -> Comparison:
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
     """The comparisons of these groups, in the order of the groups."""
-    unknown = [group for group in groups if group not in COMPARISONS]
-    if unknown:
-        raise ConfigurationError(
-            f"comparisons={list(groups)}: {unknown} unknown, expected any of {list(COMPARISONS)}"
-        )
     return [comparison for group in groups for comparison in COMPARISONS[group](tuple(types))]
 
 
@@ -136,11 +129,7 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
     Raises:
         ConfigurationError: A name is unknown; the message lists all of them.
     """
-    problems = [
-        f"controls={list(config.controls)}: {control} unknown, expected any of {list(CONTROLS)}"
-        for control in config.controls
-        if control not in CONTROLS
-    ]
+    problems: list[str] = []
     chosen = []
     for entry in config.chosen:
         wanted = entry.split("+")

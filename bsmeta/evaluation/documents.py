@@ -22,7 +22,6 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.config.checks.problems import bound_lines
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
@@ -220,9 +219,6 @@ def make_slices(
 
 
 def _problems(config: SliceConfig) -> list[str]:
-    out_of_bounds = bound_lines(config)
-    if out_of_bounds:
-        return [f"slices: {line}" for line in out_of_bounds]
     edges = list(config.edges)
     if config.by != "site" and (not edges or edges != sorted(set(edges))):
         return [f"slices: by={config.by}: edges={edges}: expected rising numbers, at least one"]

@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bsmeta.evaluation.arms import (
-    AGAINST,
-    FORM,
-    MATCHED,
-    PROMPT,
-    SEPARATOR,
-    SHUFFLED,
-    TEXT,
-    WRONG,
-)
+from bsmeta.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.evaluation.tables import CONTROL_WORDS, label
+from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.checks.problems import nearest, refuse_out_of_bounds
+from bsmeta.config.checks.problems import nearest
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
@@ -66,7 +66,6 @@ def evaluate(
     progress: Progress = lambda share: None,
 ) -> Report:
     """Score the held-out documents with each model; every rank gets the same report."""
-    refuse_out_of_bounds(config)
     edges = config.position_edges
     if edges[:1] != [0] or any(np.diff(edges) <= 0):
         raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")

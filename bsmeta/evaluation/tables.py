@@ -5,18 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from bsmeta.evaluation.arms import (
-    AGAINST,
-    FORM,
-    MATCHED,
-    PROMPT,
-    SEPARATOR,
-    SHUFFLED,
-    TEXT,
-    WRONG,
-)
+from bsmeta.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.evaluation.statistics import PairedMetrics
+from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 
 NONE = "–"
 

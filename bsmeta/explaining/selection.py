@@ -24,7 +24,6 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.checks.causal_lm import check_data
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.data import DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
@@ -180,7 +179,6 @@ class Selection:
 
     def __init__(self, config: ExplainConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         check_data(config.data_config)
-        refuse_out_of_bounds(config)
         self._config = config
         self._data = config.data_config
         if config.types is not None:

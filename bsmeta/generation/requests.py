@@ -7,24 +7,22 @@ leading space makes any line a prompt.
 
 from __future__ import annotations
 
-import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import yaml
 
+from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.tools import GenerateConfig
 
-Positive = Annotated[int, msgspec.Meta(ge=1)]
-
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
-    """A request for text; `GenerateConfig` documents the fields.
+    """A request for text; `GenerateConfig` documents the fields, and their bounds.
 
     `id` is only copied to the result.
     """
@@ -34,11 +32,11 @@ class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=T
     prompt: str = ""
     null_metadata: dict[str, Any] = {}
     guidance: float = 1.0
-    max_new_tokens: Positive = 100
-    temperature: Annotated[float, msgspec.Meta(ge=0)] = 0.8
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.95
-    seed: Annotated[int, msgspec.Meta(ge=0)] = 42
-    num_samples: Positive = 1
+    max_new_tokens: int = 100
+    temperature: float = 0.8
+    top_p: float = 0.95
+    seed: int = 42
+    num_samples: int = 1
 
 
 FIELDS = tuple(name for name in Request.__struct_fields__ if name != "id")
@@ -60,9 +58,7 @@ def changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> Request:
         request = msgspec.convert(merged, Request)
     except msgspec.ValidationError as error:
         raise ConfigurationError(_explained(error, merged)) from error
-    for name in ("guidance", "temperature", "top_p"):
-        if not math.isfinite(getattr(request, name)):
-            raise ConfigurationError(f"{name}={merged[name]}: expected a finite number")
+    refuse_out_of_bounds(GenerateConfig(**{name: getattr(request, name) for name in FIELDS}))
     return request
 
 

@@ -21,8 +21,8 @@ _LIST = "metadata_list"
 
 def metadata_problems(config: MetadataConfig) -> list[Problem]:
     """All problems with the configuration; empty if there are none."""
-    found = [*_list_problems(config), *_number_problems(config)]
-    found += bound_problems(config, f"{CONFIG_KEY}.")
+    found = [*_list_problems(config), *bound_problems(config, f"{CONFIG_KEY}.")]
+    found += _prefix_problems(config)
     found += _template_problems(config)
     found += _bucket_problems(config)
     for metadata_type in PROCESSORS.values():
@@ -108,34 +108,11 @@ def _list_problems(config: MetadataConfig) -> Iterator[Problem]:
             yield config_problem(name, f"the type {unknown}", expected, fix)
 
 
-def _chance_problems(config: MetadataConfig) -> Iterator[Problem]:
-    chances = {"metadata_probability": config.metadata_probability}
-    for metadata_type in PROCESSORS.values():
-        if metadata_type.sample_rate_key is not None:
-            chances[metadata_type.sample_rate_key] = metadata_type.sample_rate(config)
-    chances |= {f"metadata_dropout.{name}": at for name, at in config.metadata_dropout.items()}
-    for name, chance in chances.items():
-        if not 0 <= chance <= 1:
-            yield config_problem(
-                name, show(chance), "a chance from 0 to 1", setting(name, "0.5, for example")
-            )
-    for name, weight in config.random_sample_metadata_weights.items():
-        if not 0 <= weight < math.inf:
-            key = f"random_sample_metadata_weights.{name}"
-            yield config_problem(key, show(weight), "a number of 0 or more", setting(key, "1.0"))
-
-
-def _number_problems(config: MetadataConfig) -> Iterator[Problem]:
-    yield from _chance_problems(config)
-    if config.max_seq_len < 2:
-        fix = setting("max_seq_len", "1024, for example")
-        yield config_problem("max_seq_len", show(config.max_seq_len), "at least 2 tokens", fix)
-    longest = config.prefix_max_tokens
-    if longest is not None and not 1 <= longest < config.max_seq_len:
-        expected = f"1 to {config.max_seq_len - 1} (max_seq_len - 1), or null"
-        yield config_problem(
-            "prefix_max_tokens", show(longest), expected, setting("prefix_max_tokens", "null")
-        )
+def _prefix_problems(config: MetadataConfig) -> Iterator[Problem]:
+    key, longest, length = "prefix_max_tokens", config.prefix_max_tokens, config.max_seq_len
+    if longest is not None and 2 <= length <= longest:
+        expected = f"1 to {length - 1} (max_seq_len - 1), or null"
+        yield config_problem(key, show(longest), expected, setting(key, "null"))
 
 
 def _template_problems(config: MetadataConfig) -> Iterator[Problem]:
@@ -171,27 +148,18 @@ def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
         if name in config.value_bucket_scale:
             expected = f"no bounds, because value_bucket_scale names {name}, too"
             yield config_problem(key, show(bounds), expected, f"drop {name} from one of the two")
-    for name, scale in config.value_bucket_scale.items():
-        if not 0 < scale < math.inf:
-            key = f"value_bucket_scale.{name}"
-            yield config_problem(key, show(scale), "a number above 0", setting(key, "1.0"))
 
 
 def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
     shares = [phase.share for phase in config.schedule]
-    if shares and (min(shares) <= 0 or not math.isclose(sum(shares), 1, abs_tol=1e-6)):
-        expected = f"shares above 0 that make 1 (they make {sum(shares):g})"
+    if shares and not math.isclose(sum(shares), 1, abs_tol=1e-6):
+        expected = f"shares that make 1 (they make {sum(shares):g})"
         yield config_problem("schedule", f"the shares {shares}", expected, "change the shares")
     for number, phase in enumerate(config.schedule):
         for unknown in [name for name in phase.types or () if name not in config.metadata_list]:
             expected = f"types of metadata_list{nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
-        for problem in _chance_problems(during(phase, config)):
-            key = problem.key.replace(CONFIG_KEY, f"{CONFIG_KEY}.schedule.{number}")
-            yield Problem(
-                key, problem.file, problem.found, problem.expected, "write a number from 0 to 1"
-            )
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:

@@ -13,14 +13,13 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from bsmeta.config.checks.problems import Problem, show
+from bsmeta.config.checks.problems import Problem
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,
     config_problem,
     readable_url,
-    setting,
     year_and_month,
 )
 from bsmeta.metadata.records import BadDocument, Record, bad_document
@@ -310,14 +309,6 @@ class MetaTokens(MetadataType):
     @property
     def special_tokens(self) -> Sequence[str]:
         return self._tokens
-
-    @classmethod
-    def problems(cls, config: MetadataConfig) -> Iterator[Problem]:
-        keys = [key for key in config.metadata_list if type_of(key) is cls]
-        if keys and config.num_meta_tokens < 1:
-            name = "num_meta_tokens"
-            expected = f"1 or more, because metadata_list asks for {keys[0]}"
-            yield config_problem(name, show(config.num_meta_tokens), expected, setting(name, "5"))
 
 
 PROCESSORS: dict[str, type[MetadataType]] = {

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import transformers
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.evaluation.checkpoints import Location
@@ -40,9 +39,8 @@ def begin(
         device: That of this process.
 
     Raises:
-        ConfigurationError: If a value is out of bounds, or a key has no meaning for the task.
+        ConfigurationError: If a key has no meaning for the task.
     """
-    refuse_out_of_bounds(config)
     used = (
         "checkpoint", "training_config", "overrides", "out_dir", "validation_file", own_key,
         "bootstrap_resamples", "seed",

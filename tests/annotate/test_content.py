@@ -107,11 +107,6 @@ def test_another_version_of_an_extractor_finds_other_spans(monkeypatch: pytest.M
     assert fingerprint() != before
 
 
-def test_an_unknown_extractor() -> None:
-    with pytest.raises(ConfigurationError, match="content_extractors: found readability"):
-        make_annotators(AnnotateConfig(annotators=["content"], content_extractors=["readability"]))
-
-
 TEXT = """Home About Contact
 The history of the bridge
 The bridge (built 1874-1877) is 300 m long. It was painted red.

@@ -140,7 +140,10 @@ def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:
             [Phase(share=0.5)],
             "schedule in Hydra configuration: found the shares [0.5], expected shares",
         ),
-        ([Phase(share=1.5), Phase(share=-0.5)], "expected shares above 0 that make 1"),
+        (
+            [Phase(share=1.5), Phase(share=-0.5)],
+            "schedule.1.share in Hydra configuration: found -0.5, expected a",
+        ),
         (
             [Phase(types=["colour"])],
             "schedule.0.types in Hydra configuration: found the type colour",

@@ -58,11 +58,11 @@ def test_comparisons_in_their_order() -> None:
 
 
 def test_all_unknown_names_are_listed_at_once() -> None:
-    config = EvaluateConfig(chosen=["url+colour"], controls=["mixed"])
+    config = EvaluateConfig(chosen=["url+colour", "size"])
     with pytest.raises(ConfigurationError) as caught:
         configured_comparisons(config, ["url"])
-    assert "controls=['mixed']: mixed unknown" in str(caught.value)
     assert "colour is not in metadata_list ['url']" in str(caught.value)
+    assert "size is not in metadata_list ['url']" in str(caught.value)
 
 
 def page(number: int, **values: str) -> Document:

@@ -16,7 +16,7 @@ import torch
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
@@ -188,11 +188,6 @@ def test_a_subset_without_metadata_still_gives_the_text(
     )
     assert sorted(figures) == ["bytes", "documents", "text_bits_per_byte"]
     assert figures["documents"] == 4
-
-
-def test_an_unknown_comparison_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"\['some'\] unknown, expected any of"):
-        plan_comparisons(["all", "some"], TYPES)
 
 
 def changed(config: DataConfig, **values: Any) -> DataConfig:

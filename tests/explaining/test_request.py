@@ -31,9 +31,6 @@ from tests.explaining.helpers import SHARD, demo, demo_tokenizer
             "add to that list",
         ),
         ("types=[website_desc]", "(website_desc is the column of website_description)"),
-        ("limit=0", "limit=0: expected 1 or more"),
-        ("epoch=-1", "epoch=-1: expected 0 or more"),
-        ("sequences=-1", "sequences=-1: expected 0 or more"),
         ("data_config.packing=tight", 'found "tight", expected one of best_fit, pad'),
     ],
 )

@@ -244,8 +244,8 @@ def test_the_entry_point_writes_and_prints(
     [
         (["type=html"], "type=html: expected a type with a value before the text"),
         (["type=site"], "metadata.site: the model was not trained with this type"),
-        (["prior=flat"], "prior=flat: expected one of uniform, empirical"),
-        (["windows=last"], "windows=last: expected one of first_piece, all_pieces"),
+        (["prior=flat"], 'found "flat", expected one of uniform, empirical'),
+        (["windows=last"], 'found "last", expected one of first_piece, all_pieces'),
         (["candidates=[a.org]"], "expected at least two values of url"),
         (["candidates=[a.org,b.org]"], "no held-out document has one of the candidates"),
         (["candidates=[a.org,b.org]", "prompt=A"], "prompt='A': expected at least two tokens"),

@@ -32,16 +32,16 @@ def test_the_default_configuration_is_sound() -> None:
             {"metadata_list": [f"t{i}" for i in range(256)]},
             "metadata_list: 256 types, expected at most 255",
         ),
-        ({"metadata_probability": 1.5}, "metadata_probability: 1.5, expected a chance"),
-        ({"html_overall_sample_rate": -1}, "html_overall_sample_rate: -1, expected a chance"),
-        ({"metadata_dropout": {"url": 2}}, "metadata_dropout.url: 2, expected a chance"),
+        ({"metadata_probability": 1.5}, "metadata_probability: 1.5, expected 0 to 1"),
+        ({"html_overall_sample_rate": -1}, "html_overall_sample_rate: -1, expected 0 to 1"),
+        ({"metadata_dropout": {"url": 2}}, "metadata_dropout.url: 2, expected 0 to 1"),
         (
             {"metadata_dropout": {"urls": 0.1}},
             "metadata_dropout: the type urls, expected types of metadata_list (did you mean url?)",
         ),
         (
             {"random_sample_metadata_weights": {"url": -1.0}},
-            "weights.url: -1.0, expected a number of 0",
+            "weights.url: -1.0, expected 0 or more",
         ),
         (
             {"metadata_position": "before"},
@@ -70,7 +70,7 @@ def test_the_default_configuration_is_sound() -> None:
             {"loss_on_metadata": True, "loss_on_metadata_types": ["u"]},
             "loss_on_metadata_types: the type u",
         ),
-        ({"max_seq_len": 1}, "max_seq_len: 1, expected at least 2"),
+        ({"max_seq_len": 1}, "max_seq_len: 1, expected 2 or more"),
         ({"prefix_max_tokens": 1024}, "prefix_max_tokens: 1024, expected 1 to 1023"),
         (
             {"metadata_list": ["meta_tokens"], "num_meta_tokens": 0},
@@ -101,7 +101,7 @@ def test_one_error_lists_all_problems() -> None:
     with pytest.raises(ConfigurationError) as caught:
         Renderer(config)
     assert re.findall(r"^\d\. (\S+)", str(caught.value), re.M) == [
+        "data_config.metadata_config.entity_setting",
         "data_config.metadata_config.metadata_probability",
         "data_config.metadata_config.max_seq_len",
-        "data_config.metadata_config.entity_setting",
     ]

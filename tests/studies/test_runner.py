@@ -135,7 +135,6 @@ def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None
     [
         ({"baseline": "nun"}, "baseline=nun: expected one of the arms short, url, none"),
         ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
-        ({"curve": [0.5, 2.0]}, r"curve=\[0.5, 2.0\]: expected shares above 0 and up to 1"),
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
         ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),
         ({"arms": {"a/b": {}}, "baseline": "a/b"}, "a/b: expected a name that a folder can have"),

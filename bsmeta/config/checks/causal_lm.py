@@ -60,7 +60,6 @@ def _source_problems(config: DataConfig) -> Iterator[Problem]:
     names = [source.name for source in config.sources]
     for number, source in enumerate(config.sources):
         key = f"data_config.sources.{number}"
-        yield from bound_problems(source, f"{key}.")
         yield from _column_problems(f"{key}.columns", source.columns)
         if not re.fullmatch(r"[\w.-]+", source.name):
             expected = "a name of letters, digits, dots, hyphens and underscores"

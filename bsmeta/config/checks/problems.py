@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.keys import Values, values_of
+from bsmeta.config.keys import Values, leaves, values_of
 
 HYDRA = "Hydra configuration"
 MISSING = object()  # shown as "no such key"
@@ -149,82 +149,95 @@ def same_type(found: Any, value: Any) -> bool:
     return type(found) is type(value)
 
 
-@dataclass(frozen=True)
-class _Refused:
-    name: str
-    value: Any
-    expected: str
-    fix: str
+def bound_problems(section: Any, prefix: str = "") -> list[Problem]:
+    """The values of a section, and of all sections in it, that their keys do not allow.
 
-
-def bound_problems(section: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yields a problem for each key of a section (nested ones excluded) that is out of bounds.
+    Invalid choices come first, then numbers out of bounds, each in schema order.
 
     Args:
         section: A dataclass of `key(...)` fields.
         prefix: Prepended to the names of its keys, such as `data_config.`.
     """
-    for problem in _refused(section):
-        name = f"{prefix}{problem.name}"
-        fix = problem.fix.replace("{key}", name)
-        yield Problem(name, HYDRA, show(problem.value), problem.expected, fix)
+    choices, numbers = [], []
+    for name, owner, described in leaves(section, prefix):
+        values = values_of(described)
+        if not str(values):
+            continue
+        default = getattr(type(owner)(), described.name)
+        for value, place in _entries(getattr(owner, described.name)):
+            if values.choices and value not in values.choices:
+                choices.append(_not_a_choice(name, getattr(owner, described.name), value, values))
+            expected = None if values.choices else _expected(value, values)
+            if expected is not None:
+                example = default if place is None else _least(values)
+                key = f"{name}{place or ''}"
+                fix = f"{key}={show(example)}, for example"
+                numbers.append(Problem(key, HYDRA, show(value), expected, fix))
+    return [*choices, *numbers]
 
 
-def bound_lines(section: Any) -> list[str]:
+def bound_lines(section: Any, prefix: str = "") -> list[str]:
     """One line for each key that is out of bounds, for programs that do not train."""
     return [
-        f"{problem.name}={problem.value}: expected {problem.expected}"
-        for problem in _refused(section)
+        f"{problem.key}={problem.found}: expected {problem.expected}"
+        for problem in bound_problems(section, prefix)
     ]
 
 
-def refuse_out_of_bounds(section: Any) -> None:
+def refuse_out_of_bounds(section: Any, prefix: str = "") -> None:
     """Raises an error if a value is out of bounds."""
-    lines = bound_lines(section)
+    lines = bound_lines(section, prefix)
     if lines:
         raise ConfigurationError("\n".join(lines))
 
 
-def _refused(section: Any) -> Iterator[_Refused]:
-    """Yields invalid choices first, then numbers out of bounds, each in schema order."""
-    described = {
-        field.name: values_of(field)
-        for field in fields(section)
-        if not is_dataclass(getattr(section, field.name))
-    }
-    defaults = type(section)()
-    for name, values in described.items():
-        value = getattr(section, name)
-        if values.choices and value is not None and value not in values.choices:
-            yield _not_a_choice(name, value, values.choices)
-    for name, values in described.items():
-        value = getattr(section, name)
-        expected = None if value is None else _expected(value, values)
-        if expected is not None:
-            default = show(getattr(defaults, name))
-            yield _Refused(name, value, expected, f"{{key}}={default}, for example")
-        elif values.finite and value == math.inf:
-            yield _Refused(name, value, "a number (0 switches it off)", "{key}=0")
+def _entries(value: Any) -> Iterator[tuple[Any, str | None]]:
+    """Yields the values in a value: those of a mapping with their places, such as `.url`."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            yield from ((found, f".{name}") for found, _ in _entries(entry))
+    elif isinstance(value, list):
+        yield from ((entry, None) for entry in value)
+    elif value is not None:
+        yield value, None
 
 
-def _not_a_choice(name: str, value: Any, choices: tuple[str, ...]) -> _Refused:
+def _not_a_choice(name: str, whole: Any, value: Any, values: Values) -> Problem:
+    choices = values.choices
     expected = f"one of {', '.join(choices)}{nearest(value, choices)}"
-    if value == "False" and "no" in choices:
+    fix = f"{name}={closest(value, choices)}"
+    if isinstance(whole, list):
+        expected = f"some of {', '.join(choices)}{nearest(value, choices)}"
+        fixed = dict.fromkeys(one if one in choices else closest(one, choices) for one in whole)
+        fix = f"{name}=[{', '.join(fixed)}]"
+    elif value == "False" and "no" in choices:
         expected += " (YAML reads no without quotes as false)"
-        return _Refused(
-            name, value, expected, '{key}: "no" in YAML, or {key}=no on the command line'
-        )
-    return _Refused(name, value, expected, f"{{key}}={closest(value, choices)}")
+        fix = f'{name}: "no" in YAML, or {name}=no on the command line'
+    return Problem(name, HYDRA, show(value), expected, fix)
 
 
 def _expected(value: Any, values: Values) -> str | None:
     """The bound that a number (or NaN) violates, as text; None if it is within bounds."""
-    if values.at_least is not None and not value >= values.at_least:
-        return f"{values.at_least} or more"
-    if values.at_most is not None and not value <= values.at_most:
-        return f"{values.at_most} or less"
+    least, most = values.at_least, values.at_most
+    if least is not None and most is not None and not least <= value <= most:
+        return f"{least} to {most}"
+    if least is not None and not value >= least:
+        return f"{least} or more"
+    if most is not None and not value <= most:
+        return f"{most} or less"
     if values.above is not None and not values.above < value < math.inf:
         return f"a number above {values.above}"
     if values.below is not None and not value < values.below:
         return f"a number below {values.below}"
+    if values.finite and not math.isfinite(value):
+        return "a finite number"
     return None
+
+
+def _least(values: Values) -> float:
+    """A small number within bounds."""
+    if values.above is not None:
+        most = values.at_most if values.at_most is not None else values.below
+        return values.above + 1 if most is None else (values.above + most) / 2
+    bounds = (values.at_least, values.at_most)
+    return next((bound for bound in bounds if bound is not None), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Ite
     yield from _table(config)
     yield from model_problems(config)
     yield from _class_weights(config.class_weights)
+    yield from fraction_problems(config.data_config.split_fractions)
     yield from _validation(config)
     folder = Path(config.results_dir or "")
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
@@ -38,6 +39,16 @@ def _table(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("data_config.csv", HYDRA, "null", expected, fix)
     elif config.accelerate_config_file is None and not os.path.isfile(data.csv):
         yield missing("data_config.csv", data.csv, "a CSV file", "correct data_config.csv")
+
+
+def fraction_problems(shares: Sequence[float]) -> list[Problem]:
+    """The problem of `split_fractions` that do not divide a table; empty if they do."""
+    valid = len(shares) == 3 and shares[0] > 0 and min(shares) >= 0
+    if valid and math.isclose(sum(shares), 1, abs_tol=1e-6):
+        return []
+    key = "data_config.split_fractions"
+    expected = "the shares of training (above 0), validation and test, whose sum is 1"
+    return [Problem(key, HYDRA, show(list(shares)), expected, f"{key}=[0.8,0.1,0.1], for example")]
 
 
 def _validation(config: ClassificationConfig) -> Iterator[Problem]:

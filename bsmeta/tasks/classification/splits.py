@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import DataError
 from bsmeta.data.seeds import derive
 
 SPLITS = ("train", "validation", "test")
@@ -32,21 +32,6 @@ NAMES = {
 _MOST_FOLDS = 100
 _MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
 _LISTED = 10
-
-
-def check_fractions(fractions: Sequence[float]) -> None:
-    """Refuses fractions that do not divide a table.
-
-    Raises:
-        ConfigurationError: Naming `data_config.split_fractions`.
-    """
-    valid = len(fractions) == 3 and fractions[0] > 0 and min(fractions) >= 0
-    if not valid or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
-        raise ConfigurationError(
-            f"data_config.split_fractions={list(fractions)}: expected the shares of training "
-            "(above 0), validation and test, whose sum is 1, such as [0.8, 0.1, 0.1]",
-            ["data_config.split_fractions"],
-        )
 
 
 def split_rows(

@@ -21,15 +21,17 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.checks.problems import refuse
 from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.errors import ConfigurationError, DataError, differing
 from bsmeta.config.reporting import rank
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
+from bsmeta.tasks.classification.checks import fraction_problems
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.splits import SPLITS, check_fractions
+from bsmeta.tasks.classification.splits import SPLITS
 from bsmeta.tasks.classification.table import CONTENT, build
 from bsmeta.training.signals import release_signals
 
@@ -63,7 +65,7 @@ def open_examples(config: ClassificationDataConfig, tokenizer: PreTrainedTokeniz
         DataError: If the CSV file cannot be used, or the database is damaged.
     """
     csv = _path_of(config)
-    check_fractions(config.split_fractions)
+    refuse(fraction_problems(config.split_fractions))
     if is_sqlite(csv):
         return _checked(Examples(csv), _settings(config, tokenizer), "")
     database = database_of(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import math
 import os
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
@@ -72,12 +73,8 @@ def _data(config: SpellingConfig) -> Iterator[Problem]:
         if len(values) not in (0, 1, count):
             expected = f"one value for all {count} datasets, or one for each"
             yield Problem(key, HYDRA, show(list(values)), expected, f"correct {key}")
-    for value in config.dataset_limits:
-        if value < 1:
-            fix = "dataset_limits=[] uses all samples"
-            yield Problem("dataset_limits", HYDRA, show(value), "numbers of samples from 1", fix)
     for split in config.val_splits:
-        if split < 0 or (split >= 1 and split != int(split)):
+        if 1 <= split < math.inf and split != int(split):
             expected = "a number of samples from 1, or a share below 1"
             yield Problem("val_splits", HYDRA, show(split), expected, "val_splits=[0.05]")
     if not any(config.val_splits) and config.keep_best_by is not None:
@@ -96,7 +93,7 @@ def _model(config: SpellingConfig) -> Iterator[Problem]:
         expected = "the tokenizer of the model of model_config_file"
         yield Problem("tokenizer_name", HYDRA, "null", expected, "tokenizer_name=FOLDER")
     small = config.small_model
-    if small.width % small.heads:
+    if small.heads >= 1 and small.width % small.heads:
         expected = f"a divisor of small_model.width={small.width}"
         yield Problem(
             "small_model.heads", HYDRA, show(small.heads), expected, "small_model.heads=4"

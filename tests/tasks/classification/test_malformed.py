@@ -135,7 +135,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
         {"split_column": "part", "split_by": "speaker"},
         r"divides a group .*: row 1 is in train, row 3 of the same group in test",
     ),
-    "fractions": (TABLE, {"split_fractions": [0.5, 0.2]}, r"split_fractions=\[0.5, 0.2\]: exp"),
+    "fractions": (TABLE, {"split_fractions": [0.5, 0.2]}, r"found \[0.5, 0.2\], expected"),
     "no training": (TABLE, {"split_fractions": [0, 0.5, 0.5]}, r"training \(above 0\)"),
     "too few rows to divide": (
         TABLE, {"split_fractions": [0.02, 0.49, 0.49]}, r"18 rows are too few to divide into"

@@ -46,8 +46,8 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "exchange them, or set both to 0 to mask nothing",
         ),
         (
-            {"entity_text": ["title", "descripton"]}, "data_config.entity_text",
-            "['title', 'descripton']",
+            {"entity_text": ["title", "title"]}, "data_config.entity_text",
+            "['title', 'title']",
             "data_config.entity_text=[title, types, relations, description]",
         ),
         (
