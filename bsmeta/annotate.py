@@ -7,10 +7,10 @@ python bsmeta/annotate.py input=shards output=more annotators=[language,my.modul
 
 from __future__ import annotations
 
-# This file is only a script: `bsmeta.annotate` is the package of the same name.
-from bsmeta.annotate.command import main
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.compose import run_entry_point
+import runpy
+
+import bsmeta  # noqa: F401  (removes this folder from sys.path, where its modules shadow others)
 
 if __name__ == "__main__":
-    run_entry_point(main, AnnotateConfig, "annotate")
+    # `bsmeta.annotate` is the package of the same name.
+    runpy.run_module("bsmeta.annotate", run_name="__main__")

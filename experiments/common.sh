@@ -68,7 +68,7 @@ choose_run() {
 
 # Sets OUT_DIR. A misspelt key ends here, before any process starts.
 find_out_dir() {
-  OUT_DIR=$(python "$ROOT/bsmeta/train.py" --cfg job --package out_dir \
+  OUT_DIR=$(python -m bsmeta.train --cfg job --package out_dir \
     "${RUN[@]}" "${OVERRIDES[@]}") || exit "$EXIT_USER_ERROR"
   OUT_DIR=${OUT_DIR##*$'\n'} # after a line that names the package
   OUT_DIR=${OUT_DIR/#\~\//$HOME/}
@@ -193,7 +193,7 @@ start_run() {
   elif [[ -n $PROCESSES ]]; then
     command+=(--num_processes "$PROCESSES")
   fi
-  command+=("$ROOT/bsmeta/train.py" "${RUN[@]}" "${OVERRIDES[@]}")
+  command+=(-m bsmeta.train "${RUN[@]}" "${OVERRIDES[@]}")
   if $DRY_RUN; then
     printf '%q ' "${command[@]}"
     echo

@@ -20,5 +20,5 @@ else
   evaluate=(accelerate launch --config_file experiments/accelerate/cpu.yaml)
 fi
 
-"${train[@]}" bsmeta/train.py --config-name demo overwrite_out_dir=true
-"${evaluate[@]}" bsmeta/evaluate.py checkpoint=runs/demo
+"${train[@]}" -m bsmeta.train --config-name demo overwrite_out_dir=true
+"${evaluate[@]}" -m bsmeta.evaluate checkpoint=runs/demo

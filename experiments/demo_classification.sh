@@ -12,4 +12,4 @@ else
   export OMP_NUM_THREADS=$((($(nproc) + 1) / 2))
   launch=(accelerate launch --config_file experiments/accelerate/cpu.yaml)
 fi
-"${launch[@]}" bsmeta/train.py --config-name demo_classification overwrite_out_dir=true "$@"
+"${launch[@]}" -m bsmeta.train --config-name demo_classification overwrite_out_dir=true "$@"

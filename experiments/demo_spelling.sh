@@ -14,6 +14,6 @@ else
 fi
 python experiments/spelling_test_set.py examples/webdocs/*pq00-000.jsonl.gz \
   --out runs/demo_spelling_tests --group webdocs --lines 500
-"${launch[@]}" bsmeta/train.py --config-name demo_spelling overwrite_out_dir=true "$@"
+"${launch[@]}" -m bsmeta.train --config-name demo_spelling overwrite_out_dir=true "$@"
 echo 'Returns the nubmer of rows that the fuction has recieved, or rises an error.' |
-  python bsmeta/predict.py checkpoint=runs/demo_spelling input=- show=color
+  python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color

@@ -68,7 +68,7 @@ def test_main_job(tmp_path: Path) -> None:
     assert started == [
         "accelerate launch --config_file ROOT/experiments/accelerate/zero2.yaml"
         " --deepspeed_config_file ROOT/deepspeed_configs/v2.json --num_processes 4"
-        " ROOT/bsmeta/train.py --config-name v2 model_name=gpt2"
+        " -m bsmeta.train --config-name v2 model_name=gpt2"
         " data_config.train_file=data/c4-en-html-with-metadata/*.jsonl.gz"
         " data_config.validation_file=data/c4-en-html-with-metadata/"
         "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
@@ -76,8 +76,8 @@ def test_main_job(tmp_path: Path) -> None:
     ]
 
 
-TRAIN = "bsmeta/train.py --config-name demo overwrite_out_dir=true"
-EVALUATE = "bsmeta/evaluate.py checkpoint=runs/demo"
+TRAIN = "-m bsmeta.train --config-name demo overwrite_out_dir=true"
+EVALUATE = "-m bsmeta.evaluate checkpoint=runs/demo"
 
 
 def test_demo_on_a_cpu(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_demo_on_gpus(gpus: int, processes: int, tmp_path: Path) -> None:
 
 
 def test_demo_of_the_classifier(tmp_path: Path) -> None:
-    train = "bsmeta/train.py --config-name demo_classification overwrite_out_dir=true"
+    train = "-m bsmeta.train --config-name demo_classification overwrite_out_dir=true"
     launch = "accelerate launch --config_file experiments/accelerate/"
     for gpus, expected in ((0, "cpu.yaml"), (3, "ddp.yaml --num_processes 3")):
         folder = tmp_path / str(gpus)
@@ -111,9 +111,9 @@ def test_demo_of_spelling(tmp_path: Path) -> None:
         "python experiments/spelling_test_set.py"
         " examples/webdocs/c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
         " --out runs/demo_spelling_tests --group webdocs --lines 500",
-        "accelerate launch --config_file experiments/accelerate/cpu.yaml bsmeta/train.py"
+        "accelerate launch --config_file experiments/accelerate/cpu.yaml -m bsmeta.train"
         " --config-name demo_spelling overwrite_out_dir=true seed=1",
-        "python bsmeta/predict.py checkpoint=runs/demo_spelling input=- show=color",
+        "python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color",
     ]
 
 
@@ -127,22 +127,22 @@ SEVERAL = (
 @pytest.mark.parametrize(
     ("gpus", "environ", "started"),
     [
-        (0, {}, f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-name demo seed=1"),
+        (0, {}, f"{LAUNCH}cpu_zero2.yaml -m bsmeta.train --config-name demo seed=1"),
         (
             4,
             {},
-            f"{LAUNCH}zero2.yaml --num_processes 4 ROOT/bsmeta/train.py --config-name demo seed=1",
+            f"{LAUNCH}zero2.yaml --num_processes 4 -m bsmeta.train --config-name demo seed=1",
         ),
         (
             4,
             {"BSMETA_PROCESSES": "2", "BSMETA_LAUNCH_FILE": "ddp.yaml"},
-            f"GPU-b,GPU-a{LAUNCH}ddp.yaml --num_processes 2 ROOT/bsmeta/train.py"
+            f"GPU-b,GPU-a{LAUNCH}ddp.yaml --num_processes 2 -m bsmeta.train"
             " --config-name demo seed=1",
         ),
         (
             0,
             {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "x", "BSMETA_FORCE_LOCAL": "true"},
-            f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-name demo seed=1",
+            f"{LAUNCH}cpu_zero2.yaml -m bsmeta.train --config-name demo seed=1",
         ),
         (
             0,
@@ -167,12 +167,11 @@ def test_a_configuration_file_and_a_run_to_go_on_with(tmp_path: Path) -> None:
     two.mkdir()
     named = run("experiments/train.sh", one, [], BSMETA_CONFIG="../run/config.yaml")
     assert named == [
-        f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-dir {tmp_path}/run"
-        " --config-name config"
+        f"{LAUNCH}cpu_zero2.yaml -m bsmeta.train --config-dir {tmp_path}/run --config-name config"
     ]
     resumed = run("experiments/train.sh", two, [], BSMETA_RESUME="../run")
     assert resumed == [
-        f"{LAUNCH}cpu_zero2.yaml ROOT/bsmeta/train.py --config-dir {tmp_path}/run"
+        f"{LAUNCH}cpu_zero2.yaml -m bsmeta.train --config-dir {tmp_path}/run"
         f" --config-name config out_dir='{tmp_path}/run' overwrite_out_dir=false"
         " resume_from_checkpoint_dir=latest"
     ]
@@ -193,7 +192,7 @@ def test_the_first_of_several_machines(tmp_path: Path) -> None:
     )
     assert found == [
         f"GPU-b,GPU-a,GPU-c{LAUNCH}zero2.yaml --num_machines 2 --machine_rank 0 {SEVERAL}"
-        " --num_processes 6 ROOT/bsmeta/train.py --config-name demo"
+        " --num_processes 6 -m bsmeta.train --config-name demo"
     ]
 
 

@@ -28,14 +28,14 @@ from omegaconf.errors import OmegaConfBaseException
 from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
 from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
-from bsmeta.config.describe import CONFIG_FOLDER, describe, key_names, keys
+from bsmeta.config.describe import describe, key_names, keys
 from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.keys import expand_home
-from bsmeta.config.launch import REPOSITORY
 from bsmeta.config.mistakes import misfits
 from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
+from bsmeta.config.resources import CONFIG_FOLDER, ROOT
 from bsmeta.config.secrets import redact, redact_values
 
 EXIT_USER_ERROR = 2
@@ -162,7 +162,7 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     """
     for section in filter(dataclasses.is_dataclass, schema.__mro__):
         ConfigStore.instance().store(name=store_name(section), node=schema)
-    OmegaConf.register_new_resolver("repo", _in_repository, replace=True)
+    OmegaConf.register_new_resolver("repo", _in_project, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
 
@@ -294,8 +294,8 @@ def report(error: BaseException) -> int:
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
 
 
-def _in_repository(path: str) -> str:
-    return str(REPOSITORY / path)
+def _in_project(path: str) -> str:
+    return str(ROOT / path)
 
 
 def _share(share: float, whole: float) -> int:

@@ -11,12 +11,10 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from bsmeta.config.keys import values_of
-
-CONFIG_FOLDER = Path(__file__).resolve().parents[2] / "hydra_configs"
+from bsmeta.config.resources import CONFIG_FOLDER
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""

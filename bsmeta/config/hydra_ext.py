@@ -27,8 +27,9 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from bsmeta.config import interpolation
-from bsmeta.config.describe import CONFIG_FOLDER, PARTS
+from bsmeta.config.describe import PARTS
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.resources import CONFIG_FOLDER
 
 
 @dataclass

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.resources import ROOT
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "the environment"
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 # The values that `accelerate launch` writes for true are "true" and "True".
@@ -100,7 +100,7 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
 
     Args:
         accelerate_config_file: A launch file (relative to the working folder, or to the
-            repository) to read instead of the environment.
+            project's files) to read instead of the environment.
     """
     if accelerate_config_file is not None:
         return _from_file(find_file(accelerate_config_file))
@@ -108,10 +108,10 @@ def read_launch(environ: Mapping[str, str], accelerate_config_file: str | None =
 
 
 def find_file(name: str) -> Path:
-    """Resolves a file against the working folder, else the repository; the former if missing."""
+    """Resolves a file against the working folder, else the project's; the former if missing."""
     path = Path(name).expanduser()
-    in_repository = REPOSITORY / path
-    return in_repository if not path.exists() and in_repository.exists() else path
+    shipped = ROOT / path
+    return shipped if not path.exists() and shipped.exists() else path
 
 
 def _from_environment(environ: Mapping[str, str]) -> Launch:

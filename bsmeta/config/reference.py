@@ -10,9 +10,10 @@ from pathlib import Path
 from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
 from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.describe import CONFIG_FOLDER, Key, group_options, sections
+from bsmeta.config.describe import Key, group_options, sections
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.resources import CONFIG_FOLDER
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.spelling import (
     DetectionConfig,

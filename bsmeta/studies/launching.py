@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED
-from bsmeta.config.describe import CONFIG_FOLDER
+from bsmeta.config.resources import ROOT
 from bsmeta.config.study import StudyConfig
 from bsmeta.studies.runs import DONE, WAITS, Progress, Run, overrides_of, progress_of
 
@@ -34,7 +34,7 @@ class Launcher:
 
     def __init__(self, study: StudyConfig) -> None:
         self._study = study
-        self._script = CONFIG_FOLDER.parent / "experiments" / study.launch
+        self._script = ROOT / "experiments" / study.launch
         self._environment = {**os.environ, "BSMETA_CONFIG": study.config}
         self._environment.pop("BSMETA_RESUME", None)
         self._running: subprocess.Popen[bytes] | None = None

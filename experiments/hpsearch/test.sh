@@ -21,7 +21,7 @@ accelerate launch \
   --config_file "$root/experiments/accelerate/zero2.yaml" \
   --deepspeed_config_file "$root/deepspeed_configs/v2.json" \
   --num_processes "$NUM_GPU" \
-  "$root/bsmeta/train.py" --config-name v2 \
+  -m bsmeta.train --config-name v2 \
   model_name="$MODEL" \
   data_config.train_file="$DATA/*.jsonl.gz" \
   data_config.validation_file="$DATA/$TEST_FILE" \

@@ -23,8 +23,9 @@ from bsmeta.config.checks import check
 from bsmeta.config.compose import exit_code
 from bsmeta.config.data import DataConfig, SourceConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.launch import REPOSITORY, Launch
+from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
+from tests.conftest import REPOSITORY
 
 SAMPLE = str(REPOSITORY / "examples" / "webdocs" / "*.jsonl.gz")
 # A configuration, a DeepSpeed JSON and a launch that agree: 4 x 8 x 2 = 64 sequences.

@@ -12,8 +12,9 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose, load_resolved, to_yaml
-from bsmeta.config.describe import CONFIG_FOLDER, MAIN, describe, keys, sections
+from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.resources import CONFIG_FOLDER
 from tests.conftest import run_warm
 
 METADATA = "data_config.metadata_config"

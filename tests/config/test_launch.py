@@ -14,9 +14,9 @@ from bsmeta.config.checks import check
 from bsmeta.config.checks.deepspeed import read_json
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.launch import REPOSITORY, Launch, read_launch
+from bsmeta.config.launch import Launch, read_launch
 from bsmeta.tasks import TASKS
-from tests.conftest import run_warm
+from tests.conftest import REPOSITORY, run_warm
 
 
 def test_python_alone_is_one_process_without_deepspeed() -> None:

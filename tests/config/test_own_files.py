@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.launch import REPOSITORY
 from tests.config.test_refusals import named, start
+from tests.conftest import REPOSITORY
 from tests.launching.helpers import run
 
 CHECK = "check_only=true"

@@ -13,8 +13,7 @@ import pytest
 from bsmeta import train
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, exit_code
-from bsmeta.config.launch import REPOSITORY
-from tests.conftest import run_warm
+from tests.conftest import REPOSITORY, run_warm
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 DEEPSPEED = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_MIXED_PRECISION": "no"}

@@ -15,10 +15,11 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.hydra_ext import choose
-from bsmeta.config.launch import REPOSITORY, read_launch
+from bsmeta.config.launch import read_launch
 from bsmeta.config.reference import PROGRAMS
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks import TASKS
+from tests.conftest import REPOSITORY
 
 LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))
 JSON_FILES = sorted((REPOSITORY / "deepspeed_configs").glob("*.json"))

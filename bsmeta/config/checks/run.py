@@ -22,7 +22,8 @@ from bsmeta.config.checks.problems import (
     same,
     show,
 )
-from bsmeta.config.launch import FILE_KEYS, REPOSITORY, Launch
+from bsmeta.config.launch import FILE_KEYS, Launch
+from bsmeta.config.resources import ROOT
 from bsmeta.config.schema import TRACKERS, RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import TaskEntry
@@ -319,7 +320,7 @@ def _deepspeed(launch: Launch) -> Iterator[Problem]:
         fix = "deepspeed_config_file: deepspeed_configs/zero2.json"
         yield Problem(key, launch.source, show(None), expected, fix)
     elif not launch.deepspeed_config_file.is_file():
-        known = sorted(path.name for path in (REPOSITORY / "deepspeed_configs").glob("*.json"))
+        known = sorted(path.name for path in (ROOT / "deepspeed_configs").glob("*.json"))
         expected = f"a file{nearest(launch.deepspeed_config_file.name, known)}, relative to the "
         expected += "working folder or to the repository"
         fix = f"one of deepspeed_configs/{{{','.join(known)}}}, or a path of your own"

@@ -13,9 +13,9 @@ from omegaconf import DictConfig, OmegaConf
 from bsmeta.config import interpolation
 from bsmeta.config.compose import register, to_plain
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.launch import REPOSITORY
 from bsmeta.config.spelling import SedWordsConfig
 from tests.config.test_refusals import start
+from tests.conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "examples" / "spelling" / "configs"
 VARIABLES = {"NSC_DATA_DIR": "texts", "NSC_DATA_LIMIT": "1000", "NSC_EXPERIMENT_DIR": "runs"}

@@ -1,0 +1,109 @@
+"""The console command: `bsmeta train --config-name demo`, `bsmeta evaluate checkpoint=runs/demo`, …
+
+Each program is also a script of the repository (`python bsmeta/train.py`) and a module, of which a
+launcher starts several processes: `accelerate launch … -m bsmeta.train`.
+"""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.resources import ROOT
+
+PROGRAMS = {
+    "train": "train a language model with metadata, or the model of another task",
+    "evaluate": "evaluate trained models on held-out data",
+    "explain": "show documents as the model sees them: tokens, masks, loss",
+    "generate": "generate text under given metadata, or predict metadata from text",
+    "predict": "apply a classifier, detector or corrector to new texts",
+    "annotate": "turn raw pages into shards of text with metadata",
+    "entities": "build the table of entities of a disambiguator",
+    "download": "download, verify and unpack the files of a manifest",
+    "study": "train arms x seeds, compare them, and write the report",
+}
+FILES = {
+    "configs": "list the configurations, groups, launch files and studies that are installed",
+    "init": "copy them, and the examples, into a folder (default: this one)",
+}
+# What `configs` lists and `init` copies, below ROOT.
+FOLDERS = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
+
+
+def main() -> None:
+    """Runs the program that the first argument names; the others are its own."""
+    name, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
+    if name in PROGRAMS:
+        sys.argv = [f"bsmeta {name}", *arguments]
+        if name == "study":
+            runpy.run_path(str(ROOT / "experiments" / "study.py"), run_name="__main__")
+        else:
+            runpy.run_module(f"bsmeta.{name}", run_name="__main__")
+    elif name in {"-h", "--help"}:
+        print(usage())
+    else:
+        from bsmeta.config.compose import exit_code  # imports Hydra
+
+        sys.exit(exit_code(lambda: _files(name, arguments)))
+
+
+def usage() -> str:
+    """The programs, a line each."""
+    lines = [f"  bsmeta {name:<10}{meaning}" for name, meaning in (PROGRAMS | FILES).items()]
+    return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _MORE])
+
+
+_MORE = """\
+bsmeta PROGRAM --help lists the keys of a program. Several processes:
+  accelerate launch --config_file FILE -m bsmeta.train --config-name NAME key=value ..."""
+
+
+def _files(name: str, arguments: list[str]) -> None:
+    if name == "configs" and not arguments:
+        print(listing())
+    elif name == "init" and len(arguments) < 2:
+        print(copy_files(Path(arguments[0] if arguments else ".")))
+    else:
+        given = " ".join(["bsmeta", name, *arguments])
+        raise ConfigurationError(f"{given}: expected\n{usage()}")
+
+
+def listing() -> str:
+    """The installed files by folder, and where they are."""
+    lines = [f"{ROOT}:"]
+    for pattern in ("hydra_configs/*.yaml", "hydra_configs/*/*.yaml", "deepspeed_configs/*.json",
+                    "experiments/accelerate/*.yaml", "experiments/studies/*.yaml"):  # fmt: skip
+        by_folder: dict[str, list[str]] = {}
+        for path in sorted(ROOT.glob(pattern)):
+            by_folder.setdefault(str(path.parent.relative_to(ROOT)), []).append(path.name)
+        lines += [f"  {folder}/  {' '.join(names)}" for folder, names in by_folder.items()]
+    return "\n".join(lines)
+
+
+def copy_files(folder: Path) -> str:
+    """Copies the files of the project into `folder`; refuses to overwrite any.
+
+    Raises:
+        ConfigurationError: One of the folders is there already, or cannot be written.
+    """
+    there = [name for name in FOLDERS if (folder / name).exists()]
+    if there:
+        raise ConfigurationError(
+            f"bsmeta init {folder}: {', '.join(there)} exist already; name another folder, or "
+            "delete them"
+        )
+    try:
+        for name in FOLDERS:
+            shutil.copytree(
+                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+            )
+    except OSError as error:
+        raise ConfigurationError(f"bsmeta init {folder}: {error}") from error
+    return f"copied {', '.join(FOLDERS)} to {folder.resolve()}"
+
+
+if __name__ == "__main__":
+    main()
