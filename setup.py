@@ -1,40 +1,113 @@
-"""Installs `bsmeta` with the exact versions of requirements.txt.
+"""Packages `bsmeta`: ranges of versions here, the exact ones that are tested in requirements.txt.
 
-Entry points, configurations and launch scripts are run from the repository (`pip install -e .`).
+A wheel also holds the configurations, launch files, scripts and examples, under
+`bsmeta/resources/`, where `bsmeta.config.resources` finds them.
 """
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
+RESOURCES = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
+
+# Trains and evaluates language models. Lower bounds are the oldest versions with all that is used;
+# upper bounds stop at the next major version of libraries whose interfaces change with it.
+BASE = [
+    "torch>=2.11,<3",
+    "accelerate>=1.15,<2",
+    "deepspeed>=0.19.8,<0.20",
+    "transformers>=5.17,<6",
+    "tokenizers>=0.22",
+    "safetensors>=0.5",
+    "datasets>=5,<6",
+    "huggingface_hub>=2,<3",
+    "httpx2>=2.16,<3",
+    "fsspec>=2025.3",
+    "hydra-core>=1.3,<1.4",
+    "omegaconf>=2.3,<2.4",
+    "pydantic>=2,<3",
+    "PyYAML>=6",
+    "jinja2>=3.1",
+    "numpy>=2,<3",
+    "scipy>=1.15",
+    "xxhash>=3.4",
+    "isal>=1.7",
+    "indexed_gzip>=1.10",
+    "zstandard>=0.23",
+    "pyarrow>=21",
+    "msgspec>=0.19",
+    "tiktoken>=0.9",
+    "tldextract>=5.1",
+    "python-dateutil>=2.9",
+    "filelock>=3.16",
+    "psutil>=5.9",
+    "rich>=13.9",
+    "matplotlib>=3.9",
+    "tensorboard>=2.18",  # the default tracker
+    # DeepSpeed compiles its CPU communication op once, with these.
+    "ninja>=1.11",
+    "setuptools>=77",
+]
+EXTRAS = {
+    "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
+    "tables": ["scikit-learn>=1.6"],  # classification: splits, metrics, the linear baseline
+    "spelling": ["rapidfuzz>=3.9", "codespell>=2.4", "symspellpy>=6.9"],
+    "entities": ["ahocorasick-rs>=1.0", "scikit-learn>=1.6"],
+    "bootleg": ["marisa-trie>=1.2"],  # entity folders of Bootleg from release 1.1 on
+    "annotate": [
+        "selectolax>=1.0",
+        "resiliparse>=2.0,<3",
+        "fastwarc>=2.0,<3",
+        "trafilatura>=2.0,<3",
+        "lxml_html_clean>=0.4",
+        "htmldate>=1.9",
+        "pycld2>=0.42",
+        "ahocorasick-rs>=1.0",
+    ],
+    "fast": ["gigatoken>=0.10,<0.11"],  # the fastest tokenizer backend, young
+    "cluster": ["datatrove>=0.10,<0.11"],  # annotation through Slurm or Ray
+    "downstream": ["lm_eval>=0.4.13,<0.5"],  # benchmarks of exported models in studies
+    "trackers": ["wandb>=0.31,<1", "trackio>=0.43,<1"],
+}
 
 
-def requirements() -> list[str]:
-    """The lines of requirements.txt without comments."""
-    lines = (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+class BuildWithResources(build_py):
+    """Puts the folders of `RESOURCES` into the wheel."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:  # the checkout has them
+            return
+        target = Path(self.build_lib) / "bsmeta" / "resources"
+        for name in RESOURCES:
+            shutil.copytree(
+                ROOT / name,
+                target / name,
+                ignore=shutil.ignore_patterns("__pycache__"),
+                dirs_exist_ok=True,
+            )
 
 
 setup(
     name="bsmeta",
     version="0.1.0",
     description="Language models trained on text together with its metadata",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.13",
     packages=find_packages(include=["bsmeta", "bsmeta.*"]),
-    install_requires=requirements(),
+    package_data={"bsmeta": ["py.typed", "annotate/*.j2"]},
+    entry_points={"console_scripts": ["bsmeta = bsmeta.cli:main"]},
+    install_requires=BASE,
     extras_require={
-        "fast": ["gigatoken==0.10.0"],
-        "cluster": ["datatrove==0.10.1"],  # annotation through Slurm or Ray
-        "bootleg": ["marisa-trie==1.4.1"],  # entity folders of Bootleg from release 1.1 on
-        "downstream": ["lm_eval==0.4.13"],  # benchmarks of exported models in studies
-        "spelling": [
-            "codespell==2.4.3",
-            "symspellpy==6.10.1",
-        ],  # misspellings, a baseline
-        "trackers": ["wandb==0.31.0", "trackio==0.43.0"],  # tested; tensorboard is always there
+        **EXTRAS,
+        "all": sorted({line for lines in EXTRAS.values() for line in lines}),
     },
+    cmdclass={"build_py": BuildWithResources},
 )

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from bsmeta.annotate.command import main
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.compose import run_entry_point
+
+
+def main(config: AnnotateConfig) -> int:
+    """Annotates; the libraries of the extra `annotate` are imported here, with a clear error."""
+    from bsmeta.annotate.command import main
+
+    return main(config)
+
 
 if __name__ == "__main__":
     run_entry_point(main, AnnotateConfig, "annotate")

@@ -29,7 +29,7 @@ from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
 from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import describe, key_names, keys
-from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.config.errors import ConfigurationError, UserError, missing_extra
 from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.interpolation import resolve
 from bsmeta.config.keys import expand_home
@@ -277,6 +277,7 @@ def report(error: BaseException) -> int:
     """Prints an error on standard error, and returns the exit code."""
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
+    error = missing_extra(error) or error
     if isinstance(error, mistakes.Refusal):
         error = ConfigurationError(mistakes.explain(error))
     if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects

@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+EXTRA_OF = {
+    "sklearn": "tables",
+    "rapidfuzz": "spelling",
+    "ahocorasick_rs": "entities",
+    "selectolax": "annotate",
+    "resiliparse": "annotate",
+    "fastwarc": "annotate",
+    "htmldate": "annotate",
+    "pycld2": "annotate",
+}
+"""Module -> the extra of setup.py that installs it, for modules that a base install lacks."""
+
 
 class UserError(ValueError):
     """Base of the errors that a user can fix: the message says what, where and how."""
@@ -28,6 +40,14 @@ class CheckpointError(RuntimeError):
 
 class TrainingError(RuntimeError):
     """Training cannot continue (for example: the loss is not finite)."""
+
+
+def missing_extra(error: BaseException) -> ConfigurationError | None:
+    """The error to report for a module that only an extra installs; None for any other error."""
+    extra = EXTRA_OF.get(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    if extra is None:
+        return None
+    return ConfigurationError(f"{error}, which is installed by: pip install 'bsmeta[{extra}]'")
 
 
 def differences(other: Any, current: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
