@@ -19,10 +19,10 @@ from bsmeta.config.annotate import AnnotateConfig
 WORDS = "words of a paragraph that is longer than the sixty-four characters below which it is cut "
 RAWPAGES = Path(__file__).resolve().parents[2] / "examples" / "rawpages"
 
-ALL_RAWPAGES = Path(
+ALL_DATA = Path(
     os.environ.get("BSMETA_DATA", Path(__file__).resolve().parents[3] / "shared" / "data")
 )
-ALL_RAWPAGES /= "rawpages"
+ALL_RAWPAGES = ALL_DATA / "rawpages"
 
 
 def page(body: str, head: str = "", url: str = "https://www.example.org/a/b.html") -> InputRecord:
