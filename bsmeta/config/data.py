@@ -48,8 +48,8 @@ class DataConfig:
     )
     validation_file: str | None = key(
         None,
-        "the held-out shard (a path, or one file on the Hub); a training shard of this name is "
-        "always left out",
+        "the held-out shard (a path, or one file on the Hub), which must be readable; a training "
+        "shard of this name is always left out",
         is_path=True,
     )
     dataset_name: str | None = key(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import glob
 import json
 import re
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from bsmeta.tasks import TASKS
 from tests.conftest import REPOSITORY
 
 SAMPLE = str(REPOSITORY / "examples" / "webdocs" / "*.jsonl.gz")
+SHARDS = sorted(glob.glob(SAMPLE))
 # A configuration, a DeepSpeed JSON and a launch that agree: 4 x 8 x 2 = 64 sequences.
 HYDRA: dict[str, Any] = {
     "data_config": DataConfig(train_file=SAMPLE, per_device_train_batch_size=4, num_streams=64),
@@ -526,8 +528,48 @@ BROKEN: dict[str, Broken] = {
         hydra={"data_config.train_file": [SAMPLE, SAMPLE.replace("webdocs", "webdoc")]},
     ),
     "a held-out file that is not there": Broken(
-        {"data_config.validation_file": "eval_steps=0"},
+        {"data_config.validation_file": "data_config.validation_file=null to train without"},
         hydra={"data_config.validation_file": "nowhere/held_out.jsonl.gz"},
+    ),
+    "a held-out file that is not there, and no evaluations": Broken(
+        {"data_config.validation_file": "data_config.validation_file=null to train without"},
+        hydra={"data_config.validation_file": "nowhere/held_out.jsonl.gz", "eval_steps": 0},
+    ),
+    "a pattern of held-out files": Broken(
+        {"data_config.validation_file": f"data_config.validation_file={SHARDS[0]}"},
+        hydra={"data_config.validation_file": SAMPLE, "eval_steps": 0},
+    ),
+    "a pattern without a held-out file": Broken(
+        {"data_config.validation_file": "data_config.validation_file=FILE"},
+        hydra={"data_config.validation_file": SAMPLE.replace("webdocs", "webdoc")},
+    ),
+    "data on S3": Broken(
+        {"data_config.train_file": "mount s3://… as a folder, and name the path; data_config.read"},
+        hydra={"data_config.train_file": ["s3://bucket/web/*.jsonl.gz", SAMPLE]},
+    ),
+    "a held-out file on S3, with TensorFlow": Broken(
+        {"data_config.validation_file": "mount s3://… as a folder, and name the path"},
+        hydra={"data_config.reader": "tf", "data_config.validation_file": "s3://b/test.jsonl.gz"},
+    ),
+    "data on the web, and a path as an address": Broken(
+        {
+            "data_config.sources.0.train_file": "copy the files here",
+            "data_config.sources.1.train_file": "data_config.sources.1.train_file=/web/a.jsonl",
+        },
+        hydra={
+            "data_config.train_file": None,
+            "data_config.sources": [
+                SourceConfig(name="web", train_file="https://example.org/a.jsonl.gz"),
+                SourceConfig(name="local", train_file="file:///web/a.jsonl"),
+            ],
+        },
+    ),
+    "data on the Hub, with TensorFlow": Broken(
+        {"data_config.train_file": "data_config.reader=native"},
+        hydra={
+            "data_config.reader": "tf",
+            "data_config.train_file": "hf://datasets/owner/name/*.jsonl.gz",
+        },
     ),
     "prepared data that is not there": Broken(
         {"data_config.prepared": "bsmeta.data.prepare"}, hydra={"data_config.prepared": "nowhere"}

@@ -17,7 +17,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.held_out import KIND, HeldOutDocuments
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document
@@ -115,18 +115,38 @@ def test_damaged_hashes_are_made_again(folder: Path) -> None:
     (kept,) = (folder / "cache").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
     assert HeldOutDocuments.of(path, cache).overlap(document(page(200, 1)["text"])) == "text"
-    assert cache.load(path, "held-out")
+    assert cache.load(path, KIND)
 
 
-def test_bad_documents_of_the_held_out_file_are_passed_over(
-    folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("bad_documents", ["strict", "skip"])
+def test_a_held_out_line_that_cannot_be_read_is_refused(folder: Path, bad_documents: str) -> None:
+    """The page that it stands for would be trained on."""
     path = folder / "test.jsonl"
-    path.write_bytes(b'{"text": 3}\n\n\xff\n{"text": "good"}\n{"text": "no records", "url": 1}\n')
+    path.write_bytes(b'{"text": "good"}\n{"text": 3}\n\n\xff\n{"url": "https://a.org"}\n[]\n')
+    settings = config(folder, validation_file=str(path), bad_documents=bad_documents)
+    with pytest.raises(DataError) as error:
+        batches(settings, 1)
+    message = str(error.value)
+    assert f"{path} cannot be kept out of training: line 2: text_not_string" in message
+    assert ", line 4: not_json" in message
+    assert ", line 5: missing_text" in message
+    assert ", and 1 more; expected a whole file" in message
+
+
+def test_held_out_documents_with_invalid_records_are_kept_out(folder: Path) -> None:
+    path = folder / "test.jsonl"
+    lines = [
+        {"text": "no records", "url": 1},
+        {"text": "one", "url": "https://a.org/1", "metadata": [{"value": "no key"}]},
+        {"text": "two", "metadata": 3, "metadata_url": [{"value": "https://a.org/2"}]},
+        {"text": "good"},
+    ]
+    path.write_text("\n\n".join(map(json.dumps, lines)) + "\n \n")  # blank lines hold no page
     documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
-    assert documents.overlap(document("no records")) == "text"
-    assert "3 lines have no text to keep out of training" in caplog.text
-    assert documents.overlap(document("good")) == "text"
+    texts = ["no records", "one", "two", "good"]
+    assert [documents.overlap(document(text)) for text in texts] == ["text"] * 4
+    urls = ["https://a.org/1", "https://a.org/2"]
+    assert [documents.overlap(document("new", url=url)) for url in urls] == ["url"] * 2
 
 
 @pytest.mark.parametrize("what", ["a folder", "no regular file"])
@@ -148,7 +168,7 @@ WHOLE = b"".join(b'{"text": "document %d"}\n' % number for number in range(3000)
         ("test.jsonl.gz", b"", "line 1: the file is empty"),
         ("test.jsonl.gz", gzip.compress(b""), "no text in it"),
         ("test.jsonl", b"", "no text in it"),
-        ("test.jsonl", b'{"text": ""}\n{"url": "https://a.b"}\nnot JSON\n', "no text in it"),
+        ("test.jsonl", b'{"text": ""}\n', "no text in it"),
     ],
 )
 @pytest.mark.parametrize("bad_documents", ["strict", "skip"])
@@ -238,9 +258,10 @@ def test_a_resumed_run_keeps_its_guard(folder: Path) -> None:
     ]
 
 
-def test_a_held_out_file_that_is_not_there(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert batches(config(folder, validation_file="gone/test.jsonl.gz", exclude=["c.*"]), 2)
-    assert "gone/test.jsonl.gz is not there: it is left out by name only" in caplog.text
+def test_a_held_out_file_that_is_not_there_is_refused(folder: Path) -> None:
+    """Leaving a name out would not keep the documents of a misspelled file out."""
+    with pytest.raises(DataError, match=r"gone/test\.jsonl\.gz is not there .* cannot be kept out"):
+        batches(config(folder, validation_file="gone/test.jsonl.gz", exclude=["c.*"]), 2)
 
 
 def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def test_where_the_validation_file_is_read(files: Hub, tmp_path: Path) -> None:
         path(validation_file=f"{URL}/*.jsonl.gz")
 
 
+def test_a_pattern_of_held_out_files_is_named_by_its_own_key(files: Hub, tmp_path: Path) -> None:
+    """It leaves out all shards, but it is not `train_file` that is wrong."""
+    everything, none = f"{URL}/*.jsonl.gz", f"{URL}/none*.jsonl.gz"
+    with pytest.raises(DataError, match=r"^data_config\.validation_file=.*: expected one file"):
+        names(tmp_path, train_file=everything, validation_file=everything)
+    with pytest.raises(DataError, match=r"^data_config\.validation_file: hf.*: nothing matches"):
+        validation_path(config(tmp_path, validation_file=none))
+    with pytest.raises(DataError, match=r"^data_config\.train_file: hf.*: nothing matches"):
+        names(tmp_path, train_file=none)
+
+
 def test_one_name_in_several_folders(files: Hub, tmp_path: Path) -> None:
     files.listed = {"2019/0.jsonl": b"1", "2020/0.jsonl": b"2"}
     assert names(tmp_path, train_file=f"{URL}/**") == ["2019/0.jsonl", "2020/0.jsonl"]

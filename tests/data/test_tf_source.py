@@ -134,9 +134,6 @@ def test_what_it_cannot_read_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ConfigurationError, match=rf"cannot read .*{name}.*reader=native"):
         TensorFlowSource(DataConfig(train_file=str(tmp_path), reader="tf")).shards()
-    config = DataConfig(train_file="hf://datasets/owner/name/*.jsonl.gz", reader="tf")
-    with pytest.raises(ConfigurationError, match="cannot read hf://.*reader=native"):
-        TensorFlowSource(config).shards()
 
 
 def test_a_shard_that_vanishes_is_named(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ Those of `data_config` alone (`check_data`) read no data, and also serve program
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import math
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -24,6 +26,9 @@ from bsmeta.config.data import (
 )
 from bsmeta.config.launch import Launch
 
+_HELD_OUT = "data_config.validation_file"
+_WEB = ("http://", "https://")
+
 
 def check_data(config: DataConfig) -> None:
     """Raises an error for values that are wrong whatever the data."""
@@ -35,7 +40,11 @@ def data_problems(config: DataConfig) -> Iterator[Problem]:
     yield from bound_problems(config, "data_config.")
     yield from _column_problems("data_config.columns", config.columns)
     yield from _source_problems(config)
-    if config.dataset_revision is not None and not any(map(_takes_revision, _entries(config))):
+    yield from _address_problems(config)
+    yield from _pattern_problems(config)
+    if config.dataset_revision is not None and not any(
+        _takes_revision(entry) for _, entry in _entries(config)
+    ):
         expected = "null: nothing is read from the Hub, or only at a revision of its own (@)"
         fix = "leave it out, or name the data as data_config.dataset_name or hf://datasets/…"
         yield _refused(config, "dataset_revision", expected, fix)
@@ -87,14 +96,47 @@ def _source_problems(config: DataConfig) -> Iterator[Problem]:
         yield _refused(config, "train_file", expected, "data_config.train_file=null")
 
 
-def _entries(config: DataConfig) -> Iterator[str]:
-    """The files that the configuration names, resolved inside `dataset_name` if it is set."""
-    entries = [entry for _, entry in train_entries(config)]
+def _address_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields files on file systems that cannot be read, by the scheme of their addresses."""
+    for key, entry in _entries(config):
+        address = re.match(r"([a-z][a-z0-9+.-]*)://", entry, re.IGNORECASE)
+        if address is None:
+            continue
+        by_tensorflow = config.reader == "tf" and key != _HELD_OUT
+        scheme = address[0].lower()
+        if by_tensorflow and scheme in (SCHEME, *_WEB):
+            expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
+            yield Problem(key, HYDRA, show(entry), expected, "data_config.reader=native")
+        elif not by_tensorflow and scheme != SCHEME:
+            expected = f"a path, or a file on the Hugging Face Hub ({SCHEME}datasets/OWNER/NAME/…)"
+            fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
+            if key != _HELD_OUT and scheme not in _WEB:
+                fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
+            if scheme == "file://":
+                fix = f"{key}={entry[len(scheme) :]}"
+            yield Problem(key, HYDRA, f"{show(entry)} ({scheme})", expected, fix)
+
+
+def _pattern_problems(config: DataConfig) -> Iterator[Problem]:
+    """Yields a local pattern in place of the held-out file: every shard that it matches is one."""
+    path = in_dataset(config.validation_file or "", config)
+    if "://" in path or not glob.has_magic(path) or os.path.exists(path):
+        return
+    files = sorted(glob.glob(path, recursive=True))
+    matched = f"{len(files)} files" if files else "no file"
+    fix = f"{_HELD_OUT}={(files or ['FILE'])[0]}"
+    found = f"{show(path)}, a pattern that matches {'1 file' if len(files) == 1 else matched}"
+    yield Problem(_HELD_OUT, HYDRA, found, "the path of one file", fix)
+
+
+def _entries(config: DataConfig) -> Iterator[tuple[str, str]]:
+    """The keys that name files and their values, resolved inside `dataset_name` if it is set."""
+    entries = [*train_entries(config)]
     if not entries and config.dataset_name:
-        entries = [in_dataset("", config)]
+        entries = [("data_config.dataset_name", in_dataset("", config))]
     yield from entries
     if config.validation_file:
-        yield in_dataset(config.validation_file, config)
+        yield _HELD_OUT, in_dataset(config.validation_file, config)
 
 
 def _takes_revision(entry: str) -> bool:

@@ -38,6 +38,7 @@ def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
     yield from _positions(config)
     if config.accelerate_config_file is None:
         yield from _data(config)
+        yield from _held_out(config)
 
 
 def _data(config: CausalLMConfig) -> Iterator[Problem]:
@@ -58,6 +59,15 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
         expected = "shards: a file, a folder or a glob that matches some"
         yield missing(key, entry, expected, fix)
     yield from _foreign(config)
+
+
+def _held_out(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields a held-out file that is missing; a folder is none.
+
+    Without it, its documents could not be kept out of training. Prepared data had it when it was
+    made: a run on it needs the file for evaluations only.
+    """
+    data = config.data_config
     held_out = data.validation_file and in_dataset(data.validation_file, data)
     if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
         return
@@ -66,10 +76,16 @@ def _data(config: CausalLMConfig) -> Iterator[Problem]:
         fix = f"data_config.validation_file={os.path.join(held_out, (names or ['FILE'])[0])}"
         found = f"{show(held_out)}, which is a folder"
         yield Problem("data_config.validation_file", HYDRA, found, "one file", fix)
-    elif config.eval_steps > 0:
-        expected = "the held-out shard, which is read for each evaluation"
-        fix = "correct it, or eval_steps=0 (its name alone keeps it out of training)"
+    elif not glob.has_magic(held_out) and (data.prepared is None or _evaluates(config)):
+        expected = "the held-out file, whose documents are kept out of training"
+        fix = "correct it, or data_config.validation_file=null to train without a held-out file"
         yield missing("data_config.validation_file", held_out, expected, fix)
+
+
+def _evaluates(config: CausalLMConfig) -> bool:
+    return (
+        config.eval_steps > 0 or config.start_with_eval or bool(config.extra_steps_to_eval_save_at)
+    )
 
 
 def _foreign(config: CausalLMConfig) -> Iterator[Problem]:

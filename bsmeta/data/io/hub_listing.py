@@ -121,12 +121,13 @@ class HubPattern:
 
 
 def hub_files(
-    pattern: HubPattern, suffixes: tuple[str, ...], settings: HubSettings
+    pattern: HubPattern, suffixes: tuple[str, ...], settings: HubSettings, key: str
 ) -> list[FileRef]:
     """The files that a pattern matches: a file, those of a folder, or those of a glob.
 
     Args:
         suffixes: File name suffixes of the files to take from a folder.
+        key: The key that contains the pattern, for the message.
 
     Raises:
         DataError: If the Hub refuses or cannot be reached, or nothing matches.
@@ -144,7 +145,7 @@ def hub_files(
         others = [ref.file for ref in files if ref.file.endswith(suffixes)]
         found = f"; there is, for example, {others[0]}" if others else ""
         raise DataError(
-            f"hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
+            f"{key}: hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
             f"{pattern.revision}{found} (where data_config.dataset_name is set, a local file is "
             "named by its absolute path)"
         )

@@ -73,6 +73,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
     found = list({real_path(path): path for path in found}.values())  # each file once
     kept = [path for path in found if not is_excluded(path, config)]
     if not kept:
+        validation_path(config)  # refused where it is a pattern that matches them all
         raise DataError(
             f"data_config.train_file={config.train_file} leaves no training shard: "
             f"all of its {len(found)} files are the validation file "
@@ -113,8 +114,7 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
         DataError: If there is none, or the Hub refuses or cannot be reached.
     """
     if entry.startswith(SCHEME):
-        pattern = HubPattern.parse(entry, config.dataset_revision, "data_config.train_file")
-        return [*hub_files(pattern, SUFFIXES, hub_settings(config))]
+        return [*_on_the_hub(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in expand_local(entry)]
 
 
@@ -170,7 +170,8 @@ def hub_settings(config: DataConfig) -> HubSettings:
 def validation_path(config: DataConfig) -> str | FileRef | None:
     """The path of the validation file; None without one.
 
-    A local file may be missing: it is then excluded from training only by its name.
+    A local file may be missing: training refuses that (`live.held_out`), unless its data is
+    prepared and has been filtered.
 
     Raises:
         ConfigurationError: If it begins with `hf://` but is malformed.
@@ -182,14 +183,18 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
     entry = in_dataset(config.validation_file, config)
     if not entry.startswith(SCHEME):
         return entry
-    pattern = HubPattern.parse(entry, config.dataset_revision, "data_config.validation_file")
-    found = hub_files(pattern, SUFFIXES, hub_settings(config))
+    found = _on_the_hub(entry, config, "data_config.validation_file")
     if len(found) > 1:
         raise DataError(
             f"data_config.validation_file={config.validation_file}: expected one file, found "
             f"{len(found)}: {found[0]}, {found[1]}, ..."
         )
     return found[0]
+
+
+def _on_the_hub(entry: str, config: DataConfig, key: str) -> list[FileRef]:
+    pattern = HubPattern.parse(entry, config.dataset_revision, key)
+    return hub_files(pattern, SUFFIXES, hub_settings(config), key)
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:

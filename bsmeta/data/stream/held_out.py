@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 from urllib.parse import unquote
 
 import msgspec
@@ -25,12 +26,13 @@ from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.shards import numbered
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
-from bsmeta.metadata.records import UNREADABLE, BadDocument, Document
+from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document
 
 log = logging.getLogger(__name__)
 
-KIND = "held-out"
+KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could not be read
 BATCH = 256
+SHOWN = 3  # unreadable lines in a message
 
 
 class HeldOutDocuments:
@@ -108,49 +110,69 @@ def normalized_url(url: str) -> str:
     return (unquote(kept) if "%" in kept else kept).strip()
 
 
-class _Text(msgspec.Struct):
+class _Lenient(msgspec.Struct):
+    """A line whose records may be of any form."""
+
     text: str
+    url: Any = None
+    metadata_url: msgspec.Raw = NO_COLUMN
 
 
 def fingerprints(path: str | FileRef, columns: Mapping[str, str] | None = None) -> np.ndarray:
     """Fingerprints of the texts and URLs of a file (uint64).
 
-    For a line that is not a valid document, only the text is included, if it can be read.
+    Of a document with invalid records, the text and the URL are included. Blank lines are left
+    out.
 
     Raises:
         OSError: If the file cannot be read.
-        DataError: If the file is damaged, or has no text.
+        DataError: If the file is damaged, has no text, or has lines whose text cannot be read.
     """
     decoder = make_decoder(MetadataConfig(metadata_list=[]), columns or {})
-    texts, urls, unreadable = set[int](), set[int](), 0
+    texts, urls = set[int](), set[int]()
+    unreadable: list[str] = []
     with contextlib.closing(open_shard(path, columns=decoder.columns)) as reader:
         while lines := reader.read(reader.line, BATCH):
-            for line in lines:
-                text, addresses = _read(decoder, line)
-                unreadable += text is None
-                if text:
-                    texts.add(text_fingerprint(text))
-                numbers = map(url_fingerprint, addresses)
-                urls |= {number for number in numbers if number is not None}
-    if reader.damage or not texts:
-        where = numbered(path, reader.line)
-        found = f"{where}: {reader.damage}" if reader.damage else "no text in it"
+            for number, line in enumerate(lines, reader.line - len(lines)):
+                try:
+                    document = _read(decoder, line, is_mapped=bool(columns))
+                except BadDocument as error:
+                    if bytes(line).strip():
+                        unreadable.append(f"{numbered(path, number)}: {error}")
+                    continue
+                if document.text:
+                    texts.add(text_fingerprint(document.text))
+                numbers = map(url_fingerprint, document.addresses(ADDRESS_KEY))
+                urls |= {found for found in numbers if found is not None}
+    if reader.damage:
+        unreadable.append(f"{numbered(path, reader.line)}: {reader.damage}")
+    if unreadable or not texts:
         raise DataError(
-            f"data_config.validation_file: {path} cannot be kept out of training: {found}; "
-            "expected a whole file of documents; replace it, or set validation_file=null to train "
-            "without a held-out file"
+            f"data_config.validation_file: {path} cannot be kept out of training: "
+            f"{_listed(unreadable)}; expected a whole file of documents; replace it, or set "
+            "validation_file=null to train without a held-out file"
         )
-    if unreadable:
-        log.warning("%s: %d lines have no text to keep out of training", path, unreadable)
     return np.array(sorted(texts | urls), np.uint64)
 
 
-def _read(decoder: Decoder, line: Line) -> tuple[str | None, set[str]]:
-    """The text and the URLs of a line."""
+def _listed(unreadable: Sequence[str]) -> str:
+    more = f", and {len(unreadable) - SHOWN} more" if len(unreadable) > SHOWN else ""
+    return f"{', '.join(unreadable[:SHOWN])}{more}" or "no text in it"
+
+
+def _read(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
+    """The document of a line; of one with invalid records, its text and URL.
+
+    Raises:
+        BadDocument: If the line has no text that can be read.
+    """
     try:
-        document = decoder.decode(line)
+        return decoder.decode(line)
     except BadDocument:
+        if is_mapped:  # the values of metadata are not read, so it is the text
+            raise
         with contextlib.suppress(*UNREADABLE):
-            return msgspec.json.decode(line, type=_Text).text, set()
-        return None, set()
-    return document.text, document.addresses(ADDRESS_KEY)
+            row = msgspec.json.decode(line, type=_Lenient)
+            url = row.url if isinstance(row.url, str) else None
+            return Document(row.text, url, {}, address_column=row.metadata_url)
+        raise

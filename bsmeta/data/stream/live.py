@@ -265,15 +265,20 @@ def check_streams_have_documents(
 
 
 def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
-    """The documents that must not be trained on; None without a validation file."""
+    """The documents that must not be trained on; None without a validation file.
+
+    Raises:
+        DataError: If the file is missing or cannot be read: what is in it would be trained on.
+    """
     path = validation_path(config)
     if path is None:
         return None
     if not isinstance(path, FileRef) and not os.path.exists(path):
-        log.warning(
-            "data_config.validation_file: %s is not there: it is left out by name only", path
+        raise DataError(
+            f"data_config.validation_file: {path} is not there (from {os.getcwd()}), so its "
+            "documents cannot be kept out of training; expected a file of documents, or null to "
+            "train without a held-out file"
         )
-        return None
     if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
         raise DataError(
             f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "

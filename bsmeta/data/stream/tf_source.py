@@ -40,7 +40,6 @@ from bsmeta.data.stream.windows import PlacedWindow, Window
 
 READ_AHEAD = 1  # windows: each may be tens of megabytes
 BUFFER = 1 << 20  # bytes per read of a file
-UNKNOWN = ("hf://", "http://", "https://")
 
 
 @lru_cache(maxsize=1)
@@ -74,15 +73,10 @@ class TensorFlowSource:
         """The training shards, sorted by name; also on `gs://`, `s3://` and other file systems.
 
         Raises:
-            ConfigurationError: If the format or the file system of a shard is not supported.
+            ConfigurationError: If the format of a shard is not supported.
             DataError: If a pattern matches nothing, or no shard is left.
         """
         entries = entries_of(self._config)
-        for entry in entries:
-            if entry.startswith(UNKNOWN):
-                raise ConfigurationError(
-                    f"data_config.reader=tf cannot read {entry}; use reader=native"
-                )
         if any("://" in entry for entry in entries):
             shards = self._list(entries)
         else:
