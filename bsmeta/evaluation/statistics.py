@@ -12,7 +12,7 @@ deviation of any comparison (max-T; Romano and Wolf 2005). P-values are correcte
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -212,18 +212,22 @@ def resampled(values: np.ndarray, weights: np.ndarray, *, resamples: int, seed: 
     Returns:
         float64 [resamples, comparisons]; NaN if no document of a comparison was drawn.
     """
-    generator = np.random.default_rng(seed)
-    count = values.shape[1]
     ratios = []
+    for times in draws(values.shape[1], resamples=resamples, seed=seed):
+        top, bottom = times @ values.T, times @ weights.T
+        ratios.append(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
+    return np.concatenate(ratios)
+
+
+def draws(count: int, *, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yields how often each of `count` units is in each resample, int64 [some resamples, count]."""
+    generator = np.random.default_rng(seed)
     at_once = max(DRAWS_AT_ONCE // max(count, 1), 1)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
         drawn = generator.integers(0, count, size=(rows, count))
         drawn += np.arange(rows)[:, None] * count
-        times = np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
-        top, bottom = times @ values.T, times @ weights.T
-        ratios.append(np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0))
-    return np.concatenate(ratios)
+        yield np.bincount(drawn.ravel(), minlength=rows * count).reshape(rows, count)
 
 
 def central(values: np.ndarray) -> Interval:

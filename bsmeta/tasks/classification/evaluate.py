@@ -9,17 +9,15 @@ not find it, the model is scored alone.
 from __future__ import annotations
 
 import csv
-import io
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import softmax
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.checks.problems import nearest
@@ -27,7 +25,7 @@ from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.errors import ConfigurationError, DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.table.csv_file import BadRows
-from bsmeta.data.table.records import read_records
+from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.plots import read_metrics
@@ -35,7 +33,8 @@ from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext, FinishContext
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.model import load_model
+from bsmeta.tasks.classification.model import listed, load_model
+from bsmeta.tasks.classification.predictions import Scored, predictions, score
 from bsmeta.tasks.classification.repeats import text_key
 from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import (
@@ -45,7 +44,6 @@ from bsmeta.tasks.classification.results import (
     training_texts,
     unit_of,
 )
-from bsmeta.tasks.classification.scoring import Scored, score
 from bsmeta.tasks.classification.store import open_examples
 from bsmeta.tasks.reports import begin, report_folder, training_run
 
@@ -90,7 +88,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
                 f"checkpoint={location.name}: its table has no test split; name another CSV file: "
                 "validation_file=FILE"
             )
-        scored = score(model, chunks, tokenizer, batch_size, context)
+        scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
         return test_results(train, examples, scored, _plain_scores(scored, labels))
     other = Path(config.validation_file)
     texts, groups, chunks = read_table(other, train, Folding(
@@ -103,7 +101,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
     if seen:
         notes.append(f"{seen:,} of {len(texts):,} texts are in the training split, too")
         logger.warning("%s: %s", other, notes[0])
-    scored = score(model, chunks, tokenizer, batch_size, context)
+    scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
     return results_of(
         scored,
         texts,
@@ -122,8 +120,8 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
 
 
 def _plain_scores(scored: Scored, labels: Sequence[str]) -> dict[str, float]:
-    """The scores, with a loss without class weights and label smoothing."""
-    return scored.scores([1.0] * len(labels), 0.0)
+    """The scores, with a loss without class weights."""
+    return scored.scores([1.0] * len(labels))
 
 
 def read_table(
@@ -152,7 +150,7 @@ def read_table(
         if label not in numbers:
             raise DataError(
                 f"{path}: row {row:,} has the label {label!r}, which the model does not know"
-                f"{nearest(label, labels)}; its labels are {', '.join(labels)}"
+                f"{nearest(label, labels)}; its labels are {listed(labels)}"
             )
         text = record[data.text_column]
         folds = folding.fold([text])[0]
@@ -186,32 +184,40 @@ def finish(
 ) -> dict[str, float]:
     """Scores the test split and writes the results (rank 0).
 
+    The model and its predictions come first: they are kept if the baselines or the report fail.
     Every rank calls it and gets the same scores; {} if the split is empty.
     """
     chunks = examples.read(examples.chunks("test"))
     scored, scores = None, {}
     if chunks:
         batch_size = config.data_config.per_device_eval_batch_size
-        scored = score(model, chunks, tokenizer, batch_size, context)
-        scores = scored.scores(weights, config.label_smoothing)
+        scored = score(
+            model, chunks, len(examples.labels), tokenizer, batch_size, context,
+            config.label_smoothing,
+        )  # fmt: skip
+        scores = scored.scores(weights)
     if context.rank != 0:
         return scores
     epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
-    results = None if scored is None else test_results(config, examples, scored, scores)
-    stats = {"epochs": epochs, "test": None if results is None else results.as_dict()}
-    text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
     files = [result_file(config, name) for name in (STATS, MODEL)]
-    replace(files[0], lambda part: part.write_text(text, encoding="utf-8"))
     save_model(files[1], model, config)
-    try:
-        examples.save_results(str(context.folder.resolve()), stats)
-    except DataError as error:  # a database may be read-only; the files have all of it
-        logger.warning("%s", error)
-    if scored is not None and results is not None:
+    write_stats(files[0], {"epochs": epochs, "test": {"scores": scores} if scores else None})
+    if scored is not None:
         files.append(result_file(config, PREDICTIONS))
         write_predictions(files[-1], scored, examples.labels)
+    results = None if scored is None else test_results(config, examples, scored, scores)
+    stats = {"epochs": epochs, "test": None if results is None else results.as_dict()}
+    write_stats(files[0], stats)
+    examples.save_results(str(context.folder.resolve()), stats)
+    if results is not None:
         report(results, epochs, context.folder / "evaluation", files)
     return scores
+
+
+def write_stats(file: Path, stats: Mapping[str, Any]) -> None:
+    """Writes losses and scores as JSON."""
+    text = json.dumps(stats, indent=1, ensure_ascii=False) + "\n"
+    replace(file, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def result_file(config: ClassificationConfig, ending: str) -> Path:
@@ -261,20 +267,21 @@ def _mean(values: Sequence[float], weights: Sequence[float]) -> float | None:
 
 
 def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None:
-    """Writes a line for each source text: its row in the CSV file, label, prediction and chunks.
+    """Writes a line for each source text: its row in the CSV file, label, and what is predicted."""
 
-    The probabilities are the softmax of the mean logits.
-    """
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "label", "prediction", *(f"p({label})" for label in labels), "chunks"])
-    probabilities = softmax(scored.logits, axis=1)
-    for number, source in enumerate(scored.sources):
-        writer.writerow([
-            source, labels[scored.labels[number]], labels[scored.logits[number].argmax()],
-            *(f"{value:.6f}" for value in probabilities[number]), scored.chunks[number],
-        ])  # fmt: skip
-    replace(file, lambda part: part.write_bytes(text.getvalue().encode()))
+    def write(part: Path) -> None:
+        with part.open("w", encoding="utf-8", newline="") as output:
+            writer = csv.writer(output, lineterminator="\n")
+            found = map(flattened, predictions(scored, labels))
+            for number, (source, label, prediction) in enumerate(
+                zip(scored.sources, scored.labels, found, strict=True)
+            ):
+                row = {"row": source, "label": labels[label], **prediction}
+                if number == 0:
+                    writer.writerow(row)
+                writer.writerow(f"{v:.6f}" if isinstance(v, float) else v for v in row.values())
+
+    replace(file, write)
 
 
 def save_model(file: Path, model: PreTrainedModel, config: ClassificationConfig) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import transformers
 from torch.nn import functional
@@ -35,6 +34,8 @@ from bsmeta.models.pretrained import (
 )
 
 logger = logging.getLogger(__name__)
+
+_LISTED = 20
 
 # What the architectures of transformers call their dropouts.
 DROPOUTS = (
@@ -168,22 +169,17 @@ def label_weights(
         if label not in labels:
             raise ConfigurationError(
                 f"class_weights: there is no label {label}{nearest(label, labels)}; expected some "
-                f"of {', '.join(labels)}"
+                f"of {listed(labels)}"
             )
     return [float(given.get(label, 1.0)) for label in labels]
+
+
+def listed(labels: Sequence[str]) -> str:
+    """The labels for a message, of many the first ones."""
+    more = f", and {len(labels) - _LISTED:,} more" if len(labels) > _LISTED else ""
+    return ", ".join(labels[:_LISTED]) + more
 
 
 def cross_entropies(logits: torch.Tensor, labels: torch.Tensor, smoothing: float) -> torch.Tensor:
     """The loss of each chunk before its weight, [chunks], in nats."""
     return functional.cross_entropy(logits, labels, reduction="none", label_smoothing=smoothing)
-
-
-def mean_loss(
-    logits: np.ndarray, labels: np.ndarray, weights: Sequence[float], smoothing: float
-) -> float:
-    """The weighted mean over chunks, as in training."""
-    losses = cross_entropies(
-        torch.from_numpy(logits.astype(np.float64)), torch.from_numpy(labels), smoothing
-    ).numpy()
-    own = np.asarray(weights)[labels]
-    return float((losses * own).sum() / own.sum())

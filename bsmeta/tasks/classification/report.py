@@ -28,7 +28,13 @@ WORDS = {
 FEW_UNITS = 20
 """Resampled units below which the intervals are called rough."""
 MOST_LABELS = 30
-"""A confusion matrix of more labels is in `evaluation.json` and its plot only."""
+"""Of more labels, tables and plots show half as many of the most frequent and of the worst ones."""
+LONGEST_NAME = 40
+"""Characters of a label in a plot."""
+OTHERS = "all others"
+COLORS = ("#1b7837", "#762a83", "#b35806", "#6b6b6b")
+MOST_NUMBERS = 20
+"""Labels up to which the cells of the confusion matrix show their counts."""
 
 Epoch = Mapping[str, float | None]
 
@@ -51,7 +57,7 @@ def report(results: Results, epochs: Sequence[Epoch], folder: Path, files: Seque
 def summary(results: Results) -> list[str]:
     """The result in sentences: the model beside the linear baseline, and what folding is worth."""
     model, *others = results.systems
-    texts = int(model.matrix.sum())
+    texts = model.confusion.texts
     sentences = [
         f"The model predicts {model.values['accuracy']:.1%} of {texts:,} texts right "
         f"(95% interval {_percent(model.intervals['accuracy'])}, over {results.units[0]:,} "
@@ -96,12 +102,37 @@ def tables_of(results: Results, epochs: Sequence[Epoch]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
+def shown_labels(results: Results) -> list[int]:
+    """The labels of tables and plots: all, or the most frequent and the worst by F1, in order."""
+    every = range(len(results.labels))
+    if len(every) <= MOST_LABELS:
+        return [*every]
+    values = [results.per_label[label] for label in results.labels]
+    half = MOST_LABELS // 2
+    frequent = sorted(every, key=lambda label: -values[label]["texts"])[:half]
+    rest = {*every} - {*frequent}
+    tested = [label for label in sorted(rest) if values[label]["texts"]]
+    worst = sorted(tested, key=lambda label: (values[label]["f1"], -values[label]["texts"]))[:half]
+    return sorted([*frequent, *worst])
+
+
+def _selection(results: Results) -> str:
+    """Which labels a table shows, as a part of its note."""
+    if len(results.labels) <= MOST_LABELS:
+        return ""
+    half = MOST_LABELS // 2
+    return (
+        f" The {half} most frequent of {len(results.labels):,} labels, and the {half} with the "
+        "lowest F1 among the others; evaluation.json has all."
+    )
+
+
 def _systems(results: Results) -> Table:
     rows = [
         [system.name, *(_cell(system.values[name], system.intervals[name]) for name in SCORES)]
         for system in results.systems
     ]
-    texts, (count, unit) = int(results.systems[0].matrix.sum()), results.units
+    texts, (count, unit) = results.systems[0].confusion.texts, results.units
     note = (
         f"Over {texts:,} source texts ({results.chunks:,} chunks; the logits of a text are the "
         f"mean over its chunks). In brackets: 95% intervals, bootstrap over {count:,} {unit}."
@@ -129,21 +160,34 @@ def _per_label(results: Results) -> Table:
             *(f"{values[name]:.3f}" for name in ("precision", "recall", "f1")),
             f"{values['texts']:,.0f}",
         ]
-        for label, values in results.per_label.items()
+        for label in (results.labels[number] for number in shown_labels(results))
+        for values in [results.per_label[label]]
     ]
     heads = ["label", "precision", "recall", "F1", "texts"]
-    return Table("The model by label", "Texts: those with this true label.", heads, rows)
+    note = f"Texts: those with this true label.{_selection(results)}"
+    return Table("The model by label", note, heads, rows)
 
 
 def _confusion(results: Results) -> Table:
-    matrix = results.systems[0].matrix
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
+    matrix, shares, _ = _shown_matrix(results)
     rows = [
         [label, *(f"{n:,} ({s:.0%})" for n, s in zip(counts, share, strict=True))]
         for label, counts, share in zip(results.labels, matrix, shares, strict=True)
     ]
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
     return Table("Confusion matrix", note, ["true", *results.labels], rows)
+
+
+def _shown_matrix(results: Results) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """The confusion matrix of the shown labels (and all others), shares of its rows, its labels."""
+    shown = shown_labels(results)
+    matrix = results.systems[0].confusion.matrix(shown)
+    names = [results.labels[number] for number in shown]
+    if len(shown) == len(results.labels):
+        matrix = matrix[:-1, :-1]
+    else:
+        names.append(OTHERS)
+    return matrix, matrix / np.maximum(matrix.sum(1, keepdims=True), 1), names
 
 
 def _distribution(results: Results) -> Table:
@@ -154,9 +198,11 @@ def _distribution(results: Results) -> Table:
         count = results.distribution[split].get(label, 0)
         return f"{count:,} ({count / max(totals[split], 1):.1%})"
 
-    rows = [[label, *(cell(split, label) for split in splits)] for label in results.labels]
+    labels = [results.labels[number] for number in shown_labels(results)]
+    rows = [[label, *(cell(split, label) for split in splits)] for label in labels]
     rows.append(["all", *(f"{totals[split]:,}" for split in splits)])
-    return Table("Labels", "Source texts, and shares of the split.", ["label", *splits], rows)
+    note = f"Source texts, and shares of the split.{_selection(results)}"
+    return Table("Labels", note, ["label", *splits], rows)
 
 
 def _epochs(epochs: Sequence[Epoch]) -> Table:
@@ -182,11 +228,6 @@ def _epochs(epochs: Sequence[Epoch]) -> Table:
 
 def _percent(interval: Interval) -> str:
     return f"{interval.low:.1%} to {interval.high:.1%}"
-
-
-COLORS = ("#1b7837", "#762a83", "#b35806", "#6b6b6b")
-MOST_NUMBERS = 20
-"""Labels up to which the cells of the confusion matrix show their counts."""
 
 
 def figures_of(results: Results, epochs: Sequence[Mapping[str, float | None]]) -> dict[str, Figure]:
@@ -236,21 +277,20 @@ def systems_plot(results: Results) -> Figure:
 
 def confusion_plot(results: Results) -> Figure:
     """Counts, colored by their share of the true label."""
-    matrix = results.systems[0].matrix
-    shares = matrix / np.maximum(matrix.sum(1, keepdims=True), 1)
-    size = max(3.2, 0.45 * len(results.labels) + 1.8)
+    matrix, shares, labels = _shown_matrix(results)
+    names = [_short(label) for label in labels]
+    size = max(3.2, 0.45 * len(names) + 1.8)
     figure, (axes,) = _canvas(size + 0.8, size)
     image = axes.imshow(shares, cmap="Greens", vmin=0, vmax=1)
-    if len(results.labels) <= MOST_NUMBERS:
+    if len(names) <= MOST_NUMBERS:
         for row, column in np.ndindex(*matrix.shape):
             share = shares[row, column]
             axes.text(
                 column, row, f"{matrix[row, column]:,}\n{share:.0%}", ha="center", va="center",
                 fontsize=8, color="white" if share > 0.6 else "black",
             )  # fmt: skip
-    places = range(len(results.labels))
-    axes.set_xticks(places, results.labels, rotation=45, ha="right")
-    axes.set_yticks(places, results.labels)
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(names)), names)
     axes.set_xlabel("predicted")
     axes.set_ylabel("true")
     figure.colorbar(image, ax=axes, label="share of the true label")
@@ -259,21 +299,26 @@ def confusion_plot(results: Results) -> Figure:
 
 
 def labels_plot(results: Results) -> Figure:
-    """The share of each label by split."""
+    """The share of each shown label by split."""
     splits = list(results.distribution)
-    figure, (axes,) = _canvas(max(5.5, 0.7 * len(results.labels) + 3.5), 3.4)
+    labels = [results.labels[number] for number in shown_labels(results)]
+    figure, (axes,) = _canvas(max(5.5, 0.7 * len(labels) + 3.5), 3.4)
     width = 0.8 / len(splits)
     for number, split in enumerate(splits):
-        counts = [results.distribution[split].get(label, 0) for label in results.labels]
-        total = sum(counts)
+        counts = [results.distribution[split].get(label, 0) for label in labels]
+        total = sum(results.distribution[split].values())
         places = np.arange(len(counts)) + (number - (len(splits) - 1) / 2) * width
         shares = np.array(counts) / max(total, 1)
         axes.bar(places, shares, width, color=COLORS[number], label=f"{split} ({total:,})")
-    axes.set_xticks(range(len(results.labels)), results.labels, rotation=45, ha="right")
+    axes.set_xticks(range(len(labels)), map(_short, labels), rotation=45, ha="right")
     axes.set_ylabel("share of the source texts")
     axes.grid(axis="y", color=GRID)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return figure
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= LONGEST_NAME else f"{label[: LONGEST_NAME - 1]}…"
 
 
 def curves_plot(epochs: Sequence[Mapping[str, float | None]]) -> Figure:

@@ -16,11 +16,18 @@ import numpy as np
 
 from bsmeta.config.classification import ClassificationConfig
 from bsmeta.tasks.classification.examples import Examples
-from bsmeta.tasks.classification.scoring import SCORES, Compared, Scored, compare
+from bsmeta.tasks.classification.predictions import Scored
+from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, by_label, compare
 from bsmeta.tasks.classification.splits import SPLITS
 
 MAJORITY = "most frequent label"
 LINEAR = "TF-IDF + linear SVM"
+MODEL = "model"
+FIRST_CHUNK = "model, first chunk only"
+MOST_WEIGHTS = 1 << 26
+"""Of the linear model: half a gigabyte, twice."""
+
+_VALUES_AT_ONCE = 1 << 22  # of its decisions in memory at one time
 
 
 def majority(labels: np.ndarray, count: int) -> np.ndarray:
@@ -30,7 +37,7 @@ def majority(labels: np.ndarray, count: int) -> np.ndarray:
 
 def linear(
     texts: Sequence[str], labels: np.ndarray, others: Sequence[str], *, balanced: bool
-) -> np.ndarray:
+) -> np.ndarray | None:
     """The labels that a linear model, trained on some texts, predicts for others.
 
     Args:
@@ -38,25 +45,32 @@ def linear(
         labels: int [texts].
         others: The texts to label.
         balanced: Whether labels count the inverse of their frequency in training.
+
+    Returns:
+        int [others]; None if the model would have more than `MOST_WEIGHTS`, one of each label and
+        feature.
     """
     # Imported here because scikit-learn takes seconds, and only rank 0 needs it.
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.svm import LinearSVC
 
-    if len(np.unique(labels)) < 2:
+    count = len(np.unique(labels))
+    if count < 2:
         return majority(labels, len(others))
     features = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b")
     try:
         known = features.fit_transform(texts)
     except ValueError:  # no text has a word
         return majority(labels, len(others))
+    if count * known.shape[1] > MOST_WEIGHTS:
+        return None
     model = LinearSVC(C=1.0, class_weight="balanced" if balanced else None, random_state=0)
     model.fit(known, labels)
-    return np.asarray(model.predict(features.transform(others)))
-
-
-MODEL = "model"
-FIRST_CHUNK = "model, first chunk only"
+    unknown, at_once = features.transform(others), max(_VALUES_AT_ONCE // count, 1)
+    return np.concatenate([
+        model.predict(unknown[start : start + at_once])
+        for start in range(0, unknown.shape[0], at_once)
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -114,13 +128,13 @@ class Results:
                 }
                 for name in SCORES
             }
-            | {"confusion": system.matrix.tolist()}
+            | {"confusion": _cells(system.confusion)}
             for system in self.systems
         }
         return {
             "source": self.source,
             "labels": list(self.labels),
-            "texts": int(self.systems[0].matrix.sum()),
+            "texts": self.systems[0].confusion.texts,
             "folded_texts": self.folded,
             "chunks": self.chunks,
             "resampled": {"units": self.units[0], "of": self.units[1]},
@@ -130,6 +144,11 @@ class Results:
             "distribution": self.distribution,
             "notes": self.notes,
         }
+
+
+def _cells(confusion: Confusion) -> list[list[int]]:
+    """True label, predicted label and number of texts of each cell that is not 0."""
+    return np.stack([confusion.true, confusion.predicted, confusion.counts], 1).tolist()
 
 
 def _difference(system: Compared, name: str) -> dict[str, Any]:
@@ -168,44 +187,37 @@ def results_of(
         resamples: Number of bootstrap resamples.
         seed: Their seed.
     """
-    predicted = {MODEL: scored.logits.argmax(1)}
+    predicted, notes = {MODEL: scored.predicted}, [*notes]
     if scored.chunks.max() > 1:
-        predicted[FIRST_CHUNK] = scored.first_logits.argmax(1)
+        predicted[FIRST_CHUNK] = scored.first_predicted
     if training is not None:
         predicted[MAJORITY] = majority(training.labels, len(texts))
-        predicted[LINEAR] = linear(
-            training.texts, training.labels, texts, balanced=training.balanced
-        )
+        guesses = linear(training.texts, training.labels, texts, balanced=training.balanced)
+        if guesses is None:
+            notes.append(
+                f"there is no {LINEAR} beside the model: with {len(labels):,} labels it would have "
+                f"more than {MOST_WEIGHTS:,} weights"
+            )
+        else:
+            predicted[LINEAR] = guesses
     units, unit = groups
     systems = compare(scored.labels, predicted, units, len(labels), resamples=resamples, seed=seed)
+    columns = {name: column.tolist() for name, column in by_label(systems[0].confusion).items()}
     return Results(
         source=source,
         labels=labels,
         systems=systems,
         units=(len(np.unique(units)), unit),
-        per_label=_per_label(scored.labels, predicted[MODEL], labels),
+        per_label={
+            label: {name: column[number] for name, column in columns.items()}
+            for number, label in enumerate(labels)
+        },
         scores=model_scores,
         folded=int((scored.chunks > 1).sum()),
         chunks=int(scored.chunks.sum()),
         distribution={split: dict(counts) for split, counts in distribution.items()},
-        notes=list(notes),
+        notes=notes,
     )
-
-
-def _per_label(
-    truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    # Imported here because scikit-learn takes seconds, and only rank 0 needs it.
-    from sklearn.metrics import precision_recall_fscore_support
-
-    columns = precision_recall_fscore_support(
-        truth, predicted, labels=range(len(labels)), zero_division=0.0
-    )
-    names = ("precision", "recall", "f1", "texts")
-    return {
-        label: {name: float(column[number]) for name, column in zip(names, columns, strict=True)}
-        for number, label in enumerate(labels)
-    }
 
 
 def test_results(

@@ -1,8 +1,10 @@
-"""The logits of a split, and the scores that follow from them, with bootstrap intervals.
+"""The scores of predicted labels, with bootstrap intervals.
 
-The logits of a source text are the mean over its chunks. The resampled units are source texts, or
-the groups that no split divides: texts of one author are not independent. All systems are scored on
-the same resamples, so differences are paired.
+They follow from the number of texts of each label (true, predicted, and both), so that thousands of
+labels need no matrix of labels x labels.
+
+The resampled units are source texts, or the groups that no split divides: texts of one author are
+not independent. All systems are scored on the same resamples, so differences are paired.
 """
 
 from __future__ import annotations
@@ -11,51 +13,95 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from scipy.sparse import csr_array
 
-from bsmeta.evaluation.statistics import Interval, central, resampled
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batches_of, spread
-from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import mean_loss, pad
+from bsmeta.evaluation.statistics import Interval, central, draws
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
 
-
-def confusion(truth: np.ndarray, predicted: np.ndarray, labels: int) -> np.ndarray:
-    """Counts int64 [labels, labels]; a row is a true label, a column a predicted one."""
-    cells = np.bincount(truth * labels + predicted, minlength=labels * labels)
-    return cells.reshape(labels, labels)
+_COUNTS_AT_ONCE = 1 << 22  # of labels in resamples, in memory at one time
 
 
-def scores(matrix: np.ndarray) -> dict[str, np.ndarray]:
-    """The scores of confusion matrices, as scikit-learn defines them.
+@dataclass(frozen=True)
+class Confusion:
+    """The cells of a confusion matrix that are not 0, by true and then by predicted label.
+
+    Attributes:
+        true, predicted: int64 [cells], the labels.
+        counts: int64 [cells], the number of texts.
+        labels: The number of labels.
+    """
+
+    true: np.ndarray
+    predicted: np.ndarray
+    counts: np.ndarray
+    labels: int
+
+    @classmethod
+    def of(cls, truth: np.ndarray, predicted: np.ndarray, labels: int) -> Confusion:
+        """Counts the texts with each pair of labels: int [texts], both."""
+        cells, counts = np.unique(truth * labels + predicted, return_counts=True)
+        return cls(cells // labels, cells % labels, counts, labels)
+
+    @property
+    def texts(self) -> int:
+        """The number of texts."""
+        return int(self.counts.sum())
+
+    def totals(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Texts of each label that have it, are predicted to, and both: float64 [labels] each."""
+        right = self.true == self.predicted
+        return (
+            np.bincount(self.true, self.counts, self.labels),
+            np.bincount(self.predicted, self.counts, self.labels),
+            np.bincount(self.true[right], self.counts[right], self.labels),
+        )
+
+    def matrix(self, shown: Sequence[int]) -> np.ndarray:
+        """The matrix of some labels, int64 [shown + 1, shown + 1]; the last ones are all others."""
+        places = np.full(self.labels, len(shown))
+        places[list(shown)] = np.arange(len(shown))
+        found = np.zeros((len(shown) + 1, len(shown) + 1), np.int64)
+        np.add.at(found, (places[self.true], places[self.predicted]), self.counts)
+        return found
+
+
+def scores(true: np.ndarray, predicted: np.ndarray, right: np.ndarray) -> dict[str, np.ndarray]:
+    """The scores of counts of texts, as scikit-learn defines them.
 
     Labels that do not occur are left out of the means: of balanced accuracy those without a text,
     of macro F1 those without a text and a prediction. MCC (Gorodkin 2004) is 0 where it is
     undefined: with one label only.
 
     Args:
-        matrix: float or int [..., labels, labels], in any unit.
+        true: float64 [..., labels], the texts that have a label.
+        predicted: float64 [..., labels], those that are predicted to have it.
+        right: float64 [..., labels], those of which both are true.
 
     Returns:
         Each of `SCORES`, float64 [...].
     """
-    matrix = np.asarray(matrix, dtype=np.float64)
-    true, guessed = matrix.sum(-1), matrix.sum(-2)
-    right = np.diagonal(matrix, axis1=-2, axis2=-1)
-    total = matrix.sum((-2, -1))
     recall = _ratio(right, true)
-    f1 = _ratio(2 * right, true + guessed)
-    covariance = right.sum(-1) * total - (true * guessed).sum(-1)
-    spread = (total**2 - (true**2).sum(-1)) * (total**2 - (guessed**2).sum(-1))
+    f1 = _ratio(2 * right, true + predicted)
+    total = true.sum(-1)
+    covariance = right.sum(-1) * total - (true * predicted).sum(-1)
+    spread = (total**2 - (true**2).sum(-1)) * (total**2 - (predicted**2).sum(-1))
     return {
         "accuracy": _ratio(right.sum(-1), total),
         "balanced_accuracy": _ratio(recall.sum(-1), (true > 0).sum(-1)),
-        "macro_f1": _ratio(f1.sum(-1), (true + guessed > 0).sum(-1)),
+        "macro_f1": _ratio(f1.sum(-1), (true + predicted > 0).sum(-1)),
         "mcc": _ratio(covariance, np.sqrt(np.maximum(spread, 0.0))),
+    }
+
+
+def by_label(confusion: Confusion) -> dict[str, np.ndarray]:
+    """Precision, recall, F1 and number of texts of each label, float64 [labels] each."""
+    true, predicted, right = confusion.totals()
+    return {
+        "precision": _ratio(right, predicted),
+        "recall": _ratio(right, true),
+        "f1": _ratio(2 * right, true + predicted),
+        "texts": true,
     }
 
 
@@ -70,14 +116,14 @@ class Compared:
 
     Attributes:
         name: The system.
-        matrix: Its confusion matrix, int64 [labels, labels].
+        confusion: Its true and predicted labels.
         values: Each of `SCORES`.
         intervals: Their 95% bootstrap intervals.
         differences: This system minus the first one, with its paired interval; {} for the first.
     """
 
     name: str
-    matrix: np.ndarray
+    confusion: Confusion
     values: dict[str, float]
     intervals: dict[str, Interval]
     differences: dict[str, tuple[float, Interval]]
@@ -106,120 +152,40 @@ def compare(
     first_draws: dict[str, np.ndarray] = {}
     found = []
     for name, guesses in predicted.items():
-        matrix = confusion(truth, guesses, labels)
-        values = {score: float(value) for score, value in scores(matrix).items()}
-        draws = _resampled_scores(truth, guesses, units, labels, resamples=resamples, seed=seed)
+        confusion = Confusion.of(truth, guesses, labels)
+        values = {score: float(value) for score, value in scores(*confusion.totals()).items()}
+        own = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
         differences = {
-            score: (values[score] - first_values[score], central(draws[score] - draw))
+            score: (values[score] - first_values[score], central(own[score] - draw))
             for score, draw in first_draws.items()
         }
-        intervals = {score: central(draw) for score, draw in draws.items()}
-        found.append(Compared(name, matrix, values, intervals, differences))
-        first_values, first_draws = first_values or values, first_draws or draws
+        intervals = {score: central(draw) for score, draw in own.items()}
+        found.append(Compared(name, confusion, values, intervals, differences))
+        first_values, first_draws = first_values or values, first_draws or own
     return found
 
 
 def _resampled_scores(
-    truth: np.ndarray,
-    predicted: np.ndarray,
-    units: np.ndarray,
-    labels: int,
-    *,
-    resamples: int,
-    seed: int,
+    truth: np.ndarray, predicted: np.ndarray, units: np.ndarray, *, resamples: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Each of `SCORES` for each resample of the units, float64 [resamples]."""
+    """Each of `SCORES` for each resample of the units, float64 [resamples].
+
+    The memory grows with the texts, never with the number of labels of the table.
+    """
+    names, columns = np.unique(np.concatenate([truth, predicted]), return_inverse=True)
+    true, guessed = np.split(columns, 2)
     _, place = np.unique(units, return_inverse=True)
-    count = int(place.max()) + 1
-    cells = np.zeros((count, labels * labels))
-    np.add.at(cells, (place, truth * labels + predicted), 1.0)
-    # Divided by the number of units, which does not change a score.
-    means = resampled(cells.T, np.ones_like(cells.T), resamples=resamples, seed=seed)
-    return scores(means.reshape(-1, labels, labels))
-
-
-@dataclass(frozen=True)
-class Scored:
-    """The logits of a split.
-
-    Attributes:
-        chunk_logits: float32 [chunks, labels], of all chunks, text by text.
-        chunk_labels: int64 [chunks].
-        sources: int64 [texts], the source rows, ascending.
-        logits: float64 [texts, labels], the mean over the chunks of a text.
-        first_logits: float32 [texts, labels], of the first chunk: as if texts were truncated.
-        labels: int64 [texts].
-        chunks: int64 [texts], the number of chunks.
-    """
-
-    chunk_logits: np.ndarray
-    chunk_labels: np.ndarray
-    sources: np.ndarray
-    logits: np.ndarray
-    first_logits: np.ndarray
-    labels: np.ndarray
-    chunks: np.ndarray
-
-    @classmethod
-    def of(cls, chunks: Sequence[Chunk], logits: np.ndarray) -> Scored:
-        """Groups the logits of chunks by text; the chunks of a text are in their order."""
-        sources = np.array([chunk.source for chunk in chunks])
-        labels = np.array([chunk.label for chunk in chunks])
-        numbers, first, place, counts = np.unique(
-            sources, return_index=True, return_inverse=True, return_counts=True
+    shape = (int(place.max()) + 1, len(names))
+    counts = [
+        csr_array((np.ones(len(rows)), (rows, labels)), shape)
+        for rows, labels in (
+            (place, true), (place, guessed), (place[true == guessed], true[true == guessed]),
         )
-        sums = np.zeros((len(numbers), logits.shape[1]))
-        np.add.at(sums, place, logits)
-        return cls(
-            logits, labels, numbers, sums / counts[:, None], logits[first], labels[first], counts
-        )
-
-    def scores(self, weights: Sequence[float], smoothing: float) -> dict[str, float]:
-        """The loss over the chunks, as in training, and the scores of the texts."""
-        count = self.logits.shape[1]
-        matrix = confusion(self.labels, self.logits.argmax(1), count)
-        of_chunks = confusion(self.chunk_labels, self.chunk_logits.argmax(1), count)
-        return {
-            "loss": mean_loss(self.chunk_logits, self.chunk_labels, weights, smoothing),
-            **{name: float(value) for name, value in scores(matrix).items()},
-            "chunk_accuracy": float(scores(of_chunks)["accuracy"]),
-        }
-
-
-def score(
-    model: nn.Module,
-    chunks: Sequence[Chunk],
-    tokenizer: PreTrainedTokenizerBase,
-    batch_size: int,
-    context: EvaluationContext,
-) -> Scored:
-    """Runs the model on chunks; every rank calls it and gets the same result."""
-    logits = logits_of(model, [chunk.ids for chunk in chunks], tokenizer, batch_size, context)
-    return Scored.of(chunks, logits)
-
-
-def logits_of(
-    model: nn.Module,
-    ids: Sequence[Sequence[int]],
-    tokenizer: PreTrainedTokenizerBase,
-    batch_size: int,
-    context: EvaluationContext,
-) -> np.ndarray:
-    """The logits of chunks, float32 [chunks, labels], equal on every rank.
-
-    Args:
-        model: The model, wrapped or not, in evaluation mode.
-        ids: The tokens of each chunk; at least one chunk.
-        tokenizer: Pads them.
-        batch_size: Chunks of a batch.
-        context: The processes.
-    """
-
-    def run(batch: np.ndarray) -> np.ndarray:
-        inputs = pad(tokenizer, [ids[number] for number in batch])
-        with torch.no_grad():
-            inputs = {name: tensor.to(context.device) for name, tensor in inputs.items()}
-            logits: np.ndarray = model(**inputs).logits.float().cpu().numpy()
-        return logits
-
-    return np.stack(spread(batches_of(list(map(len, ids)), batch_size), run, context))
+    ]  # fmt: skip
+    at_once = max(_COUNTS_AT_ONCE // len(names), 1)
+    parts = [
+        scores(*(times[start : start + at_once] @ count for count in counts))
+        for times in draws(shape[0], resamples=resamples, seed=seed)
+        for start in range(0, len(times), at_once)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in SCORES}

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from scipy.special import softmax
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -26,7 +25,7 @@ from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
-from bsmeta.tasks.classification.scoring import logits_of, score
+from bsmeta.tasks.classification.predictions import named_probabilities, predictions, score
 from bsmeta.tasks.classification.store import open_examples
 
 TEXTS_AT_ONCE = 1000
@@ -101,8 +100,11 @@ class TextClassifier:
         if not self._validation:
             return []
         batch_size = self._config.data_config.per_device_eval_batch_size
-        scored = score(model, self._validation, self.tokenizer, batch_size, context)
-        return metrics(scored.scores(self._weights, self._config.label_smoothing), "validation")
+        scored = score(
+            model, self._validation, len(self.examples.labels), self.tokenizer, batch_size,
+            context, self._config.label_smoothing,
+        )  # fmt: skip
+        return metrics(scored.scores(self._weights), "validation")
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split, once, with the exported model; writes results and report."""
@@ -139,30 +141,23 @@ class TextClassifier:
         """
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
-        device = next(model.parameters()).device
-        context = EvaluationContext.alone(device)
+        context = EvaluationContext.alone(next(model.parameters()).device)
         names: dict[int, str] = model.config.id2label  # type: ignore[union-attr, assignment]
+        labels = [names[number] for number in range(len(names))]
         for batch in batched(records, TEXTS_AT_ONCE):
             folded = folding.fold([str(record[data.text_column]) for record in batch])
-            ids = [fold.ids for folds in folded for fold in folds]
+            chunks = [
+                Chunk(fold.ids, 0, text, number, fold.text)
+                for text, folds in enumerate(folded)
+                for number, fold in enumerate(folds)
+            ]
             size = data.per_device_eval_batch_size
-            logits = logits_of(model, ids, self.tokenizer, size, context) if ids else np.empty(0)
-            begin = 0
-            for folds in folded:
-                own, begin = logits[begin : begin + len(folds)], begin + len(folds)
-                yield _prediction(own, names)
-
-
-def _prediction(logits: np.ndarray, names: Mapping[int, str]) -> dict[str, Any]:
-    """The result for a text from the logits of its chunks, [chunks, labels]."""
-    if not len(logits):
-        return {"prediction": None, "probabilities": dict.fromkeys(names.values()), "chunks": 0}
-    shares = softmax(logits.astype(np.float64).mean(0))
-    return {
-        "prediction": names[int(shares.argmax())],
-        "probabilities": {names[number]: float(share) for number, share in enumerate(shares)},
-        "chunks": len(logits),
-    }
+            found: dict[int, dict[str, Any]] = {}
+            if chunks:
+                scored = score(model, chunks, len(labels), self.tokenizer, size, context)
+                found = dict(zip(scored.sources.tolist(), predictions(scored, labels), strict=True))
+            nothing = {"prediction": None, **named_probabilities(None, labels), "chunks": 0}
+            yield from (found.get(text, nothing) for text in range(len(batch)))
 
 
 def metrics(values: Mapping[str, float], split: str) -> list[Metric]:

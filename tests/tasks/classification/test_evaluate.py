@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.tools import GenerateConfig
+from bsmeta.tasks.base import EvaluationContext, FinishContext
 from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.classification import evaluate as module
+from bsmeta.tasks.classification import predictions
 from bsmeta.tasks.classification.evaluate import (
     MODEL,
     PREDICTIONS,
@@ -30,9 +34,9 @@ from bsmeta.tasks.classification.evaluate import (
 )
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import build_model
+from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.report import report, summary
 from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
-from bsmeta.tasks.classification.scoring import Scored
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.tasks.classification.helpers import (
     bert_tokenizer,
@@ -160,7 +164,7 @@ def results() -> Results:
     return results_of(
         scored, texts, training, source="ads.csv, test split", labels=LABELS,
         groups=(np.array(["a", "a", "b"]), "values of page"),
-        model_scores=scored.scores([1.0, 1.0, 1.0], 0.0),
+        model_scores=scored.scores([1.0, 1.0, 1.0]),
         distribution={"train": {"left": 1, "neutral": 1, "right": 1}},
         notes=["1 of 4 rows repeats the text of an earlier row"],
         resamples=100, seed=1,
@@ -171,7 +175,7 @@ def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
     write_predictions(tmp_path / "ads_predictions.csv", Scored.of(CHUNKS, LOGITS), LABELS)
     # The second text: softmax of the means of log(.5, .25, .25) and log(.1, .1, .8).
     assert (tmp_path / "ads_predictions.csv").read_text() == (
-        "row,label,prediction,p(left),p(neutral),p(right),chunks\n"
+        "row,label,prediction,probabilities.left,probabilities.neutral,probabilities.right,chunks\n"
         "3,left,left,0.800000,0.100000,0.100000,1\n"
         "7,right,right,0.269752,0.190744,0.539504,2\n"
         "9,neutral,left,0.500000,0.300000,0.200000,1\n"
@@ -180,7 +184,7 @@ def test_predictions_are_one_line_for_each_source_text(tmp_path: Path) -> None:
 
 
 def test_scores_of_texts_and_of_chunks() -> None:
-    found = Scored.of(CHUNKS, LOGITS).scores([1.0, 1.0, 1.0], 0.0)
+    found = Scored.of(CHUNKS, LOGITS).scores([1.0, 1.0, 1.0])
     assert found["accuracy"] == pytest.approx(2 / 3)
     assert found["chunk_accuracy"] == 2 / 4
     assert found["loss"] == pytest.approx(-np.log([0.8, 0.25, 0.8, 0.3]).mean())
@@ -188,7 +192,10 @@ def test_scores_of_texts_and_of_chunks() -> None:
 
 def test_systems_beside_the_model() -> None:
     found = {system.name: system for system in results().systems}
-    assert {name: system.matrix.tolist() for name, system in found.items()} == {
+    matrices = {
+        name: system.confusion.matrix([0, 1, 2])[:3, :3].tolist() for name, system in found.items()
+    }
+    assert matrices == {
         "model": [[1, 0, 0], [1, 0, 0], [0, 0, 1]],
         "model, first chunk only": [[1, 0, 0], [1, 0, 0], [1, 0, 0]],
         "most frequent label": [[1, 0, 0], [1, 0, 0], [1, 0, 0]],
@@ -226,11 +233,53 @@ def test_the_report_has_tables_plots_and_numbers(tmp_path: Path) -> None:
     assert "| right | 0 (0%) | 0 (0%) | 1 (100%) |" in page
     assert "| 1 | 4 | 1.0000 | – | 0.9000 | 0.500 | 0.500 | 0.400 | 0.100 |" in page
     saved = json.loads((tmp_path / "evaluation.json").read_text())
-    assert saved["systems"]["model"]["confusion"] == [[1, 0, 0], [1, 0, 0], [0, 0, 1]]
+    assert saved["systems"]["model"]["confusion"] == [[0, 0, 1], [1, 0, 1], [2, 2, 1]]
     assert saved["systems"]["TF-IDF + linear SVM"]["accuracy"]["minus_model"] == pytest.approx(
         1 / 3
     )
     assert (saved["texts"], saved["folded_texts"], saved["chunks"]) == (3, 1, 4)
+
+
+def test_what_was_trained_is_kept_if_the_report_fails(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> Results:
+        raise MemoryError
+
+    monkeypatch.setattr(module, "test_results", fail)
+    task, folder = open_task(str(run), {"results_dir": str(tmp_path)})
+    assert isinstance(task, TextClassifier)
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "model").symlink_to(folder)
+    alone = EvaluationContext.alone(torch.device("cpu"))
+    context = FinishContext(
+        **{field.name: getattr(alone, field.name) for field in fields(alone)},
+        folder=tmp_path, exported=tmp_path,
+    )  # fmt: skip
+    with pytest.raises(MemoryError):
+        task.finish(torch.nn.Identity(), context)
+    lines = (tmp_path / "leanings_testset_predictions.csv").read_text().splitlines()
+    assert len(lines) == 7
+    saved = torch.load(tmp_path / "leanings_trained_model.sav", weights_only=True)
+    assert saved["labels"] == ["left", "neutral", "right"]
+    stats = json.loads((tmp_path / "leanings_train_test_stats.json").read_text())
+    assert 0 <= stats["test"]["scores"]["accuracy"] <= 1
+
+
+def test_logits_of_some_texts_at_a_time_predict_alike(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, folder = open_task(str(run), {})
+    assert isinstance(task, TextClassifier)
+    model = task.load(folder)
+    records = [{"text": "stop signs " * count} for count in (1, 20, 3, 0, 40, 2)]
+    whole = [*task.predict(model, records)]
+    monkeypatch.setattr(predictions, "_LOGITS_AT_ONCE", 12)  # four chunks
+    parts = [*task.predict(model, records)]
+    assert [part["chunks"] for part in parts] == [1, 3, 1, 0, 6, 1]
+    for part, found in zip(parts, whole, strict=True):
+        assert part["prediction"] == found["prediction"]
+        assert part["probabilities"] == pytest.approx(found["probabilities"], abs=1e-6)
 
 
 def test_epochs_from_the_metrics_of_a_run(tmp_path: Path) -> None:

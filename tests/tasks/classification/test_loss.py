@@ -13,7 +13,8 @@ from bsmeta.config.classification import ClassificationConfig, ClassificationDat
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.classification.checks import value_problems
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import cross_entropies, label_weights, mean_loss
+from bsmeta.tasks.classification.model import cross_entropies, label_weights
+from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.task import micro_batch
 from tests.tasks.classification.helpers import bert_tokenizer
 
@@ -55,9 +56,10 @@ def test_the_loss_is_the_weighted_mean_of_the_smoothed_cross_entropies() -> None
     smoothed = [0.9 * one + 0.1 * other for one, other in zip(plain, even, strict=True)]
     found = cross_entropies(torch.from_numpy(logits), torch.from_numpy(labels), 0.1)
     assert found.tolist() == pytest.approx(smoothed)
-    weights = [1.0, 1.0, 3.0]
+    chunks = [Chunk([], label, row, 0, "") for row, label in enumerate(labels.tolist())]
+    scored = Scored.of(chunks, logits, 0.1)
     expected = (smoothed[0] + 3 * smoothed[1]) / 4
-    assert mean_loss(logits, labels, weights, 0.1) == pytest.approx(expected)
+    assert scored.scores([1.0, 1.0, 3.0])["loss"] == pytest.approx(expected)
 
 
 def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:

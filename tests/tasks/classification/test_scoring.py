@@ -1,13 +1,17 @@
-"""Scores from confusion matrices, and intervals over units: literal values, and scikit-learn's."""
+"""Scores of predicted labels, and intervals over units: literal values, and scikit-learn's."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 from sklearn import metrics
 
+from bsmeta.evaluation.statistics import draws
+from bsmeta.tasks.classification import results
 from bsmeta.tasks.classification.results import linear, majority
-from bsmeta.tasks.classification.scoring import compare, confusion, scores
+from bsmeta.tasks.classification.scoring import Confusion, by_label, compare, scores
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
 TRUTH = np.array([0, 0, 0, 0, 1, 1, 1, 2])
@@ -15,11 +19,28 @@ GUESS = np.array([0, 0, 0, 1, 1, 1, 0, 0])
 
 
 def test_the_confusion_matrix_has_true_labels_in_rows() -> None:
-    assert confusion(TRUTH, GUESS, 3).tolist() == [[3, 1, 0], [1, 2, 0], [1, 0, 0]]
+    found = Confusion.of(TRUTH, GUESS, 3)
+    cells = np.stack([found.true, found.predicted, found.counts], 1)
+    assert cells.tolist() == [[0, 0, 3], [0, 1, 1], [1, 0, 1], [1, 1, 2], [2, 0, 1]]
+    assert found.matrix([0, 1, 2])[:3, :3].tolist() == [[3, 1, 0], [1, 2, 0], [1, 0, 0]]
+    # Of label 1 and all others together:
+    assert found.matrix([1]).tolist() == [[2, 1], [1, 4]]
+
+
+def test_scores_of_each_label() -> None:
+    found = {
+        name: values.tolist() for name, values in by_label(Confusion.of(TRUTH, GUESS, 3)).items()
+    }
+    assert found == {
+        "precision": [3 / 5, 2 / 3, 0.0],
+        "recall": [3 / 4, 2 / 3, 0.0],
+        "f1": [6 / 9, 4 / 6, 0.0],
+        "texts": [4.0, 3.0, 1.0],
+    }
 
 
 def test_scores_of_a_small_example() -> None:
-    found = scores(confusion(TRUTH, GUESS, 3))
+    found = scores(*Confusion.of(TRUTH, GUESS, 3).totals())
     assert float(found["accuracy"]) == 5 / 8
     assert float(found["balanced_accuracy"]) == pytest.approx((3 / 4 + 2 / 3 + 0) / 3)
     assert float(found["macro_f1"]) == pytest.approx((6 / 9 + 4 / 6 + 0) / 3)
@@ -33,7 +54,8 @@ def test_scores_are_those_of_scikit_learn(seed: int) -> None:
     draw = np.random.default_rng(seed)
     truth, guess = draw.integers(0, 4, 30), draw.integers(0, 4, 30)
     truth[truth == 3] = 0  # a label that is predicted and never true
-    found = {name: float(value) for name, value in scores(confusion(truth, guess, 6)).items()}
+    totals = Confusion.of(truth, guess, 6).totals()
+    found = {name: float(value) for name, value in scores(*totals).items()}
     assert found["accuracy"] == pytest.approx(metrics.accuracy_score(truth, guess))
     assert found["macro_f1"] == pytest.approx(
         metrics.f1_score(truth, guess, average="macro", zero_division=0.0)
@@ -44,7 +66,7 @@ def test_scores_are_those_of_scikit_learn(seed: int) -> None:
 
 
 def test_a_single_label_has_no_correlation() -> None:
-    found = scores(confusion(np.zeros(3, int), np.zeros(3, int), 2))
+    found = scores(*Confusion.of(np.zeros(3, int), np.zeros(3, int), 2).totals())
     assert [float(value) for value in found.values()] == [1.0, 1.0, 1.0, 0.0]
 
 
@@ -64,10 +86,37 @@ def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
     assert (difference, interval.low, interval.high) == (-0.5, -1.0, 0.0)
 
 
-def test_baselines() -> None:
+@pytest.mark.parametrize("seed", range(3))
+def test_intervals_are_those_of_scores_of_drawn_texts(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    truth, guess = draw.integers(0, 5, 40) * 2000, draw.integers(0, 5, 40) * 2000
+    (found,) = compare(truth, {"model": guess}, np.arange(40), 10_000, resamples=50, seed=seed)
+    times = np.concatenate([*draws(40, resamples=50, seed=seed)])
+    drawn = [np.repeat(np.arange(40), row) for row in times]
+    expected = {
+        "macro_f1": [metrics.f1_score(truth[n], guess[n], average="macro") for n in drawn],
+        "mcc": [metrics.matthews_corrcoef(truth[n], guess[n]) for n in drawn],
+    }
+    for name, values in expected.items():
+        interval = found.intervals[name]
+        assert [interval.low, interval.high] == pytest.approx(np.percentile(values, [2.5, 97.5]))
+
+
+def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     assert majority(np.array([1, 1, 0, 2]), 3).tolist() == [1, 1, 1]
     texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
     labels = np.array([0, 0, 1, 1])
-    assert linear(texts, labels, ["taxes", "wages"], balanced=False).tolist() == [0, 1]
-    assert linear(["!", "?"], np.array([1, 1]), ["a"], balanced=True).tolist() == [1]
-    assert linear(["!", "?"], np.array([0, 1]), ["a"], balanced=True).tolist() == [0]
+
+    def guessed(*arguments: Any, balanced: bool) -> list[int]:
+        found = linear(*arguments, balanced=balanced)
+        assert found is not None
+        return found.tolist()
+
+    others = ["taxes", "wages", "taxes", "wages", "taxes"]
+    assert guessed(texts, labels, others, balanced=False) == [0, 1, 0, 1, 0]
+    monkeypatch.setattr(results, "_VALUES_AT_ONCE", 4)  # two texts at a time
+    assert guessed(texts, labels, others, balanced=False) == [0, 1, 0, 1, 0]
+    assert guessed(["!", "?"], np.array([1, 1]), ["a"], balanced=True) == [1]
+    assert guessed(["!", "?"], np.array([0, 1]), ["a"], balanced=True) == [0]
+    monkeypatch.setattr(results, "MOST_WEIGHTS", 30)
+    assert linear(texts, labels, others, balanced=False) is None

@@ -1,0 +1,198 @@
+"""What a model predicts for a split: of the logits, only the labels, losses and probabilities.
+
+The logits of a source text are the mean over its chunks. Those of many texts and labels would not
+fit into memory, so they are computed for some texts at a time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import softmax
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import batches_of, spread
+from bsmeta.tasks.classification.examples import Chunk
+from bsmeta.tasks.classification.model import cross_entropies, pad
+from bsmeta.tasks.classification.scoring import Confusion, scores
+
+MOST_PROBABILITIES = 100
+"""Labels up to which a prediction has the probability of each; else that of the predicted one."""
+
+_LOGITS_AT_ONCE = 1 << 21
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model predicts for a split.
+
+    Attributes:
+        chunk_labels: int64 [chunks], of all chunks, text by text.
+        chunk_predicted: int64 [chunks].
+        chunk_losses: float64 [chunks], cross-entropies in nats, with label smoothing.
+        sources: int64 [texts], the source rows, ascending.
+        labels: int64 [texts].
+        predicted: int64 [texts], by the mean logits over the chunks of a text.
+        first_predicted: int64 [texts], by the first chunk: as if texts were truncated.
+        probabilities: float64 [texts, labels], the softmax of the mean logits; of more than
+            `MOST_PROBABILITIES` labels only that of the predicted one, [texts, 1].
+        chunks: int64 [texts], the number of chunks.
+    """
+
+    chunk_labels: np.ndarray
+    chunk_predicted: np.ndarray
+    chunk_losses: np.ndarray
+    sources: np.ndarray
+    labels: np.ndarray
+    predicted: np.ndarray
+    first_predicted: np.ndarray
+    probabilities: np.ndarray
+    chunks: np.ndarray
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], logits: np.ndarray, smoothing: float = 0.0) -> Scored:
+        """What the logits of chunks predict.
+
+        Args:
+            chunks: Text by text, in the order of the source rows.
+            logits: float32 [chunks, labels].
+            smoothing: Share of the target that is spread over all labels, for the losses.
+        """
+        labels = np.array([chunk.label for chunk in chunks])
+        sources, first, counts = np.unique(
+            [chunk.source for chunk in chunks], return_index=True, return_counts=True
+        )
+        exact = logits.astype(np.float64)
+        losses = cross_entropies(torch.from_numpy(exact), torch.from_numpy(labels), smoothing)
+        means = np.add.reduceat(exact, first, axis=0) / counts[:, None]
+        return cls(
+            chunk_labels=labels,
+            chunk_predicted=logits.argmax(1),
+            chunk_losses=losses.numpy(),
+            sources=sources,
+            labels=labels[first],
+            predicted=means.argmax(1),
+            first_predicted=logits[first].argmax(1),
+            probabilities=_probabilities(means),
+            chunks=counts,
+        )
+
+    def scores(self, weights: Sequence[float]) -> dict[str, float]:
+        """The loss over the chunks, weighted by label as in training; the scores of the texts."""
+        own = np.asarray(weights)[self.chunk_labels]
+        confusion = Confusion.of(self.labels, self.predicted, len(weights))
+        return {
+            "loss": float((self.chunk_losses * own).sum() / own.sum()),
+            **{name: float(value) for name, value in scores(*confusion.totals()).items()},
+            "chunk_accuracy": float(np.mean(self.chunk_labels == self.chunk_predicted)),
+        }
+
+
+def _probabilities(logits: np.ndarray) -> np.ndarray:
+    shares = softmax(logits, axis=1)
+    return shares if shares.shape[1] <= MOST_PROBABILITIES else shares.max(1, keepdims=True)
+
+
+def named_probabilities(shares: np.ndarray | None, labels: Sequence[str]) -> dict[str, Any]:
+    """A row of `Scored.probabilities` as a part of a record; None: without values."""
+    if len(labels) > MOST_PROBABILITIES:
+        return {"probability": None if shares is None else float(shares[0])}
+    values = [None] * len(labels) if shares is None else shares.tolist()
+    return {"probabilities": dict(zip(labels, values, strict=True))}
+
+
+def predictions(scored: Scored, labels: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields the predicted label, the probabilities and the number of chunks of each text."""
+    rows = zip(scored.predicted.tolist(), scored.probabilities, scored.chunks.tolist(), strict=True)
+    for number, shares, chunks in rows:
+        yield {
+            "prediction": labels[number], **named_probabilities(shares, labels), "chunks": chunks
+        }  # fmt: skip
+
+
+def score(
+    model: nn.Module,
+    chunks: Sequence[Chunk],
+    labels: int,
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    context: EvaluationContext,
+    smoothing: float = 0.0,
+) -> Scored:
+    """Runs the model on chunks; every rank calls it and gets the same result.
+
+    Args:
+        model: The model, wrapped or not, in evaluation mode.
+        chunks: At least one, text by text, in the order of the source rows.
+        labels: The number of labels.
+        tokenizer: Pads the chunks.
+        batch_size: Chunks of a batch.
+        context: The processes.
+        smoothing: Share of the target that is spread over all labels, for the losses.
+    """
+    _, counts = np.unique([chunk.source for chunk in chunks], return_counts=True)
+    found: dict[str, np.ndarray] = {}
+    filled: Counter[str] = Counter()
+    for part in parts_of(counts, labels):
+        own = chunks[part]
+        logits = logits_of(model, [chunk.ids for chunk in own], tokenizer, batch_size, context)
+        for name, values in vars(Scored.of(own, logits, smoothing)).items():
+            # Copied to where they stay: arrays kept from each part would divide the free memory
+            # between them, so that the next logits would not fit in.
+            if name not in found:
+                rows = len(chunks) if name.startswith("chunk_") else len(counts)
+                found[name] = np.empty((rows, *values.shape[1:]), values.dtype)
+            found[name][filled[name] : filled[name] + len(values)] = values
+            filled[name] += len(values)
+    return Scored(**found)
+
+
+def parts_of(counts: Sequence[int] | np.ndarray, labels: int) -> Iterator[slice]:
+    """Yields the chunks of as many texts as have their logits in memory at one time.
+
+    Args:
+        counts: The number of chunks of each text.
+        labels: The number of labels.
+    """
+    begin = end = 0
+    for count in map(int, counts):
+        if end > begin and (end + count - begin) * labels > _LOGITS_AT_ONCE:
+            yield slice(begin, end)
+            begin = end
+        end += count
+    if end > begin:
+        yield slice(begin, end)
+
+
+def logits_of(
+    model: nn.Module,
+    ids: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    batch_size: int,
+    context: EvaluationContext,
+) -> np.ndarray:
+    """The logits of chunks, float32 [chunks, labels], equal on every rank.
+
+    Args:
+        model: The model, wrapped or not, in evaluation mode.
+        ids: The tokens of each chunk; at least one chunk.
+        tokenizer: Pads them.
+        batch_size: Chunks of a batch.
+        context: The processes.
+    """
+
+    def run(batch: np.ndarray) -> np.ndarray:
+        inputs = pad(tokenizer, [ids[number] for number in batch])
+        with torch.no_grad():
+            inputs = {name: tensor.to(context.device) for name, tensor in inputs.items()}
+            logits: np.ndarray = model(**inputs).logits.float().cpu().numpy()
+        return logits
+
+    return np.stack(spread(batches_of(list(map(len, ids)), batch_size), run, context))
