@@ -19,7 +19,6 @@ run), 2 an error that you can fix.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,9 +55,7 @@ def main() -> int:
         return 0
     if given.dry_run:
         for run in runs:
-            command = launcher.command(run)
-            waits = f"# {run.name}: its length follows from other runs"
-            print(subprocess.list2cmdline(command) if command else waits)
+            print(launcher.line(run) or f"# {run.name}: its length follows from other runs")
         return 0
     keep_settings(study)
     if given.run is not None:
@@ -92,7 +89,7 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
         print(line, flush=True)
     results = results_of(study)
     further = downstream_tables(study, list(results.arms), results.seeds)
-    commands = {run.name: launcher.command(run) or [] for run in runs}
+    commands = {run.name: launcher.line(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
     for table in [*tables_of(results)[:3], *further]:

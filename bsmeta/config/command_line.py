@@ -7,6 +7,7 @@ problem with its fix, reported along with all others.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,6 +85,12 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
         is_run=parsed.cfg is None and parsed.info is None,
         problems=problems,
     )
+
+
+def pasteable(command: Sequence[str], **environment: str) -> str:
+    """A command with the variables that it is started with, as a line for a POSIX shell."""
+    variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    return " ".join([*variables, shlex.join(command)])
 
 
 def quote_home(override: str) -> str:

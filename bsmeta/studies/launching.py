@@ -20,6 +20,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.config.resources import ROOT
 from bsmeta.config.study import StudyConfig
@@ -35,8 +36,7 @@ class Launcher:
     def __init__(self, study: StudyConfig) -> None:
         self._study = study
         self._script = ROOT / "experiments" / study.launch
-        self._environment = {**os.environ, "BSMETA_CONFIG": study.config}
-        self._environment.pop("BSMETA_RESUME", None)
+        self._own = {"BSMETA_RESUME": "", "BSMETA_CONFIG": study.config}
         self._running: subprocess.Popen[bytes] | None = None
         self._stopped = False
 
@@ -57,6 +57,11 @@ class Launcher:
             return None
         placed = [f"out_dir='{run.folder.resolve()}'", "resume_from_checkpoint_dir=latest"]
         return [str(self._script), *overrides, *placed]
+
+    def line(self, run: Run) -> str | None:
+        """The command and its environment, as a line for a shell; None if it waits for others."""
+        command = self.command(run)
+        return None if command is None else pasteable(command, **self._own)
 
     def make_all(self, runs: Sequence[Run]) -> int:
         """Makes the runs that are not done yet; returns the exit code of the study."""
@@ -91,7 +96,7 @@ class Launcher:
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
-                command, env=self._environment, stdout=log, stderr=subprocess.STDOUT
+                command, env={**os.environ, **self._own}, stdout=log, stderr=subprocess.STDOUT
             )
             if self._stopped:  # by a signal that arrived just before
                 self._running.send_signal(signal.SIGTERM)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from html import escape
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import load_resolved
 from bsmeta.config.study import StudyConfig
 from bsmeta.data.text.tokenizer import load_tokenizer
@@ -34,25 +34,25 @@ INITIAL = ("seed", "model_name", "model_config_file", "attn_implementation")
 
 
 def write_report(
-    results: Results, file: Path, commands: Mapping[str, Sequence[str]], further: Sequence[Table]
+    results: Results, file: Path, commands: Mapping[str, str], further: Sequence[Table]
 ) -> list[Path]:
     """Writes the report's files into the folder of the study.
 
     Args:
         results: The results.
         file: The file of the study.
-        commands: The command of each run.
+        commands: The command of each run, as a line for a shell.
         further: Tables to add, of downstream tasks.
 
     Returns:
         The files.
     """
     folder = Path(results.study.out_dir)
-    command = f"python experiments/study.py {file} --report"
+    command = pasteable(["python", "experiments/study.py", str(file), "--report"])
     tables = [*tables_of(results), *further]
     words = sentences(results)
     paired = [*notes_of(results.study), *pairing(results.study, runs_of(results.study))]
-    made_by = [f"{name}: {subprocess.list2cmdline(parts)}" for name, parts in commands.items()]
+    made_by = [f"{line}  # {name}" for name, line in commands.items()]
     plots = plots_of(results)
     raw = as_dict(results, further) | {"command": command, "runs": made_by}
     texts = {

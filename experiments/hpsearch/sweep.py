@@ -35,6 +35,7 @@ from hydra.errors import HydraException
 from results import read_result, write_report
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR, compose
 from bsmeta.config.errors import ConfigurationError
 
@@ -134,8 +135,7 @@ class Sweep:
     """Runs the combinations in sequence; a signal is forwarded to the run, and ends the sweep."""
 
     def __init__(self, config: str, fixed: Sequence[str]) -> None:
-        self._environment = {**os.environ, "BSMETA_CONFIG": config}
-        self._environment.pop("BSMETA_RESUME", None)
+        self._own = {"BSMETA_RESUME": "", "BSMETA_CONFIG": config}
         self._fixed = fixed
         self._running: subprocess.Popen[bytes] | None = None
         self.stopped = False
@@ -152,11 +152,18 @@ class Sweep:
         placed = [f"out_dir='{run.folder}'", "resume_from_checkpoint_dir=latest"]
         return [str(TRAIN), *self._fixed, *run.overrides, *placed]
 
+    def line(self, run: Run) -> str:
+        """The command and its environment, as a line for a shell."""
+        return pasteable(self.command(run), **self._own)
+
     def make(self, run: Run) -> int:
         """Execute a run, with its output logged next to its folder; returns its exit code."""
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
-                self.command(run), env=self._environment, stdout=log, stderr=subprocess.STDOUT
+                self.command(run),
+                env={**os.environ, **self._own},
+                stdout=log,
+                stderr=subprocess.STDOUT,
             )
             if self.stopped:  # by a signal that arrived just before
                 self._running.send_signal(signal.SIGTERM)
@@ -212,7 +219,7 @@ def main() -> int:
     sweep = Sweep(given.config, fixed)
     if given.dry_run:
         for run in runs:
-            print(subprocess.list2cmdline(sweep.command(run)))
+            print(sweep.line(run))
         return 0
     keep_settings(folder, {"config": given.config, "overrides": fixed})
     code = 0 if given.report else sweep.make_all(runs)

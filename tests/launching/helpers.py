@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,6 +41,21 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def pasted(line: str, folder: Path) -> list[str]:
+    """What a printed command starts from a new bash in `folder`, where another run is chosen."""
+    done = subprocess.run(
+        ["bash", "-c", f"{line.partition('  # ')[0]} --dry-run"],
+        cwd=folder,
+        env=environment(BSMETA_RESUME="another/run"),
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return shlex.split(done.stdout.splitlines()[-1])
 
 
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:

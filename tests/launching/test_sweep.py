@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import TIMEOUT_S
-from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment
+from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, pasted
 
 SWEEP = [sys.executable, str(EXPERIMENTS / "hpsearch" / "sweep.py")]
 RATES = "learning_rate=1e-3,4e-3"
@@ -55,13 +56,35 @@ def finished(folder: Path, values: tuple[str, str], loss: float, bits: float) ->
 def test_the_runs_of_a_sweep(tmp_path: Path) -> None:
     done = sweep(tmp_path, "--dry-run", RATES, "seed=7", LISTS)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        f"{EXPERIMENTS}/train.sh seed=7 learning_rate={rate} "
-        f"data_config.metadata_config.metadata_list={names} "
-        f"out_dir='{tmp_path}/sweep/{name}' resume_from_checkpoint_dir=latest"
+    expected = [
+        [
+            "BSMETA_RESUME=",
+            "BSMETA_CONFIG=demo",
+            f"{EXPERIMENTS}/train.sh",
+            "seed=7",
+            f"learning_rate={rate}",
+            f"data_config.metadata_config.metadata_list={names}",
+            f"out_dir='{tmp_path}/sweep/{name}'",
+            "resume_from_checkpoint_dir=latest",
+        ]
         for (rate, names), name in NAMES.items()
     ]
+    assert [shlex.split(line) for line in done.stdout.splitlines()] == expected
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+    folder = tmp_path / "my sweeps; & more"
+    folder.mkdir()
+    separator = 'data_config.metadata_config.metadata_sep=" ; $x \'s"'
+    done = sweep(folder, "--dry-run", "seed=7", RATES, separator)
+    assert done.returncode == 0, done.stderr
+    line, _ = done.stdout.splitlines()
+    started = pasted(line, tmp_path)
+    assert {"seed=7", "learning_rate=0.001", separator} <= {*started}
+    assert [one for one in started if one.startswith("out_dir=")] == [
+        next(one for one in shlex.split(line) if one.startswith("out_dir="))
+    ]
 
 
 def test_the_table_is_sorted_and_has_unfinished_runs_last(tmp_path: Path) -> None:

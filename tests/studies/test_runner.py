@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,9 +13,10 @@ import yaml
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.studies.launching import Launcher
 from bsmeta.studies.runs import check, curve_steps, keep_settings, overrides_of, runs_of
 from tests.conftest import TIMEOUT_S
-from tests.launching.helpers import EXPERIMENTS, environment
+from tests.launching.helpers import EXPERIMENTS, environment, pasted
 
 STUDY = [sys.executable, str(EXPERIMENTS / "study.py")]
 NONE = "data_config.metadata_config.metadata_list=[]"
@@ -79,18 +81,43 @@ def test_what_a_study_starts(tmp_path: Path) -> None:
     study_file(tmp_path)
     done = study_command(tmp_path, "--dry-run")
     assert done.returncode == 0, done.stderr
-    own = "'extra_steps_to_eval_save_at=[2,10,20]' keep_last_checkpoints=0 log_documents=true"
-    own = own.replace("'", "")
     lines = done.stdout.splitlines()
-    assert lines[:3] == [
-        f"{EXPERIMENTS}/train.sh max_train_steps=20 {NONE} seed=3 {own} "
-        f"out_dir='{tmp_path}/study/runs/none-seed3' resume_from_checkpoint_dir=latest",
-        f"{EXPERIMENTS}/train.sh max_train_steps=20 {URL} seed=3 {own} "
-        f"out_dir='{tmp_path}/study/runs/url-seed3' resume_from_checkpoint_dir=latest",
-        "# short seed 3: its length follows from other runs",
+    assert [shlex.split(line) for line in lines[:2]] == [
+        [
+            "BSMETA_RESUME=",
+            "BSMETA_CONFIG=demo",
+            f"{EXPERIMENTS}/train.sh",
+            "max_train_steps=20",
+            types,
+            "seed=3",
+            "extra_steps_to_eval_save_at=[2,10,20]",
+            "keep_last_checkpoints=0",
+            "log_documents=true",
+            f"out_dir='{tmp_path}/study/runs/{name}-seed3'",
+            "resume_from_checkpoint_dir=latest",
+        ]
+        for name, types in (("none", NONE), ("url", URL))
     ]
+    assert lines[2] == "# short seed 3: its length follows from other runs"
     assert len(lines) == 6
     assert not (tmp_path / "study").exists()
+
+
+def test_the_printed_commands_can_be_pasted(tmp_path: Path) -> None:
+    sep = 'data_config.metadata_config.metadata_sep=" ; $x \'s"'
+    study_file(tmp_path, overrides=["max_train_steps=20", sep])
+    done = study_command(tmp_path, "--dry-run")
+    assert done.returncode == 0, done.stderr
+    started = pasted(done.stdout.splitlines()[1], tmp_path)
+    own = f"out_dir='{tmp_path}/study/runs/url-seed3'"
+    assert {"max_train_steps=20", sep, URL, "seed=3", own} <= {*started}
+
+
+def test_the_commands_of_a_report_can_be_pasted(tmp_path: Path) -> None:
+    (run, *_) = runs_of(study := loaded(tmp_path))
+    line = Launcher(study).line(run)
+    assert line is not None
+    assert "seed=3" in pasted(f"{line}  # {run.name}", tmp_path)
 
 
 def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
