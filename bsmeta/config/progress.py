@@ -11,13 +11,15 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import TypeVar
 
+import psutil
 from filelock import FileLock, Timeout
 
 logger = logging.getLogger(__name__)
@@ -28,6 +30,8 @@ GROUP_TIMEOUT = timedelta(days=1)
 """How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
 hung one is the watchdog's, and one that works may take its time."""
 _WAIT_S = 5.0  # a lock that is waited for longer is named
+_SAMPLE_S = 5.0
+_BUSY = 0.02  # of one processor; a process that only waits uses less than a tenth of it
 
 
 class _Progress:
@@ -44,6 +48,10 @@ class _Progress:
         memory = self._memory = mmap.mmap(-1, mmap.PAGESIZE)
         self.report()
         return lambda: float(struct.unpack_from("d", memory)[0])
+
+    @property
+    def is_watched(self) -> bool:
+        return self._memory is not None
 
     def report(self) -> None:
         if self._memory is not None:
@@ -102,3 +110,43 @@ def _wait(lock: FileLock, what: str) -> None:
             if not is_named:
                 logger.info("waiting for another process: %s (%s)", what, lock.lock_file)
                 is_named = True
+
+
+@contextmanager
+def opaque_work() -> Iterator[None]:
+    """Reports progress while this process, or one that it started, uses the processor.
+
+    For calls of libraries that report none themselves (they load a model, or fit one), but not for
+    collective operations, in which ranks may spin while they wait for each other.
+    """
+    if not _PROGRESS.is_watched:
+        yield
+        return
+    ended = threading.Event()
+    observer = threading.Thread(target=_observe, args=(ended,), name="progress", daemon=True)
+    observer.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        observer.join()
+
+
+def _observe(ended: threading.Event) -> None:
+    since, used = time.monotonic(), _processor_seconds()
+    while not ended.wait(_SAMPLE_S):
+        now, total = time.monotonic(), _processor_seconds()
+        if total - used > _BUSY * (now - since):
+            report_progress()
+        since, used = now, total
+
+
+def _processor_seconds() -> float:
+    """Processor time of this process and all that it started; less when one of these has ended."""
+    process = psutil.Process()
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        with suppress(psutil.Error):
+            times = each.cpu_times()
+            total += times.user + times.system
+    return total

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.progress import reporting
 from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.evaluation.arms import (
@@ -253,7 +254,7 @@ class BlockMaker:
         """Build the block of these documents."""
         block = Block()
         renderings: list[tuple[str, Rendered]] = []
-        for index in indices:
+        for index in reporting(indices):
             self._show(index, block, renderings)
         self._encode(renderings, block)
         scored: list[Place] = []

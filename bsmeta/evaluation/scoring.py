@@ -19,6 +19,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.progress import report_progress
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""
@@ -192,6 +193,7 @@ class Scorer:
         rows, wanted = np.concatenate(kept), np.concatenate(targets).astype(np.int64)
         scores = self._score_rows(self._moved(ids), self._moved(rows), self._moved(wanted))
         values = scores.cpu().numpy().astype(np.float64)
+        report_progress()
         return np.split(values, np.cumsum([len(part) for part in kept])[:-1])
 
     def _score_rows(

@@ -14,6 +14,8 @@ from typing import Annotated
 import msgspec
 import xxhash
 
+from bsmeta.config.progress import report_progress
+
 MANIFEST = "manifest.json"
 FORMAT = 1  # of a standalone model folder; checkpoints have their own version
 UNCHECKED = ("README.md",)
@@ -50,6 +52,7 @@ def describe_file(file: Path) -> FileEntry:
     with file.open("rb") as stream:
         while block := stream.read(_BLOCK):
             digest.update(block)
+            report_progress()
     return FileEntry(file.stat().st_size, digest.hexdigest())
 
 

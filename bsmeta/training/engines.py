@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.config.errors import CheckpointError, TrainingError
+from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
@@ -190,7 +191,8 @@ class PlainEngine:
             write_state(self.state(), folder)
 
     def load(self, folder: Path) -> None:
-        state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
+        with opaque_work():
+            state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
         self._accelerator.unwrap_model(self._model).load_state_dict(state["model"])
         with own_settings(self._optimizer):
             self._optimizer.load_state_dict(state["optimizer"])
@@ -219,7 +221,8 @@ def fix_buckets(model: DistributedDataParallel) -> None:
 def write_state(state: dict[str, Any], folder: Path) -> None:
     """Writes the result of `PlainEngine.state`, or a copy of it."""
     folder.mkdir()
-    torch.save(state, folder / _PLAIN_FILE)
+    with opaque_work():
+        torch.save(state, folder / _PLAIN_FILE)
 
 
 def to_memory(value: Any, copied: dict[Any, torch.Tensor] | None = None) -> Any:

@@ -22,6 +22,7 @@ from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import CheckpointError, ConfigurationError, differences, differing
+from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.training.checkpoint import (
@@ -220,7 +221,8 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     command += ["--input_folder", str(saved.folder / "state" / _TAG)]
     command += ["--output_folder", str(folder / "universal"), "--inject_missing_state"]
     alone = {name: value for name, value in os.environ.items() if name not in _LAUNCHER}
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
+    with opaque_work():
+        done = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         shutil.rmtree(folder, ignore_errors=True)
         reason = "\n".join(done.stderr.strip().splitlines()[-5:])

@@ -16,6 +16,7 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
+from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.tasks.base import (
@@ -90,7 +91,8 @@ class Trainer:
         self._lag = 0 if waits else 1
 
         torch.manual_seed(config.seed)  # the same weights on every rank
-        model = task.build_model()
+        with opaque_work():
+            model = task.build_model()
         self._shapes = parameter_shapes(model)
         flops = task.flops_per_token if isinstance(task, CountsFlops) else flops_per_token
         self.throughput = Throughput(flops(model), self.processes.device, self.processes.size)

@@ -24,6 +24,7 @@ import numpy as np
 import xxhash
 from filelock import FileLock, Timeout
 
+from bsmeta.config.progress import exclusively, report_progress
 from bsmeta.data.io.hub import FileRef
 
 log = logging.getLogger(__name__)
@@ -66,7 +67,7 @@ class Cache:
         """
         kept = self._file(path, kind)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{kept}.lock"):
+        with exclusively(f"{kept}.lock", f"{kind} of {path}"):
             if self.load(path, kind) is None:
                 write_arrays(kept, facts())
 
@@ -143,7 +144,7 @@ class BlockCache:
             return block
         try:
             lock = self._lock(path.name)
-            lock.acquire(cancel_check=cancelled.is_set)
+            lock.acquire(cancel_check=lambda: _is_cancelled(cancelled))
         except (OSError, Timeout) as error:
             if not cancelled.is_set():
                 log.warning("blocks of remote files are not kept: %s", error)
@@ -181,6 +182,12 @@ class BlockCache:
         if self._unseen >= self._limit * SHARE:
             self._unseen = 0
             evict(self._folder / "blocks", self._limit)
+
+
+def _is_cancelled(cancelled: threading.Event) -> bool:
+    """Called while another process downloads the block, which is progress."""
+    report_progress()
+    return cancelled.is_set()
 
 
 def kept(path: Path, size: int) -> bytes | None:

@@ -22,6 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 from huggingface_hub import constants
 
 from bsmeta.config.errors import DataError
+from bsmeta.config.progress import reporting
 from bsmeta.data.io.cache import BlockCache
 from bsmeta.data.io.hub import CancelledError, FileRef, read_range
 from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content
@@ -63,7 +64,7 @@ def shard_content(
         DataError: If the content read before the damage differs from the content on the Hub.
     """
     if not isinstance(path, FileRef):
-        yield from content(path, file, point)
+        yield from reporting(content(path, file, point))
         return
     read, count = xxhash.xxh3_64(), 0
     try:

@@ -35,6 +35,7 @@ from huggingface_hub.utils import (
 
 from bsmeta.config.data import SCHEME
 from bsmeta.config.errors import DataError
+from bsmeta.config.progress import report_progress, reporting
 
 log = logging.getLogger(__name__)
 
@@ -161,6 +162,7 @@ class Retries:
         if error.wait is not None:
             delay = min(error.wait, LONGEST_WAIT) + random.uniform(0, FIRST_DELAY)
         log.warning("%s: %s; tried again in %.1f s", what, error, delay)
+        report_progress()
         if self._cancelled.wait(delay):
             raise CancelledError
 
@@ -270,7 +272,7 @@ def steady(parts: Iterator[bytes], timeout: float | None = None) -> Iterator[byt
     """
     period = SLOW_TIMEOUTS * float(timeout or constants.HF_HUB_DOWNLOAD_TIMEOUT)
     since, count = time.monotonic(), 0
-    for part in parts:
+    for part in reporting(parts):
         yield part
         count += len(part)
         seconds = time.monotonic() - since

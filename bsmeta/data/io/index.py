@@ -25,6 +25,7 @@ import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import UserError
+from bsmeta.config.progress import reporting
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef
@@ -140,7 +141,7 @@ def zst_index(path: str | FileRef) -> ShardIndex:
     raw = lines = frame = 0
     with open_file(path) as file:
         try:
-            for offset, block in zst_blocks(file):
+            for offset, block in reporting(zst_blocks(file)):
                 if offset != frame and raw >= (points[-1][0] if points else 0) + SPACING:
                     points.append((raw, lines, offset, 0))
                 frame = offset
@@ -203,7 +204,7 @@ POINT = np.dtype([("offset", "<u8"), ("raw", "<u8"), ("bits", "u1"), ("has_windo
 def line_ends(file: BinaryIO) -> np.ndarray:
     """Offsets of all line ends (int64)."""
     ends, place = [np.zeros(0, np.int64)], 0
-    while block := file.read(BLOCK):
+    for block in reporting(iter(lambda: file.read(BLOCK), b"")):
         ends.append(np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n")) + place)
         place += len(block)
     return np.concatenate(ends)

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 from pyarrow import types
 
 from bsmeta.config.errors import UserError
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line
@@ -124,6 +125,7 @@ class ParquetReader:
             if batch is None:
                 raise ValueError(f"it ends before row {row + 1}")
             self._batch = batch
+            report_progress()
         return True
 
     def _enter(self, group: int) -> None:

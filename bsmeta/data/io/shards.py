@@ -21,6 +21,7 @@ import xxhash
 from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import SCHEME, DataConfig, in_dataset
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef, HubSettings
@@ -268,6 +269,7 @@ def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
             for place in range(SAMPLES):
                 file.seek(last * place // (SAMPLES - 1))
                 found.update(file.read(SAMPLE_BYTES))
+                report_progress()
     except OSError as error:
         raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
     return found.hexdigest()

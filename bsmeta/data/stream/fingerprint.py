@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, differing
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.shards import validation_path
 from bsmeta.data.stream.plan import Phases
@@ -88,6 +89,7 @@ def file_hash(path: str | Path) -> str:
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             content.update(block)
+            report_progress()
     return content.hexdigest()
 
 

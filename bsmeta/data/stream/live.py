@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_starts
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
@@ -111,6 +112,7 @@ class LogicalStream:
         for place, number, window in windows:
             packed, bad = self._made(window, emitted)
             del window
+            report_progress()
             yield place, number, packed, bad
             emitted += len(packed)
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TextIO
 
 from bsmeta.config.errors import DataError
+from bsmeta.config.progress import report_progress
 from bsmeta.data.table.csv_format import LONGEST_RECORD, CSVFormat
 from bsmeta.data.table.text_file import GZIP_ERRORS, not_text, open_text
 
@@ -110,6 +111,7 @@ def read_rows(
                 yield _checked(Row(number, line, cells, problem), form)
                 if number % 1000 == 0:
                     advance(file.tell())
+                    report_progress()
         except UnicodeError as error:
             raise not_text(path, form.encoding, lines.number, error) from error
         except GZIP_ERRORS as error:

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from filelock import FileLock
-
 from bsmeta.config.errors import ConfigurationError, DataError, differing
+from bsmeta.config.progress import exclusively, opaque_work
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,9 +41,10 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
 
     now = json.loads(json.dumps(key))  # as it reads back: tuples are lists
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
+    with exclusively(f"{folder}.lock", f"the rows of {folder}"):
         if not folder.exists():
-            _write(folder, now, build())
+            with opaque_work():
+                _write(folder, now, build())
         saved = _read_key(folder)
     differences = "\n".join(differing(saved["key"], now, "in the store"))
     if differences:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.classification import ClassificationConfig
+from bsmeta.config.progress import opaque_work
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, by_label, compare
@@ -192,7 +193,8 @@ def results_of(
         predicted[FIRST_CHUNK] = scored.first_predicted
     if training is not None:
         predicted[MAJORITY] = majority(training.labels, len(texts))
-        guesses = linear(training.texts, training.labels, texts, balanced=training.balanced)
+        with opaque_work():
+            guesses = linear(training.texts, training.labels, texts, balanced=training.balanced)
         if guesses is None:
             notes.append(
                 f"there is no {LINEAR} beside the model: with {len(labels):,} labels it would have "

@@ -15,7 +15,6 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -24,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.checks.problems import refuse
 from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.errors import ConfigurationError, DataError, differing
+from bsmeta.config.progress import exclusively, opaque_work
 from bsmeta.config.reporting import rank
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
@@ -141,17 +141,9 @@ def _build_once(
 ) -> None:
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{database}.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            log.info("waiting for another process, which builds %s", database)
-            lock.acquire()
-        try:
+        with exclusively(f"{database}.lock", f"the table {database}"), opaque_work():
             if not database.exists():
                 build(csv, database, config, tokenizer, key)
-        finally:
-            lock.release()
     except (OSError, sqlite3.Error) as error:
         raise DataError(
             f"{database} cannot be written: {error}; data_config.database=FILE names another place"

@@ -14,6 +14,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.progress import reporting
 from bsmeta.data.table.store import saved_key
 from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
 from bsmeta.tasks.disambiguation.chunks import Limits
@@ -201,7 +202,8 @@ class Data:
     def candidates(self, sentences: Sentences) -> np.ndarray:
         """int64: the distinct candidates of all mentions of a split, ascending."""
         aliases = np.unique(sentences.mentions("alias"))
-        lists = [self.table.candidates(int(alias))[0] for alias in aliases if alias >= 0]
+        own = aliases[aliases >= 0].tolist()
+        lists = [self.table.candidates(alias)[0] for alias in reporting(own)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
 
     def fill_frozen(self) -> None:

@@ -14,6 +14,7 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.progress import reporting
 from bsmeta.tasks.spelling.characters import with_case_of
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.text import core, words
@@ -103,7 +104,7 @@ def baselines(task: str, word_list: str | None = None) -> dict[str, Judge]:
     dictionary = Dictionary(word_list)
 
     def of_lines(judge_line: Callable[[str], Any]) -> Judge:
-        return lambda lines: list(map(judge_line, lines))
+        return lambda lines: list(map(judge_line, reporting(lines)))
 
     judges: dict[str, dict[str, Callable[[str], Any]]] = {
         "sed_words": {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from bsmeta.config.progress import reporting
 from bsmeta.config.spelling import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.characters import CharacterNoise
 from bsmeta.tasks.spelling.misspellings import load_misspellings
@@ -53,7 +54,7 @@ class Pairs:
 
     def read(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
         """The pairs of some samples in an epoch (`VALIDATION` for held-out ones)."""
-        samples = self.table.read(numbers)
+        samples = reporting(self.table.read(numbers))
         return [
             self._pair(sample, number, epoch)
             for sample, number in zip(samples, numbers.tolist(), strict=True)

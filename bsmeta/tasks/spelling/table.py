@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.progress import report_progress
 from bsmeta.config.spelling import SpellingConfig
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.stream.fingerprint import file_hash
@@ -79,6 +80,7 @@ class Table:
     def read(self, numbers: np.ndarray) -> list[Sample]:
         """Some samples, in the order of their numbers as given."""
         rows = self._rows[numbers.tolist()]
+        report_progress()
         return [
             Sample(*row) for row in zip(rows["source"], rows["target"], rows["name"], strict=True)
         ]
@@ -186,6 +188,7 @@ def samples_of(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample
     """The samples of files, as they are cut; a text may occur more than once."""
     for file in files:
         for number, (source, target) in enumerate(_read(config, file), start=1):
+            report_progress()
             if target is not None:
                 yield Sample(source, target, f"{file.name}:{number}")
                 continue

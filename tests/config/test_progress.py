@@ -1,0 +1,174 @@
+"""Everything that may take long reports its progress: otherwise the watchdog would end a run.
+
+Each case is work of a known number of parts, of which each is reported.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bsmeta.config import progress
+from bsmeta.config.spelling import DetectionConfig
+from bsmeta.data.io import hub
+from bsmeta.data.io.index import build_index
+from bsmeta.data.io.lines import open_shard
+from bsmeta.data.io.shards import SAMPLES, Shard, shards_fingerprint
+from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.data.table.csv_file import read_rows
+from bsmeta.data.table.csv_format import find_format
+from bsmeta.evaluation import scoring
+from bsmeta.models.manifest import describe_file
+from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.batches import spread
+from bsmeta.tasks.spelling.baseline import baselines
+from bsmeta.tasks.spelling.table import samples_of
+
+CPU = torch.device("cpu")
+MEGABYTE = 1 << 20
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Path:
+    """Eight megabytes of lines that compress badly."""
+    generator = np.random.default_rng(0)
+    texts = [generator.bytes(MEGABYTE // 2).hex() for _ in range(8)]
+    path = tmp_path / "shard.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    (tmp_path / "shard.jsonl.gz").write_bytes(gzip.compress(path.read_bytes(), 1))
+    rows = [{"text": text} for text in texts]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "shard.parquet", row_group_size=1)
+    return path
+
+
+def read_all(path: Path) -> None:
+    reader = open_shard(str(path))
+    assert len(reader.read(0, 9)) == 8
+    reader.close()
+
+
+def table_of(rows: int, folder: Path) -> None:
+    path = folder / "table.csv"
+    path.write_text("text,label\n" + "a text,a label\n" * rows)
+    form = find_format(path, ["text"], separator="auto", encoding="auto")
+    assert sum(1 for _ in read_rows(path, form)) == rows
+
+
+def spelling_samples(folder: Path) -> None:
+    (folder / "texts.txt").write_text("a line of text\n" * 50)
+    config = DetectionConfig(datasets=[str(folder)])
+    assert len(list(samples_of(config, [folder / "texts.txt"]))) == 50
+
+
+def scored_batches() -> None:
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    places = np.arange(4, dtype=np.int32)
+    window = scoring.Window(places, places, places + 1, places > 0, 0)
+    with scoring.scoring(model, CPU) as scorer:
+        scorer.score([[window]] * 6)
+
+
+def downloaded() -> None:
+    assert b"".join(hub.steady(iter([b"part"] * 7))) == b"part" * 7
+
+
+def retried() -> None:
+    cancelled: Any = SimpleNamespace(wait=lambda _: False)
+    retries = hub.Retries(5, cancelled)
+    for _ in range(5):
+        retries.wait("a file", hub.TransientError("HTTP 503"))
+
+
+def spread_batches() -> None:
+    batches = [np.array([number]) for number in range(9)]
+    spread(batches, lambda batch: batch, EvaluationContext.alone(CPU))
+
+
+def judged() -> None:
+    baselines("sed_words")["dictionary"](["a line"] * 4)
+
+
+CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
+    "the hash of a file": (8, file_hash),
+    "the hash of a file of a checkpoint": (2, describe_file),
+    "the sampled hashes of shards": (
+        SAMPLES,
+        lambda shard: shards_fingerprint([Shard("shard", str(shard), shard.stat().st_size)]),
+    ),
+    "lines": (8, read_all),
+    "lines of a gzip file": (8, lambda shard: read_all(shard.with_suffix(".jsonl.gz"))),
+    "rows of a Parquet file": (8, lambda shard: read_all(shard.with_suffix(".parquet"))),
+    "access points": (8, lambda shard: build_index(str(shard))),
+    "access points of a gzip file": (
+        8,
+        lambda shard: build_index(str(shard.with_suffix(".jsonl.gz"))),
+    ),
+    "a download": (7, lambda _: downloaded()),
+    "a download that is tried again": (5, lambda _: retried()),
+    "rows of a CSV file": (3, lambda shard: table_of(3000, shard.parent)),
+    "samples of spelling": (50, lambda shard: spelling_samples(shard.parent)),
+    "a baseline": (4, lambda _: judged()),
+    "an evaluation": (6, lambda _: scored_batches()),
+    "batches that processes share": (9, lambda _: spread_batches()),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_part_of_long_work_is_reported(case: str, shard: Path, reported: list[int]) -> None:
+    parts, work = CASES[case]
+    work(shard)
+    assert len(reported) >= parts
+
+
+def processor_time(seconds: float) -> str:
+    return f"import time\nwhile time.process_time() < {seconds}: pass"
+
+
+@pytest.mark.parametrize("work", ["its own", "of a child", "none"])
+def test_processor_time_is_progress_of_a_library(
+    work: str, monkeypatch: pytest.MonkeyPatch, reported: list[int]
+) -> None:
+    """A child's time counts while it runs; waiting is none."""
+    monkeypatch.setattr(progress, "_SAMPLE_S", 0.5)
+    monkeypatch.setattr(progress._Progress, "is_watched", True)
+    with progress.opaque_work():
+        if work == "its own":
+            until = time.process_time() + 2
+            while time.process_time() < until:
+                hashlib.sha256(bytes(MEGABYTE)).digest()
+        elif work == "of a child":
+            subprocess.run([sys.executable, "-c", processor_time(2)], check=True)
+        else:
+            time.sleep(2)
+    assert bool(reported) == (work != "none")
+
+
+def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with progress.exclusively(tmp_path / "lock", "the work"):
+            os.write(writing, b"locked")
+            time.sleep(1000)
+        os._exit(0)
+    assert os.read(reading, 6) == b"locked"
+    os.kill(holder, 9)
+    with progress.exclusively(tmp_path / "lock", "the work"):
+        pass
+    os.waitpid(holder, 0)
