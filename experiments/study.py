@@ -3,13 +3,17 @@
     python experiments/study.py experiments/studies/meco_small.yaml
 
 Each run is started by the launch script that the study names, whose environment variables choose
-the devices, in its own folder under that of the study. The same command continues a study: finished
-runs and measurements are kept, the run in progress is resumed, arms and seeds may be added.
+the devices, in its own folder under that of the study, and measured when it has finished. The same
+command continues a study: finished runs and measurements are kept, the run in progress is resumed,
+arms and seeds may be added. Runs whose measurements are in the study's `results_dir` are not made
+again, and --report needs nothing else.
 
+    --claims     print the declared claims, and the power to decide them
     --dry-run    print what would be started
     --status     only the table of the runs
     --train      only the runs (with several_machines.sh: on each of the machines)
     --run N      only the N-th run, from 0: for the tasks of a SLURM array
+    --measure    only measure the runs that are done
     --report     only measure what is there, and write the report
 
 Exit codes: 0 done, 75 stopped by a signal (the run has saved), 1 a run failed (the others were
@@ -22,12 +26,18 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from bsmeta.config.compose import exit_code
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.study import StudyConfig, load_study
 from bsmeta.studies.launching import Launcher, show_progress
 from bsmeta.studies.runs import Run, check, keep_settings, runs_of
+
+if TYPE_CHECKING:
+    from bsmeta.evaluation.tables import Table
 
 
 def arguments() -> argparse.Namespace:
@@ -37,7 +47,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("study", type=Path, help="the file of the study")
     only = parser.add_mutually_exclusive_group()
-    for name in ("dry-run", "status", "train", "report"):
+    for name in ("claims", "dry-run", "status", "train", "measure", "report"):
         only.add_argument(f"--{name}", action="store_true")
     only.add_argument("--run", type=int, metavar="N")
     return parser.parse_args()
@@ -50,6 +60,11 @@ def main() -> int:
     check(study)
     runs = runs_of(study)
     launcher = Launcher(study)
+    if given.claims:
+        from bsmeta.studies.claim_tables import declared_table
+
+        print_tables([declared_table(study)])
+        return 0
     if given.status:
         show_progress(study, runs)
         return 0
@@ -62,40 +77,60 @@ def main() -> int:
         if not 0 <= given.run < len(runs):
             raise ConfigurationError(f"--run {given.run}: expected 0 to {len(runs) - 1}")
         runs = [runs[given.run]]
+    if given.measure:
+        measure(study, runs)
+        return 0
     if not given.report:
         launcher.catch_signals()
-        code = launcher.make_all(runs)
+        only_train = given.train or given.run is not None
+        own = [sys.executable, __file__, str(given.study), "--measure"]
+        code = launcher.make_all(runs, [] if only_train else own)
         show_progress(study, runs)
-        if code or given.train or given.run is not None:
+        if code or only_train:
             return code
     return finish(study, given.study, runs, launcher)
 
 
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
-    import torch  # here, with what needs it: it takes seconds to load
-    from rich.console import Console
-
-    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
-    from bsmeta.studies.downstream import downstream_tables, score_study
-    from bsmeta.studies.measuring import measure_all
+    # here, what loads torch: it takes seconds
+    from bsmeta.studies.claim_tables import claim_tables, sentences
+    from bsmeta.studies.downstream import downstream_tables
     from bsmeta.studies.report import write_report
     from bsmeta.studies.results import results_of
-    from bsmeta.studies.tables import tables_of
+    from bsmeta.studies.tables import exploratory_tables
+
+    measure(study, runs)
+    results = results_of(study)
+    further = downstream_tables(study, list(results.arms), results.seeds)
+    commands = {run.name: launcher.command(run) or [] for run in runs}
+    files = write_report(results, file, commands, further)
+    print_tables([*claim_tables(results), *exploratory_tables(results)[:2], *further])
+    print(*sentences(results), sep="\n")
+    print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
+    return 0
+
+
+def measure(study: StudyConfig, runs: Sequence[Run]) -> None:
+    """Measure the runs that are done, and have not been measured yet; then downstream tasks."""
+    import torch
+
+    from bsmeta.studies.downstream import score_study
+    from bsmeta.studies.measuring import measure_all
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     measure_all(study, runs, torch.device(device))
     for line in score_study(study, runs, device):
         print(line, flush=True)
-    results = results_of(study)
-    further = downstream_tables(study, list(results.arms), results.seeds)
-    commands = {run.name: launcher.line(run) or "" for run in runs}
-    files = write_report(results, file, commands, further)
+
+
+def print_tables(tables: Sequence[Table]) -> None:
+    """Print tables as wide as the terminal, or as a file needs them."""
+    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
-    for table in [*tables_of(results)[:3], *further]:
+    for table in tables:
         console.print(rich_table(table))
-    print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,9 @@ from bsmeta.config.keys import key
 from bsmeta.config.schema import LARGEST_SEED
 
 SCRIPTS = ("train.sh", "several_machines.sh")
+TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
+AXES = (TEXT, TOKENS, FLOPS)
+WITHOUT, WITH = "without", "with"
 OWN_KEYS = (
     "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
     "extra_steps_to_eval_save_at", "keep_last_checkpoints",
@@ -44,6 +48,44 @@ class ArmConfig:
 
 
 @dataclass(kw_only=True)
+class ClaimConfig:
+    """The claim that one reading of the held-out text needs fewer bits per byte than another."""
+
+    label: str = key("", "the claim as a sentence, without a full stop (required)")
+    arm: str = key("", "the arm that needs fewer bits (required)")
+    metadata: str = key(
+        "without",
+        "metadata at inference: without, with (as in training), or types joined by + (title+url)",
+    )
+    at: float = key(1.0, "share of the arm's run; one of the shares of `curve`", above=0, at_most=1)
+    against: str = key("", "the arm that it is compared with; empty: the baseline")
+    against_metadata: str = key("without", "metadata at inference of that arm, as `metadata`")
+    equal: str = key("text tokens", "what both have been trained on as much of", choices=AXES)
+    saves: float = key(
+        0.0,
+        "compare with the other arm after 1 / (1 - saves) times as much: the claim that at least "
+        "this share of the data is saved",
+        at_least=0,
+        below=1,
+    )
+    bytes: list[int] = key(
+        [], "only bytes of a document from the first number up to the second (none: to its end)"
+    )
+    minus_bytes: list[int] = key(
+        [], "subtract the same difference over these bytes: a contrast between parts of documents"
+    )
+    smallest_difference: float | None = key(
+        None, "smallest difference of interest in bits per byte (required)", above=0
+    )
+    pilot_deviation: float | None = key(
+        None, "standard deviation over seeds of the difference, from a pilot", above=0
+    )
+    pilot_document_error: float = key(
+        0.0, "standard error over documents of the difference, from a pilot", at_least=0
+    )
+
+
+@dataclass(kw_only=True)
 class MeasureConfig:
     """How each checkpoint is measured: on the same bytes for all arms."""
 
@@ -56,6 +98,9 @@ class MeasureConfig:
         at_least=1,
     )
     each_type: bool = key(True, "at the last checkpoint, also each type of metadata by itself")
+    combinations: list[str] = key(
+        [], "with each_type, also these types together, joined by + (title+url)"
+    )
     position_edges: list[int] = key(
         [0, 256, 1024, 4096], "bytes at which the bins of the gain by position begin", at_least=0
     )
@@ -65,8 +110,7 @@ class MeasureConfig:
         at_least=0,
     )
     sites: int = key(5, "most frequent hosts with a gain of their own", at_least=0)
-    resamples: int = key(10_000, "resamples of seeds and documents for each interval", at_least=100)
-    seed: int = key(1, "seed of the resamples", at_least=0)
+    seed: int = key(1, "seed of the shuffled values that an arm is measured with", at_least=0)
 
 
 @dataclass(kw_only=True)
@@ -84,10 +128,16 @@ class DownstreamConfig:
 
 @dataclass(kw_only=True)
 class StudyConfig:
-    """A study: every arm is trained with every seed, and compared with the baseline."""
+    """A study: every arm is trained with every seed, and declared claims are tested."""
 
     title: str = key("", "heading of the report; empty: the name of the file")
     out_dir: str = key("", "folder of the study (required)", is_path=True)
+    results_dir: str | None = key(
+        None,
+        "folder of the measurements, one small file per run: kept with the study's file, they let "
+        "any machine continue the study and anyone recompute the report; null: in out_dir",
+        is_path=True,
+    )
     config: str = key("", "configuration of the runs, as BSMETA_CONFIG (required)")
     launch: str = key("train.sh", "script of experiments/ that starts a run", choices=SCRIPTS)
     overrides: list[str] = key([], "keys of every run, in Hydra's syntax")
@@ -101,6 +151,9 @@ class StudyConfig:
         "shares of each run after which its model is kept and measured",
         above=0,
         at_most=1,
+    )
+    claims: dict[str, ClaimConfig] = key(
+        {}, "the claims that the study tests, declared before its first run"
     )
     measure: MeasureConfig = key(MeasureConfig, "how checkpoints are measured")
     downstream: DownstreamConfig = key(DownstreamConfig, "tasks for the finished models")
@@ -120,7 +173,10 @@ def load_study(path: Path) -> StudyConfig:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"{path}: not YAML: {error}") from error
     except (OmegaConfBaseException, ValueError) as error:
-        known = ", ".join(one.name for one in fields(StudyConfig))
+        section = getattr(error, "object_type", None)
+        known = ", ".join(
+            one.name for one in fields(section if is_dataclass(section) else StudyConfig)
+        )
         reason = str(error).splitlines()[0]
         raise ConfigurationError(f"{path}: {reason}; expected the keys {known}") from error
     assert isinstance(study, StudyConfig)
@@ -143,28 +199,63 @@ def _shielded(values: Any) -> Any:
     return values
 
 
-def _problems(study: StudyConfig) -> list[str]:
-    found = bound_lines(study)
+def _problems(study: StudyConfig) -> Iterator[str]:
+    yield from bound_lines(study)
     for name in ("out_dir", "config", "baseline", "arms", "seeds", "curve"):
         if not getattr(study, name):
-            found.append(f"{name} is missing")
+            yield f"{name} is missing"
+    if len(set(study.seeds)) < len(study.seeds):
+        yield f"seeds={study.seeds}: expected different ones"
+    if study.measure.combinations and not study.measure.each_type:
+        yield "measure.combinations: expected none, or measure.each_type=true"
+    yield from _problems_of_arms(study)
+    for name, claim in study.claims.items():
+        for line in _problems_of_claim(study, claim):
+            yield f"claims.{name}.{line}"
+
+
+def _problems_of_arms(study: StudyConfig) -> Iterator[str]:
     arms = study.arms
-    found += [f"arms: {name}: expected a name that a folder can have" for name in arms
-              if not _NAME.fullmatch(name)]  # fmt: skip
     if study.baseline and study.baseline not in arms:
-        found.append(f"baseline={study.baseline}: expected one of the arms {', '.join(arms)}")
+        yield f"baseline={study.baseline}: expected one of the arms {', '.join(arms)}"
     for name, arm in arms.items():
+        if not _NAME.fullmatch(name):
+            yield f"arms: {name}: expected a name that a folder can have"
         for relation in ("control_of", "text_tokens_of"):
             other = getattr(arm, relation)
             if other is not None and (other not in arms or other == name):
-                found.append(f"arms.{name}.{relation}={other}: expected another of the arms")
+                yield f"arms.{name}.{relation}={other}: expected another of the arms"
         if arm.text_tokens_of is not None and (
             name == study.baseline or arms.get(arm.text_tokens_of, arm).text_tokens_of is not None
         ):
-            found.append(f"arms.{name}.text_tokens_of: expected an arm that is trained before it")
-    if len(set(study.seeds)) < len(study.seeds):
-        found.append(f"seeds={study.seeds}: expected different ones")
-    for override in [*study.overrides, *(one for arm in arms.values() for one in arm.overrides)]:
+            yield f"arms.{name}.text_tokens_of: expected an arm that is trained before it"
+    for override in [*study.overrides, *(own for arm in arms.values() for own in arm.overrides)]:
         if override.lstrip("+").partition("=")[0] in OWN_KEYS:
-            found.append(f"{override}: the study sets it itself; leave it out")
-    return found
+            yield f"{override}: the study sets it itself; leave it out"
+
+
+def _problems_of_claim(study: StudyConfig, claim: ClaimConfig) -> Iterator[str]:
+    for name in ("label", "smallest_difference"):
+        if not getattr(claim, name):
+            yield f"{name} is missing"
+    if claim.arm not in study.arms:
+        yield f"arm={claim.arm}: expected one of the arms {', '.join(study.arms)}"
+    if claim.against and claim.against not in study.arms:
+        yield f"against={claim.against}: expected one of the arms {', '.join(study.arms)}"
+    if claim.at not in (*study.curve, 1.0):
+        yield f"at={claim.at}: expected 1.0 or a share of curve={study.curve}"
+    measured = {WITHOUT, WITH, *study.measure.combinations}
+    for name in ("metadata", "against_metadata"):
+        types = getattr(claim, name)
+        if types in (WITHOUT, WITH):
+            continue
+        if "+" in types and types not in measured:
+            yield f"{name}={types}: expected without, with, a type or one of measure.combinations"
+        elif "+" not in types and not study.measure.each_type:
+            yield f"{name}={types}: expected without or with; types need measure.each_type=true"
+        if claim.at != 1 or claim.saves:
+            yield f"{name}={types}: types are measured at the end of a run: expected at=1, saves=0"
+    for name in ("bytes", "minus_bytes"):
+        part, edges = getattr(claim, name), study.measure.position_edges
+        if len(part) > 2 or part != sorted(set(part)) or not set(part) <= set(edges):
+            yield f"{name}={part}: expected one or two rising numbers of {list(edges)}"

@@ -14,7 +14,7 @@ import os
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 
@@ -205,12 +205,18 @@ def make_slices(
     Raises:
         ConfigurationError: A declaration is invalid; the message lists all of them.
     """
+    return slices_of(configs, document_facts(documents, metadata)) if configs else []
+
+
+def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list[Slice]:
+    """The slices of documents of which only the facts are known (`document_facts`).
+
+    Raises:
+        ConfigurationError: A declaration is invalid; the message lists all of them.
+    """
     problems = [problem for config in configs for problem in _problems(config)]
     if problems:
         raise ConfigurationError("\n".join(problems))
-    if not configs:
-        return []
-    facts = _facts(documents, metadata)
     made: list[Slice] = []
     for config in configs:
         values = facts[config.by]
@@ -225,7 +231,7 @@ def _problems(config: SliceConfig) -> list[str]:
     return []
 
 
-def _facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
+def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:
     """Host, length in bytes and year of each document (None if it has no address or no time)."""
     grouping = {kind.slice_by: key for key, kind in PROCESSORS.items() if kind.slice_by}
     decoder = documents.decoder(

@@ -28,6 +28,7 @@ from bsmeta.evaluation.checkpoints import (
     untrained,
 )
 from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
+from bsmeta.evaluation.inference import holm
 from bsmeta.evaluation.paired import PairedEvaluation, Progress
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.results import (
@@ -40,7 +41,7 @@ from bsmeta.evaluation.results import (
     slice_rows_of,
 )
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.evaluation.statistics import central, holm, resampled, sign_test
+from bsmeta.evaluation.statistics import central, resampled, sign_test
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:

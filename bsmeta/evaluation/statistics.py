@@ -4,9 +4,8 @@ The interval is the percentile bootstrap over documents (Efron and Tibshirani 19
 documents are drawn with replacement, so it reflects the choice of held-out documents. All
 comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
 
-Among many comparisons, some differ by chance. The simultaneous intervals cover a whole family
-jointly: their half-width in standard errors is the 95th percentile, over resamples, of the largest
-deviation of any comparison (max-T; Romano and Wolf 2005). P-values are corrected by Holm (1979).
+Among many comparisons, some differ by chance: the intervals and p-values of a family are corrected
+as `bsmeta.evaluation.inference` defines it, with the bootstrap's standard errors.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
+from bsmeta.evaluation.inference import Source, holm, simultaneous_half_widths
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
 DRAWS_AT_ONCE = 1 << 21
@@ -152,10 +152,13 @@ def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequ
     members = [(i, metrics) for i in family if (metrics := found[i]) is not None]
     if not members:
         return
-    differences = np.array([metrics.difference for _, metrics in members])
-    halves = simultaneous_half_widths(ratios[:, list(family)], differences)
+    sources = [
+        [Source(_variance(ratios[:, i], metrics.difference), metrics.documents - 1)]
+        for i, metrics in members
+    ]
+    halves = simultaneous_half_widths(sources)
     corrected = holm([metrics.sign_test_p for _, metrics in members])
-    for (i, metrics), half, p in zip(members, halves.tolist(), corrected, strict=True):
+    for (i, metrics), half, p in zip(members, halves, corrected, strict=True):
         several = metrics.documents > 1
         found[i] = replace(
             metrics,
@@ -165,28 +168,9 @@ def _correct(found: list[PairedMetrics | None], ratios: np.ndarray, family: Sequ
         )
 
 
-def simultaneous_half_widths(ratios: np.ndarray, estimates: np.ndarray) -> np.ndarray:
-    """Half-width of each interval, such that 95% of the resamples lie in all intervals.
-
-    Args:
-        ratios: float64 [resamples, comparisons]; NaN if a resample has no document of a comparison.
-        estimates: float64 [comparisons].
-    """
-    deviations = np.abs(ratios - estimates)
-    errors = np.nan_to_num(np.sqrt(np.nanmean(deviations**2, axis=0)))
-    scaled = np.divide(deviations, errors, out=np.zeros_like(deviations), where=errors > 0)
-    largest = np.nan_to_num(scaled).max(axis=1)
-    return errors * np.percentile(largest, 95)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values corrected by Holm's step-down procedure."""
-    order = np.argsort(p_values, kind="stable")
-    factors = len(p_values) - np.arange(len(p_values))
-    steps = np.minimum(np.maximum.accumulate(np.asarray(p_values)[order] * factors), 1.0)
-    corrected = np.empty(len(p_values))
-    corrected[order] = steps
-    return [float(p_value) for p_value in corrected]
+def _variance(draws: np.ndarray, estimate: float) -> float:
+    """Variance of an estimate from its resamples: float64 [resamples], NaN left out."""
+    return float(np.nanmean((draws - estimate) ** 2))
 
 
 def bootstrap(

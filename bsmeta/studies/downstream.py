@@ -31,7 +31,7 @@ from bsmeta.evaluation.tables import NONE, Table
 from bsmeta.studies.cloze import NAME as CLOZE
 from bsmeta.studies.cloze import write_cloze
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
-from bsmeta.studies.statistics import Estimate, Resampler
+from bsmeta.studies.statistics import Estimate, ratio
 
 METRIC = "acc"
 
@@ -202,7 +202,8 @@ def score_study(study: StudyConfig, runs: Sequence[Run], device: str) -> Iterato
         return
     for run in runs:
         path = scores_path(study, run)
-        if study.downstream.tasks and progress_of(run).state == DONE and not path.exists():
+        is_done = progress_of(study, run).state == DONE and (run.folder / "model").exists()
+        if study.downstream.tasks and is_done and not path.exists():
             with cloze_folder(study.downstream, run.folder) as settings:
                 save_scores(score_model(run.folder / "model", settings, device), path)
             yield f"downstream tasks of {run.name}: done"
@@ -238,8 +239,7 @@ def downstream_tables(study: StudyConfig, arms: Sequence[str], seeds: Sequence[i
         return []
     scores = {arm: [load_scores(paths[arm, seed]) for seed in seeds] for arm in arms}
     labels = {arm: study.arms[arm].label or arm for arm in arms}
-    resampler = Resampler(study.measure.resamples, study.measure.seed)
-    return [study_table(scores, labels, study.baseline, resampler)]
+    return [study_table(scores, labels, study.baseline)]
 
 
 def model_table(name: str, scores: Sequence[Score]) -> Table:
@@ -276,7 +276,6 @@ def study_table(
     arms: Mapping[str, Sequence[Sequence[Score]]],
     labels: Mapping[str, str],
     baseline: str,
-    resampler: Resampler,
 ) -> Table:
     """The accuracies of the arms, paired by seed and by question.
 
@@ -284,7 +283,6 @@ def study_table(
         arms: By arm: the scores of each seed; the same tasks in the same order in all of them.
         labels: The names of the arms in the table.
         baseline: The arm that the others are compared with, without a prompt.
-        resampler: Draws seeds and questions.
     """
     note = (
         "Accuracy as mean over seeds; differences are paired by seed and by question, to the "
@@ -311,10 +309,8 @@ def study_table(
                     score.task, score.shots,
                 )  # fmt: skip
                 if same:
-                    correct = np.array([[one[place].correct for one in seeds]]) * math.log(2)
-                    (found[arm, seeds[0][place].prompt],) = resampler.bits_per_byte(
-                        correct, np.ones((1, correct.shape[2]))
-                    )
+                    correct = np.array([one[place].correct for one in seeds])
+                    found[arm, seeds[0][place].prompt] = ratio(correct, np.ones(correct.shape[1]))
         base = found[baseline, ""]
         for (arm, prompt), estimate in found.items():
             to_base = NONE if (arm, prompt) == (baseline, "") else _change(estimate - base)

@@ -24,6 +24,7 @@ from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED
 from bsmeta.config.resources import ROOT
 from bsmeta.config.study import StudyConfig
+from bsmeta.studies.measurement import find_measurement
 from bsmeta.studies.runs import DONE, WAITS, Progress, Run, overrides_of, progress_of
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -63,14 +64,21 @@ class Launcher:
         command = self.command(run)
         return None if command is None else pasteable(command, **self._own)
 
-    def make_all(self, runs: Sequence[Run]) -> int:
-        """Makes the runs that are not done yet; returns the exit code of the study."""
+    def make_all(self, runs: Sequence[Run], measure: Sequence[str] = ()) -> int:
+        """Makes the runs that are not done yet; returns the exit code of the study.
+
+        Args:
+            runs: The runs.
+            measure: The command that measures what is done, called after each run: in a process of
+                its own, which leaves no memory of a device in use. Empty: nothing is measured.
+        """
         failed = False
         for number, run in enumerate(runs, start=1):
             place = f"[{number}/{len(runs)}] {run.name}:"
             self._wait_for_another(run, place)
-            if progress_of(run).state == DONE:
+            if progress_of(self._study, run).state == DONE:
                 print(place, "done before", flush=True)
+                failed |= not self._measured(run, measure)
                 continue
             command = self.command(run)
             if command is None:
@@ -82,17 +90,25 @@ class Launcher:
             code = self._execute(command, run)
             if code and is_in_use(run.folder):  # an earlier call's run, then just starting, is it
                 self._wait_for_another(run, place)
-                code = 0 if progress_of(run).state == DONE else code
-            now = progress_of(run)
+                code = 0 if progress_of(self._study, run).state == DONE else code
+            now = progress_of(self._study, run)
             took = f"{time.monotonic() - started:,.0f} s"
             print(place, f"{now.state} (step {now.step}, {took}, exit code {code})", flush=True)
             if self._stopped or code == EXIT_PREEMPTED:
                 return EXIT_PREEMPTED
-            failed |= code != 0
+            failed |= code != 0 or not self._measured(run, measure)
+            if self._stopped:
+                return EXIT_PREEMPTED
         return EXIT_FAILURE if failed else 0
 
-    def _execute(self, command: list[str], run: Run) -> int:
-        """Executes a run, with its output logged next to its folder; returns its exit code."""
+    def _measured(self, run: Run, command: Sequence[str]) -> bool:
+        """Measures a run that is done, unless it has been measured or nothing is to be."""
+        if not command or find_measurement(self._study, run.arm, run.seed) is not None:
+            return True
+        return self._execute(command, run) == 0
+
+    def _execute(self, command: Sequence[str], run: Run) -> int:
+        """Executes a command, with its output logged next to the run's folder; returns its code."""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:
             self._running = subprocess.Popen(
@@ -129,7 +145,7 @@ def show_progress(study: StudyConfig, runs: Sequence[Run]) -> None:
     for name in ("arm", "seed", "state", "step", "text tokens", "all tokens", "loss"):
         table.add_column(name, justify="left" if name in ("arm", "state") else "right")
     for run in runs:
-        now = progress_of(run)
+        now = progress_of(study, run)
         state = now.state
         if state != DONE and overrides_of(study, run) is None:
             state = WAITS

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from bsmeta.config.errors import DataError
-from bsmeta.config.study import StudyConfig
-from bsmeta.studies.measuring import Measurement, measure_path, measured_steps
-from bsmeta.studies.runs import Run, runs_of
-from bsmeta.studies.statistics import Estimate, Resampler, common
+from bsmeta.config.study import FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.studies.measurement import Measurement, find_measurement, results_folder
+from bsmeta.studies.runs import runs_of
+from bsmeta.studies.statistics import Curve, Estimate, bits_per_byte, common
 
-WITHOUT, WITH = "without", "with"
-TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"
-AXES = (TEXT, TOKENS, FLOPS)
+_COUNTS = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
 
 
 class Measured:
@@ -22,91 +21,164 @@ class Measured:
 
     Args:
         study: The study.
-        found: The measurements of each run, in the order of their steps; all have equally many.
+        found: The measurement of each run; every arm has all seeds.
 
     Attributes:
         seeds: The seeds.
-        digests: The hash of each document.
+        arms: The arms.
+        digests, lengths, sites: Of each document, as in `Measurement`.
+        bytes: Bytes that are scored.
     """
 
-    def __init__(self, study: StudyConfig, found: dict[tuple[str, int], list[Measurement]]) -> None:
+    def __init__(self, study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
         self.seeds = sorted({seed for _, seed in found})
         self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
-        self._resampler = Resampler(study.measure.resamples, study.measure.seed)
-        every = [one for checkpoints in found.values() for one in checkpoints]
-        places = iter(common([one.digests for one in every]))
-        self._found = {
-            key: [(one, next(places)) for one in checkpoints] for key, checkpoints in found.items()
-        }
-        first, own = self._found[self.arms[0], self.seeds[0]][-1]
-        self.digests, self.sizes = first.digests[own], first.sizes[own]
+        self._edges = np.array(study.measure.position_edges)
+        self._found = found
+        places = common([one.digests for one in found.values()])
+        self._places = dict(zip(found, places, strict=True))
+        first = found[self.arms[0], self.seeds[0]]
+        own = self._places[self.arms[0], self.seeds[0]]
+        self.digests, self.lengths = first.digests[own], first.lengths[own]
+        self.sites, self.bytes = first.sites[own], int(first.sizes[own].sum())
 
-    def cell(self, arm: str, point: int, mode: str) -> np.ndarray:
-        """Nats of a checkpoint: float64 [seeds, documents, bins]."""
-        return np.stack([
-            (one.without if mode == WITHOUT else one.shown)[own]
-            for one, own in (self._found[arm, seed][point] for seed in self.seeds)
-        ])  # fmt: skip
+    def run(self, arm: str, seed: int) -> Measurement:
+        """The measurement of a run."""
+        return self._found[arm, seed]
 
-    def types(self, arm: str) -> dict[str, np.ndarray]:
-        """Nats of the last checkpoint with each type alone: float64 [seeds, documents]."""
-        last = [self._found[arm, seed][-1] for seed in self.seeds]
-        names = [name for name in last[0][0].types if all(name in one.types for one, _ in last)]
-        return {name: np.stack([one.types[name][own] for one, own in last]) for name in names}
+    def has_metadata(self, arm: str) -> bool:
+        """Whether an arm can be used with metadata."""
+        return len(self._found[arm, self.seeds[0]].shown) > 0
 
     def modes(self, arm: str) -> tuple[str, ...]:
         """Ways in which an arm is used: without metadata, and with it if it has any."""
-        every = (one for seed in self.seeds for one, _ in self._found[arm, seed])
-        has_metadata = any(not np.array_equal(one.without, one.shown) for one in every)
-        return (WITHOUT, WITH) if has_metadata else (WITHOUT,)
+        return (WITHOUT, WITH) if self.has_metadata(arm) else (WITHOUT,)
+
+    def types(self, arm: str) -> list[str]:
+        """The types and combinations that the arm has been measured with by themselves."""
+        return list(self._found[arm, self.seeds[0]].types)
+
+    def having(self, arm: str, metadata: str) -> np.ndarray:
+        """Documents that have these types, or all documents: bool [documents]."""
+        if metadata in (WITHOUT, WITH):
+            return np.ones(len(self.digests), bool)
+        nats = self._found[arm, self.seeds[0]].types[metadata]
+        has: np.ndarray = ~np.isnan(nats[self._places[arm, self.seeds[0]]]).any(axis=1)
+        return has
+
+    def part(self, part: Sequence[int]) -> np.ndarray:
+        """The bins of bytes from the first number up to the second: bool [bins]."""
+        low = part[0] if part else 0
+        high = part[1] if len(part) > 1 else math.inf
+        inside: np.ndarray = (self._edges >= low) & (self._edges < high)
+        return inside
+
+    def point(self, arm: str, share: float) -> int:
+        """The checkpoint after a share of the arm's run."""
+        steps = self._found[arm, self.seeds[0]].steps
+        return int(np.abs(steps - max(round(share * int(steps[-1])), 1)).argmin())
+
+    def estimate(
+        self,
+        arm: str,
+        metadata: str,
+        point: int = -1,
+        *,
+        bins: np.ndarray | slice = slice(None),
+        documents: np.ndarray | slice = slice(None),
+    ) -> Estimate:
+        """Bits per byte of a checkpoint.
+
+        Args:
+            metadata: `without`, `with`, or types that the arm has been measured with.
+            point: The checkpoint.
+            bins: Only these bins of positions.
+            documents: Only these documents.
+        """
+        nats, sizes = [], []
+        for seed in self.seeds:
+            found, own = self._found[arm, seed], self._places[arm, seed]
+            cell = (
+                (found.without if metadata == WITHOUT else found.shown)[point]
+                if metadata in (WITHOUT, WITH)
+                else found.types[metadata]
+            )
+            nats.append(cell[own][:, bins].sum(axis=1))
+            sizes.append(found.sizes[own][:, bins].sum(axis=1))
+        chosen = np.zeros(len(self.digests), bool)
+        chosen[documents] = True
+        return bits_per_byte(np.stack(nats), np.where(chosen, sizes[0], 0.0))
+
+    def curve(
+        self, arm: str, metadata: str, axis: str, *,
+        bins: np.ndarray | slice = slice(None), documents: np.ndarray | slice = slice(None),
+    ) -> Curve:  # fmt: skip
+        """Bits per byte over what the arm had been trained on."""
+        points = [
+            self.estimate(arm, metadata, point, bins=bins, documents=documents)
+            for point in range(self.points(arm))
+        ]
+        return Curve(self.amounts(arm)[axis], points)
 
     def points(self, arm: str) -> int:
         """Number of checkpoints."""
-        return len(self._found[arm, self.seeds[0]])
+        return len(self._found[arm, self.seeds[0]].steps)
 
     def amounts(self, arm: str) -> dict[str, np.ndarray]:
         """By axis: what was used up to each checkpoint (geometric mean over seeds)."""
-        runs = [[one for one, _ in self._found[arm, seed]] for seed in self.seeds]
-        by_axis = {TEXT: "targets", TOKENS: "tokens", FLOPS: "flops"}
+        runs = [self._found[arm, seed] for seed in self.seeds]
         return {
-            axis: np.exp(np.mean([[np.log(getattr(one, name)) for one in run] for run in runs], 0))
-            for axis, name in by_axis.items()
+            axis: np.exp(np.mean([np.log(getattr(one, name)) for one in runs], axis=0))
+            for axis, name in _COUNTS.items()
         }
 
-    def bits(self, cells: Sequence[np.ndarray], sizes: Sequence[np.ndarray]) -> list[Estimate]:
-        """Bits per byte of cells [seeds, documents], each over its own bytes [documents]."""
-        return self._resampler.bits_per_byte(np.stack(cells), np.stack(sizes))
 
-
-def load(study: StudyConfig) -> tuple[Measured, list[Run], list[str]]:
-    """The measurements that can be compared, the runs that they are of, and what is missing.
+def load(study: StudyConfig) -> tuple[Measured, list[str]]:
+    """The measurements that can be compared, and what is missing.
 
     Raises:
-        DataError: If the baseline, or everything else, has no seed that has been measured.
+        DataError: If the baseline, or everything else, has no seed that has been measured, or if
+            runs were trained on different data.
     """
-    found: dict[tuple[str, int], list[Measurement]] = {}
+    found: dict[tuple[str, int], Measurement] = {}
     runs = runs_of(study)
     for run in runs:
-        paths = [measure_path(study, run, step) for step in measured_steps(study, run)]
-        if paths and all(path.exists() for path in paths):
-            found[run.arm, run.seed] = [Measurement.load(path) for path in paths]
+        measurement = find_measurement(study, run.arm, run.seed)
+        if measurement is not None:
+            found[run.arm, run.seed] = measurement
     arms, seeds = largest_block(study, list(found))
     if not arms:
         listed = ", ".join(f"{arm} seed {seed}" for arm, seed in found) or "none"
         raise DataError(
-            f"{study.out_dir}: measured so far: {listed}; expected a seed that the baseline "
-            f"({study.baseline}) and another arm have been trained and measured with"
+            f"{results_folder(study)}: measured so far: {listed}; expected a seed that the "
+            f"baseline ({study.baseline}) and another arm have been trained and measured with"
         )
+    kept = {(arm, seed): found[arm, seed] for arm in arms for seed in seeds}
+    _refuse_other_data(study, kept)
     notes = []
-    missing = [run for run in runs if run.arm not in arms or run.seed not in seeds]
+    missing = [run for run in runs if (run.arm, run.seed) not in kept]
     if missing:
         notes.append(
             f"{len(runs) - len(missing)} of {len(runs)} runs are compared, all arms with the same "
             f"seeds; not (yet): {', '.join(run.name for run in missing)}."
         )
-    kept = {(arm, seed): found[arm, seed] for arm in arms for seed in seeds}
-    compared = [run for run in runs if (run.arm, run.seed) in kept]
-    return Measured(study, kept), compared, notes
+    return Measured(study, kept), notes
+
+
+def _refuse_other_data(study: StudyConfig, found: dict[tuple[str, int], Measurement]) -> None:
+    """Raises if a run had other shards than the first: its machine has other files."""
+    (arm, seed), first = next(iter(found.items()))
+    others = [
+        f"{name} seed {number}"
+        for (name, number), one in found.items()
+        if one.facts["shards"] != first.facts["shards"]
+    ]
+    if others:
+        raise DataError(
+            f"{results_folder(study)}: {', '.join(others)} were trained on other shards than "
+            f"{arm} seed {seed}; expected the same data in all runs: delete the measurements that "
+            "were made with the wrong files"
+        )
 
 
 def largest_block(

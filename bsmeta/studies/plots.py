@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bsmeta.studies.measured import AXES, FLOPS, WITHOUT
+from bsmeta.config.study import AXES, FLOPS, WITHOUT
 from bsmeta.studies.results import Gain, Results
-from bsmeta.studies.tables import claim_words
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,7 +28,8 @@ GRID = "#d9d9d9"
 def plots_of(results: Results) -> dict[str, Figure]:
     """All plots by file name."""
     found = {f"curves-{axis.lower().replace(' ', '-')}": curve_plot(results, axis) for axis in AXES}
-    found["claims"] = claim_plot(results)
+    if any(claim.effect is not None for claim in results.claims):
+        found["claims"] = claim_plot(results)
     if any(arm.gains for arm in results.arms.values()):
         found["gains"] = gain_plot(results)
     return found
@@ -67,24 +67,33 @@ def curve_plot(results: Results, axis: str) -> Figure:
 
 
 def claim_plot(results: Results) -> Figure:
-    """The effect of each claim with the intervals that hold for it, and for all at once."""
+    """The effect of each claim with its own interval, and the one for all claims at once."""
     from matplotlib.figure import Figure
 
-    known = [one for one in results.claims if one.effect is not None]
+    known = [claim for claim in results.claims if claim.effect is not None]
     figure = Figure(figsize=(11, 1.4 + 0.3 * len(known)), layout="constrained")
     axes = figure.subplots()
     colours = dict(zip(results.arms, _colours(results), strict=True))
     for place, claim in enumerate(known):
-        assert claim.effect is not None
-        colour = colours[claim.arm]
-        axes.plot([claim.low, claim.high], [place, place], color=colour, linewidth=1)
-        axes.plot([claim.effect.low, claim.effect.high], [place, place], color=colour, linewidth=3)
-        axes.plot([claim.effect.value], [place], "o", color=colour, ms=5)
+        effect = claim.effect
+        assert effect is not None
+        colour = colours[claim.config.arm]
+        if not claim.reason:
+            axes.plot([claim.low, claim.high], [place, place], color=colour, linewidth=1)
+        axes.plot([effect.low, effect.high], [place, place], color=colour, linewidth=3)
+        axes.plot([effect.value], [place], "o", color=colour, ms=5)
+        interest = claim.config.smallest_difference
+        assert interest is not None
+        axes.plot([-interest], [place], "|", color="black", ms=10)
     axes.axvline(0, color="black", linewidth=0.8)
-    axes.set_yticks(range(len(known)), [claim_words(results, one) for one in known], fontsize=8)
+    labels = [f"{claim.config.label} ({claim.verdict})" for claim in known]
+    axes.set_yticks(range(len(known)), labels, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("difference in bits per byte (left of 0: fewer bits, as claimed)")
-    axes.set_title("95% intervals (thick), and for all claims at once (thin)", fontsize=10)
+    title = (
+        "95% intervals (thick), for all claims at once (thin), smallest difference of interest |"
+    )
+    axes.set_title(title, fontsize=10)
     axes.grid(axis="x", color=GRID)
     axes.spines[["top", "right"]].set_visible(False)
     return figure

@@ -1,36 +1,35 @@
 """Writes the report of a study: Markdown, HTML, LaTeX, plots and the raw results as JSON.
 
-It also says what the arms share with the baseline of the same seed: weights, documents, order.
+The declared claims come first; everything else is marked as exploratory.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import load_resolved
-from bsmeta.config.study import StudyConfig
-from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.evaluation.output import html_image, html_page, html_table
 from bsmeta.evaluation.tables import Table
+from bsmeta.studies.claim_tables import claim_tables, sentences
 from bsmeta.studies.plots import plots_of
 from bsmeta.studies.results import ArmResult, Results
-from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate
-from bsmeta.studies.tables import claim_words, latex, markdown_lines, sentences, tables_of
+from bsmeta.studies.tables import exploratory_tables, latex, markdown_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-INITIAL = ("seed", "model_name", "model_config_file", "attn_implementation")
-"""Keys that decide the initial weights, beside the number of tokens."""
+CLAIMS, SHARED, EXPLORATORY = (
+    "What the declared claims come to",
+    "What the arms share with the baseline",
+    "Exploratory: no claim was declared about what follows",
+)
 
 
 def write_report(
@@ -48,16 +47,14 @@ def write_report(
         The files.
     """
     folder = Path(results.study.out_dir)
+    folder.mkdir(parents=True, exist_ok=True)
     command = pasteable(["python", "experiments/study.py", str(file), "--report"])
-    tables = [*tables_of(results), *further]
-    words = sentences(results)
-    paired = [*notes_of(results.study), *pairing(results.study, runs_of(results.study))]
     made_by = [f"{line}  # {name}" for name, line in commands.items()]
     plots = plots_of(results)
     raw = as_dict(results, further) | {"command": command, "runs": made_by}
     texts = {
-        "report.md": _markdown(results, words, paired, tables, plots, [command, *made_by]),
-        "report.html": _html(results, words, paired, tables, plots, [command, *made_by]),
+        "report.md": _markdown(results, further, plots, [command, *made_by]),
+        "report.html": _html(results, further, plots, [command, *made_by]),
         "effects.tex": latex(results, command),
         "results.json": json.dumps(raw, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
     }
@@ -70,66 +67,43 @@ def write_report(
     return [folder / name for name in names]
 
 
-def notes_of(study: StudyConfig) -> list[str]:
-    """What the settings of the runs mean for the comparison."""
-    configs = {
-        run.arm: _config(run.folder)
-        for run in runs_of(study)
-        if (run.folder / "config.yaml").exists()
-    }
-    found = []
-    falling = [arm for arm, one in configs.items() if one.lr_scheduler_type != "constant"]
-    if falling:
-        found.append(
-            f"The learning rate of {', '.join(falling)} falls during the run: a checkpoint before "
-            "the end is worse than the end of a shorter run, so the curve of the baseline is too "
-            "high before its end, and the data that an arm saves is not to be trusted."
-        )
-    lossy = [
-        arm for arm, one in configs.items() if one.data_config.metadata_config.loss_on_metadata
-    ]
-    if lossy:
-        found.append(f"The text tokens of {', '.join(lossy)} include metadata with a loss.")
-    return found
-
-
 def _markdown(
     results: Results,
-    words: Sequence[str],
-    paired: Sequence[str],
-    tables: Sequence[Table],
+    further: Sequence[Table],
     plots: Mapping[str, Figure],
     commands: Sequence[str],
 ) -> str:
     lines = [f"# {results.study.title}", "", *results.notes, *[""] * bool(results.notes)]
-    lines += ["## What the data support", "", *(f"- {one}" for one in words), ""]
-    lines += [f"![{name}]({name}.png)" for name in plots]
-    lines += ["", *markdown_lines(tables)]
-    lines += ["## What the arms share with the baseline", "", *(f"- {one}" for one in paired), ""]
+    lines += [f"## {CLAIMS}", "", *(f"- {sentence}" for sentence in sentences(results)), ""]
+    lines += markdown_lines(claim_tables(results), level=3)
+    lines += [f"## {SHARED}", "", *(f"- {sentence}" for sentence in results.shared), ""]
+    lines += [f"## {EXPLORATORY}", "", *(f"![{name}]({name}.png)" for name in plots), ""]
+    lines += markdown_lines([*exploratory_tables(results), *further], level=3)
     lines += ["## Commands", "", "```bash", *commands, "```", ""]
     return "\n".join(lines)
 
 
 def _html(
     results: Results,
-    words: Sequence[str],
-    paired: Sequence[str],
-    tables: Sequence[Table],
+    further: Sequence[Table],
     plots: Mapping[str, Figure],
     commands: Sequence[str],
 ) -> str:
-    parts = [f'<p class="lead">{escape(one)}</p>' for one in results.notes]
-    parts.append("<h2>What the data support</h2>" + _items(words))
+    parts = [f'<p class="lead">{escape(note)}</p>' for note in results.notes]
+    parts.append(f"<h2>{CLAIMS}</h2>" + _items(sentences(results)))
+    parts += [html_table(table) for table in claim_tables(results)]
+    parts.append(f"<h2>{SHARED}</h2>" + _items(results.shared))
+    parts.append(f"<h2>{EXPLORATORY}</h2>")
     parts += [html_image(name, plot) for name, plot in plots.items()]
-    parts += [html_table(table) for table in tables]
-    parts.append("<h2>What the arms share with the baseline</h2>" + _items(paired))
+    parts += [html_table(table) for table in (*exploratory_tables(results), *further)]
     listed = escape("\n".join(commands))
     parts.append(f"<h2>Commands</h2><pre>{listed}</pre>")
     return html_page(results.study.title, parts)
 
 
 def _items(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(one.replace('**', ''))}</li>" for one in lines) + "</ul>"
+    items = "".join(f"<li>{escape(line.replace('**', ''))}</li>" for line in lines)
+    return f"<ul>{items}</ul>"
 
 
 def as_dict(results: Results, further: Sequence[Table]) -> dict[str, Any]:
@@ -140,17 +114,21 @@ def as_dict(results: Results, further: Sequence[Table]) -> dict[str, Any]:
         "documents": results.documents,
         "bytes": results.bytes,
         "notes": results.notes,
+        "shared": results.shared,
         "arms": {name: _arm(arm) for name, arm in results.arms.items()},
         "claims": [
             {
-                "arm": claim.arm,
-                "claim": claim_words(results, claim),
-                "mode": claim.mode,
-                "other": claim.other,
-                "axis": claim.axis,
+                "name": claim.name,
+                **asdict(claim.config),
                 "difference": _estimate(claim.effect),
-                "simultaneous": [claim.low, claim.high] if claim.effect else None,
+                "deviation": _finite(claim.effect.deviation) if claim.effect else None,
+                "document_error": _finite(claim.effect.document_error) if claim.effect else None,
+                "at_once": [_finite(claim.low), _finite(claim.high)],
+                "p": claim.p_value,
+                "p_corrected": claim.corrected,
+                "power": claim.power,
                 "verdict": claim.verdict,
+                "reason": claim.reason,
             }
             for claim in results.claims
         ],
@@ -176,7 +154,15 @@ def _arm(arm: ArmResult) -> dict[str, Any]:
             mode: {axis: asdict(one) for axis, one in by_axis.items()}
             for mode, by_axis in arm.savings.items()
         },
+        "effects": {
+            mode: {axis: _estimate(effect) for axis, effect in by_axis.items()}
+            for mode, by_axis in arm.effects.items()
+        },
         "with_minus_without": _estimate(arm.inference),
+        "controls": [
+            {"control": control, "mode": mode, "difference": _estimate(effect)}
+            for (control, mode), effect in arm.controls.items()
+        ],
         "gains": [
             {
                 "by": gain.by,
@@ -194,66 +180,9 @@ def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
     if estimate is None:
         return None
     ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return {name: end if math.isfinite(end) else None for name, end in ends.items()}
+    return {name: _finite(end) for name, end in ends.items()}
 
 
-def pairing(study: StudyConfig, runs: Sequence[Run]) -> Iterator[str]:
-    """A sentence about each arm, from the configurations and logs of its finished runs."""
-    finished = {(run.arm, run.seed): run for run in runs if progress_of(run).state == DONE}
-    for arm in study.arms:
-        pairs = [
-            (finished[study.baseline, seed], finished[arm, seed])
-            for seed in study.seeds
-            if (study.baseline, seed) in finished and (arm, seed) in finished
-        ]
-        if arm != study.baseline and pairs:
-            label = study.arms[arm].label or arm
-            weights = _weights(*pairs[0])
-            yield f"{label}: {weights}; {_documents(pairs)}."
-
-
-def _weights(base: Run, own: Run) -> str:
-    first, second = (_config(run.folder) for run in (base, own))
-    differing = [key for key in INITIAL if getattr(first, key) != getattr(second, key)]
-    if differing:
-        return f"other initial weights ({', '.join(differing)} differ)"
-    sizes = [len(load_tokenizer(one)) for one in (first, second)]
-    if sizes[0] != sizes[1]:
-        return (
-            f"the same initial weights but for the embeddings of {sizes[1] - sizes[0]:+,} special "
-            "tokens, which shift the random numbers of what is drawn after them"
-        )
-    return "the same initial weights as the baseline of its seed"
-
-
-def _documents(pairs: Sequence[tuple[Run, Run]]) -> str:
-    shared = own_count = alike = steps = 0
-    for base, own in pairs:
-        first, second = _steps(base.folder), _steps(own.folder)
-        alike += sum(a == b for a, b in zip(first, second, strict=False))
-        steps += min(len(first), len(second))
-        seen, seen_too = (set().union(*one) if one else set() for one in (first, second))
-        shared += len(seen & seen_too)
-        own_count += len(seen_too)
-    if not steps:
-        return "its documents are not logged"
-    words = f"{shared / max(own_count, 1):.0%} of its documents are also the baseline's"
-    if alike == steps:
-        return f"{words}, and every step has the same ones"
-    return f"{words}; {alike / steps:.0%} of the steps have the same ones"
-
-
-def _steps(folder: Path) -> list[set[str]]:
-    """The documents of each step, of all ranks."""
-    found: dict[int, set[str]] = {}
-    for path in sorted(folder.glob("documents-rank*.jsonl")):
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("}\n"):
-                    entry = json.loads(line)
-                    found.setdefault(entry["step"], set()).update(entry["documents"])
-    return [found[step] for step in sorted(found)]
-
-
-def _config(folder: Path) -> CausalLMConfig:
-    return load_resolved(folder / "config.yaml", CausalLMConfig)
+def _finite(value: float | None) -> float | None:
+    """The number, or None for one that JSON does not have."""
+    return value if value is not None and math.isfinite(value) else None

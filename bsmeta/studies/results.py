@@ -1,4 +1,4 @@
-"""From the measurements of a study to its results: curves, effects, savings, gains, claims.
+"""From the measurements of a study to its results: the declared claims, and what is exploratory.
 
 An effect is a difference in bits per byte; below 0, the arm needs fewer bits than what it is
 compared with. The baseline is text alone: read from its curve at as many text tokens as the arm was
@@ -7,55 +7,19 @@ trained on (the same text), or at as many tokens in all (the same compute).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from bsmeta.config.study import StudyConfig
-from bsmeta.evaluation.documents import Slice
-from bsmeta.studies.measured import AXES, TEXT, TOKENS, WITH, WITHOUT, Measured, load
-from bsmeta.studies.measuring import slices_of
-from bsmeta.studies.statistics import (
-    Curve,
-    Estimate,
-    Saving,
-    saving,
-    simultaneous,
-)
-
-SUPPORTED, REFUTED, UNDECIDED = "supported", "refuted", "undecided"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The claim that an arm needs fewer bits than another, and what the data say to it.
-
-    Attributes:
-        arm: The arm.
-        mode: How it is used: `with` or `without` metadata.
-        other: The arm that it is compared with.
-        axis: Of what both have had as much: text tokens or all tokens; None for a control, which
-            is compared at the end of the runs.
-        effect: The difference in bits per byte; None where the curve of the baseline does not
-            reach the arm.
-        low, high: The interval that holds for all claims at once.
-    """
-
-    arm: str
-    mode: str
-    other: str
-    axis: str | None
-    effect: Estimate | None
-    low: float = 0.0
-    high: float = 0.0
-
-    @property
-    def verdict(self) -> str:
-        """Supported if all of the interval is below 0, refuted if all of it is above."""
-        if self.effect is None or self.low <= 0 <= self.high:
-            return UNDECIDED
-        return SUPPORTED if self.high < 0 else REFUTED
+from bsmeta.config.evaluation import SliceConfig
+from bsmeta.config.study import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.evaluation.documents import Slice, slices_of
+from bsmeta.studies.claims import Claim, decide
+from bsmeta.studies.facts import notes_of, shared_with_baseline
+from bsmeta.studies.measured import Measured, load
+from bsmeta.studies.runs import seeds_added
+from bsmeta.studies.statistics import Curve, Estimate, Saving, saving
 
 
 @dataclass(frozen=True)
@@ -86,6 +50,9 @@ class ArmResult:
         name, label: The arm.
         curves: By mode (`without`; `with`, if it has metadata) and axis.
         savings: By mode and axis, against the baseline; None for the baseline.
+        effects: By mode and axis: the difference to the baseline at as much of that; None where
+            its curve does not reach the arm.
+        controls: By control and mode: the difference to a control of the arm.
         inference: With minus without metadata at the last checkpoint; None if it has none.
         gains: The gain over parts of the documents.
         amounts: By axis: what the arm has used at its last checkpoint.
@@ -95,6 +62,8 @@ class ArmResult:
     label: str
     curves: dict[str, dict[str, Curve]]
     savings: dict[str, dict[str, Saving]] = field(default_factory=dict)
+    effects: dict[str, dict[str, Estimate | None]] = field(default_factory=dict)
+    controls: dict[tuple[str, str], Estimate] = field(default_factory=dict)
     inference: Estimate | None = None
     gains: list[Gain] = field(default_factory=list)
     amounts: dict[str, float] = field(default_factory=dict)
@@ -115,7 +84,8 @@ class Results:
         bytes: Their bytes.
         arms: The arms that have been measured, in order.
         claims: The claims and their verdicts.
-        notes: What is missing.
+        notes: What is missing, and what the settings of the runs mean for the comparison.
+        shared: What each arm shares with the baseline of its seeds, as sentences.
     """
 
     study: StudyConfig
@@ -125,6 +95,7 @@ class Results:
     arms: dict[str, ArmResult]
     claims: list[Claim]
     notes: list[str]
+    shared: list[str]
 
 
 def results_of(study: StudyConfig) -> Results:
@@ -133,116 +104,102 @@ def results_of(study: StudyConfig) -> Results:
     Raises:
         DataError: If there is nothing to compare.
     """
-    measured, runs, notes = load(study)
+    measured, notes = load(study)
     if len(measured.seeds) == 1:
-        notes.append("One seed: the intervals say nothing about other seeds.")
-    curves = _curves(measured)
-    digests, slices = slices_of(study, runs[0])
-    base = study.baseline
-    arms: dict[str, ArmResult] = {}
+        notes.append("One seed: the intervals say nothing about other seeds; nothing is decided.")
+    added = seeds_added(study)
+    if added:
+        notes.append(
+            f"Seeds {', '.join(map(str, added))} were added after the first run had been started: "
+            "if that was done because of what the first seeds showed, the verdicts do not hold."
+        )
+    arms = {arm: _arm(study, measured, arm) for arm in measured.arms}
     for arm in measured.arms:
-        label = study.arms[arm].label or arm
-        amounts = {axis: float(curve.amounts[-1]) for axis, curve in curves[arm][WITHOUT].items()}
-        arms[arm] = ArmResult(arm, label, curves[arm], amounts=amounts)
-    for arm, one in arms.items():
-        if arm == base:
-            continue
-        for mode, by_axis in one.curves.items():
-            one.savings[mode] = {
-                axis: saving(arms[base].curves[WITHOUT][axis], one.amounts[axis], one.last(mode))
-                for axis in by_axis
-            }
-        gains = list(_gains(measured, base, arm, digests, slices, study.measure.position_edges))
-        inference = one.last(WITH) - one.last(WITHOUT) if WITH in one.curves else None
-        arms[arm] = replace(one, inference=inference, gains=gains)
+        if arm != study.baseline:
+            arms[arm] = _compared(study, measured, arms, arm)
     return Results(
         study,
         measured.seeds,
         len(measured.digests),
-        int(measured.sizes.sum()),
+        measured.bytes,
         arms,
-        claims_of(study, arms),
-        notes,
+        decide(study, measured),
+        [*notes, *notes_of(measured)],
+        list(shared_with_baseline(study, measured)),
     )
 
 
-def _curves(measured: Measured) -> dict[str, dict[str, dict[str, Curve]]]:
-    """By arm, mode and axis."""
-    keys, cells = [], []
-    for arm in measured.arms:
-        for mode in measured.modes(arm):
-            for point in range(measured.points(arm)):
-                keys.append((arm, mode))
-                cells.append(measured.cell(arm, point, mode).sum(2))
-    found = measured.bits(cells, [measured.sizes.sum(1)] * len(cells))
-    curves: dict[str, dict[str, dict[str, Curve]]] = {}
-    for arm in measured.arms:
-        amounts = measured.amounts(arm)
-        for mode in measured.modes(arm):
-            points = [one for key, one in zip(keys, found, strict=True) if key == (arm, mode)]
-            own = {axis: Curve(amounts[axis], points) for axis in AXES}
-            curves.setdefault(arm, {})[mode] = own
-    return curves
+def _arm(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:
+    """An arm by itself."""
+    curves = {
+        mode: {axis: measured.curve(arm, mode, axis) for axis in AXES}
+        for mode in measured.modes(arm)
+    }
+    amounts = {axis: float(values[-1]) for axis, values in measured.amounts(arm).items()}
+    return ArmResult(arm, study.arms[arm].label or arm, curves, amounts=amounts)
 
 
-def _gains(
-    measured: Measured,
-    base: str,
-    arm: str,
-    digests: np.ndarray,
-    slices: Sequence[Slice],
-    edges: Sequence[int],
-) -> Iterator[Gain]:
+def _compared(
+    study: StudyConfig, measured: Measured, arms: dict[str, ArmResult], arm: str
+) -> ArmResult:
+    """An arm with its differences to the baseline and to its controls."""
+    own, base = arms[arm], arms[study.baseline].curves[WITHOUT]
+    effects: dict[str, dict[str, Estimate | None]] = {}
+    for mode in own.curves:
+        there = {axis: base[axis].at(own.amounts[axis]) for axis in (TEXT, TOKENS)}
+        effects[mode] = {
+            axis: None if text is None else own.last(mode) - text for axis, text in there.items()
+        }
+    return replace(
+        own,
+        savings={
+            mode: {axis: saving(base[axis], own.amounts[axis], own.last(mode)) for axis in AXES}
+            for mode in own.curves
+        },
+        effects=effects,
+        controls={
+            (control, mode): own.last(mode) - other.last(mode)
+            for control, other in arms.items()
+            if study.arms[control].control_of == arm
+            for mode in own.curves
+        },
+        inference=own.last(WITH) - own.last(WITHOUT) if WITH in own.curves else None,
+        gains=list(_gains(study, measured, arm)),
+    )
+
+
+def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     """The gains of an arm over parts of the documents, at the last checkpoints."""
-    sizes = measured.sizes
-    whole = [measured.cell(base, -1, WITHOUT)]
-    whole += [measured.cell(arm, -1, mode) for mode in measured.modes(arm)]
-    parts: list[tuple[str, str, np.ndarray]] = []
-    for one in slices:
-        inside = np.isin(measured.digests, digests[one.members])
-        parts.append((one.by, one.name, sizes * inside[:, None]))
-    for number, edge in enumerate(edges):
-        only = np.zeros_like(sizes)
-        only[:, number] = sizes[:, number]
-        parts.append(("position", f"from byte {edge:,}", only))
-    parts = [part for part in parts if part[2].any()]
-    cells = [(cell * (own > 0)).sum(2) for _, _, own in parts for cell in whole]
-    found = iter(measured.bits(cells, [own.sum(1) for _, _, own in parts for _ in whole]))
-    for by, name, own in parts:
-        text, without = next(found), next(found)
-        shown = next(found) - text if WITH in measured.modes(arm) else None
-        yield Gain(by, name, int(own.any(1).sum()), without - text, shown)
-    for name, nats in measured.types(arm).items():
-        has = ~np.isnan(nats).any(axis=0)
-        if has.any():
-            sizes_of_type = sizes.sum(1) * has
-            cells = [whole[1].sum(2) * has, np.nan_to_num(nats)]
-            without, shown = measured.bits(cells, [sizes_of_type] * 2)
-            yield Gain("type", name, int(has.sum()), None, shown - without)
+    everything = np.ones(len(measured.digests), bool)
+    edges = study.measure.position_edges
+    parts = [(one.by, one.name, one.members, slice(None)) for one in _slices(study, measured)]
+    parts += [
+        ("position", f"from byte {edge:,}", everything, slice(number, number + 1))
+        for number, edge in enumerate(edges)
+    ]
+    for by, name, documents, bins in parts:
+        text = measured.estimate(study.baseline, WITHOUT, bins=bins, documents=documents)
+        if not text.documents:
+            continue
+        found = [
+            measured.estimate(arm, mode, bins=bins, documents=documents) - text
+            for mode in measured.modes(arm)
+        ]
+        yield Gain(by, name, text.documents, found[0], found[1] if len(found) > 1 else None)
+    for name in measured.types(arm):
+        documents = measured.having(arm, name)
+        if documents.any():
+            without = measured.estimate(arm, WITHOUT, documents=documents)
+            shown = measured.estimate(arm, name, documents=documents)
+            yield Gain("type", name, int(documents.sum()), None, shown - without)
 
 
-def claims_of(study: StudyConfig, arms: dict[str, ArmResult]) -> list[Claim]:
-    """The claims about each arm, with intervals that hold for all of them at once."""
-    claims = [claim for name in arms for claim in _claims(study, arms, name)]
-    known = [claim for claim in claims if claim.effect is not None]
-    bounds = iter(simultaneous([one.effect for one in known if one.effect is not None]))
-    found = []
-    for claim in claims:
-        low, high = (0.0, 0.0) if claim.effect is None else next(bounds)
-        found.append(replace(claim, low=low, high=high))
-    return found
-
-
-def _claims(study: StudyConfig, arms: dict[str, ArmResult], name: str) -> Iterator[Claim]:
-    if name == study.baseline:
-        return
-    arm, base = arms[name], arms[study.baseline].curves[WITHOUT]
-    for mode in arm.curves:
-        for axis in (TEXT, TOKENS):
-            there = base[axis].at(arm.amounts[axis])
-            effect = None if there is None else arm.last(mode) - there
-            yield Claim(name, mode, study.baseline, axis, effect)
-    for control in arms:
-        if study.arms[control].control_of == name:
-            for mode in arm.curves:
-                yield Claim(name, mode, control, None, arm.last(mode) - arms[control].last(mode))
+def _slices(study: StudyConfig, measured: Measured) -> list[Slice]:
+    """The groups of the documents by length and site."""
+    wanted = []
+    if study.measure.length_edges:
+        wanted.append(SliceConfig(by="length", edges=study.measure.length_edges))
+    if study.measure.sites:
+        wanted.append(SliceConfig(by="site", top=study.measure.sites))
+    facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
+    return slices_of(wanted, facts)

@@ -8,6 +8,7 @@ the documents) is the same, as far as the arms allow (`pairing`).
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, load_resolved
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import StudyConfig
+from bsmeta.config.study import WITH, WITHOUT, ClaimConfig, StudyConfig
+from bsmeta.studies.measurement import find_measurement
 
 SETTINGS = "study.json"
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
@@ -72,11 +74,15 @@ def runs_of(study: StudyConfig) -> list[Run]:
     ]
 
 
-def progress_of(run: Run) -> Progress:
-    """Reads a run folder, which may be incomplete."""
+def progress_of(study: StudyConfig, run: Run) -> Progress:
+    """How far a run is: from its folder, which may be incomplete, or else from its measurement."""
     status, metrics = run.folder / "status.json", run.folder / "metrics.jsonl"
     if not status.exists():
-        return Progress(NOT_STARTED)
+        found = find_measurement(study, run.arm, run.seed)
+        if found is None:
+            return Progress(NOT_STARTED)
+        counts = (int(found.steps[-1]), int(found.tokens[-1]), int(found.targets[-1]))
+        return Progress(DONE, *counts, found.facts.get("loss"))
     state = json.loads(status.read_text())["state"]
     last: dict[str, Any] = {}
     if metrics.exists():
@@ -114,7 +120,7 @@ def curve_steps(study: StudyConfig, steps: int) -> list[int]:
 
 def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
     """Steps in which a run without metadata sees the text tokens of another arm's run."""
-    by_arm = {one.arm: progress_of(one) for one in runs_of(study) if one.seed == run.seed}
+    by_arm = {one.arm: progress_of(study, one) for one in runs_of(study) if one.seed == run.seed}
     target, baseline = by_arm[other], by_arm[study.baseline]
     if target.state != DONE or baseline.state != DONE:
         return None
@@ -122,16 +128,33 @@ def _matching_steps(study: StudyConfig, run: Run, other: str) -> int | None:
 
 
 def check(study: StudyConfig) -> None:
-    """Finds a misspelled key or value of an arm before the first run starts.
+    """Finds a misspelled key or value of an arm, or type of a claim, before the first run starts.
 
     Raises:
-        ConfigurationError: Naming the arm.
+        ConfigurationError: Naming the arm, or the claim.
     """
+    types: dict[str, list[str]] = {}
     for name, arm in study.arms.items():
         try:
-            _composed(study, [*study.overrides, *arm.overrides])
+            config = _composed(study, [*study.overrides, *arm.overrides])
         except ConfigurationError as error:
             raise ConfigurationError(f"arm {name}: {error}", error.keys) from error
+        types[name] = config.data_config.metadata_config.metadata_list
+    for name, claim in study.claims.items():
+        used = {"metadata": claim.arm, "against_metadata": claim.against or study.baseline}
+        for key, arm_name in used.items():
+            if not _has(types[arm_name], getattr(claim, key)):
+                raise ConfigurationError(
+                    f"claims.{name}.{key}={getattr(claim, key)}: expected what the arm {arm_name} "
+                    f"is trained with: without, or of {types[arm_name]}"
+                )
+
+
+def _has(types: Sequence[str], metadata: str) -> bool:
+    """Whether an arm with these types can be used with this metadata at inference."""
+    if metadata in (WITHOUT, WITH):
+        return metadata == WITHOUT or bool(types)
+    return set(metadata.split("+")) <= set(types)
 
 
 def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
@@ -141,14 +164,18 @@ def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
 
 
 def keep_settings(study: StudyConfig) -> None:
-    """Writes what the runs depend on to the folder of the study; arms and seeds may be added.
+    """Writes what the runs depend on, and the claims, to the folder of the study.
+
+    Arms and seeds may be added. The claims are those that were declared before the first run.
 
     Raises:
-        ConfigurationError: If the folder holds runs that were made with other settings.
+        ConfigurationError: If the folder holds runs that were made with other settings, or if the
+            claims have changed since the first run was started.
     """
-    file = Path(study.out_dir) / SETTINGS
+    file = settings_file(study)
     now = {"config": study.config, "overrides": study.overrides, "curve": study.curve}
     arms = {name: asdict(arm) for name, arm in study.arms.items()}
+    seeds, claims = study.seeds, {name: _tested(one) for name, one in study.claims.items()}
     if file.exists():
         earlier = json.loads(file.read_text(encoding="utf-8"))
         pairs = [(name, earlier.get(name), value) for name, value in now.items()]
@@ -161,9 +188,46 @@ def keep_settings(study: StudyConfig) -> None:
         differing = [f"{name} {was}, found {value}" for name, was, value in pairs if was != value]
         if differing:
             raise ConfigurationError(
-                f"{study.out_dir} holds a study with {'; '.join(differing)}; expected the same, or "
+                f"{file.parent} holds a study with {'; '.join(differing)}; expected the same, or "
                 "another out_dir (arms and seeds may be added)"
             )
         arms = {**earlier["arms"], **arms}
+        if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
+            _refuse_other_claims(earlier["claims"], claims, file)
+            seeds = earlier["seeds"]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({**now, "arms": arms}, indent=1) + "\n", encoding="utf-8")
+    kept = {**now, "arms": arms, "seeds": seeds, "claims": claims}
+    file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+
+
+def settings_file(study: StudyConfig) -> Path:
+    """The file that keeps the settings: beside the measurements, if they have their own folder."""
+    return Path(study.results_dir or study.out_dir) / SETTINGS
+
+
+def seeds_added(study: StudyConfig) -> list[int]:
+    """Seeds that were not declared before the first run."""
+    file = settings_file(study)
+    declared = json.loads(file.read_text(encoding="utf-8"))["seeds"] if file.exists() else None
+    return [] if declared is None else [seed for seed in study.seeds if seed not in declared]
+
+
+def _tested(claim: ClaimConfig) -> dict[str, Any]:
+    """What decides a claim's verdict: all but its words and its prediction."""
+    words = ("label", "pilot_deviation", "pilot_document_error")
+    return {name: value for name, value in asdict(claim).items() if name not in words}
+
+
+def _refuse_other_claims(
+    declared: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], file: Path
+) -> None:
+    changed = sorted(
+        name for name in declared.keys() | now.keys() if declared.get(name) != now.get(name)
+    )
+    if changed:
+        raise ConfigurationError(
+            f"claims: {', '.join(changed)} added, removed or changed since the first run of the "
+            f"study was started; expected those of {file}: claims are declared before there is "
+            "anything to see. Tables of the report that test no claim are exploratory; a new claim "
+            "needs a new study, with seeds of its own"
+        )

@@ -1,30 +1,25 @@
-"""Bits per byte over seeds and documents: resamples, effects, and the data that an arm saves.
+"""Bits per byte over seeds and documents: estimates, curves, and the data that an arm saves.
 
-All numbers of a study come from one set of resamples, so that differences are paired by seed and by
-document:
-
-- Documents are drawn with replacement (`bsmeta.evaluation.statistics.resampled`).
-- Seeds are few, and drawing from three of them would cover far too little. Instead each resample
-  moves the mean over the S seeds by their deviations from it, times normal weights (a wild
-  bootstrap; Mammen 1993), divided by the root of chi²/(S - 1): over normal deviations this gives
-  the t interval with S - 1 degrees of freedom.
-
-The simultaneous intervals hold for all claims at once: their half-widths are those of the single
-intervals times one factor, the 95th percentile of the largest deviation over all claims (max-T;
-Romano and Wolf 2005).
+An estimate is a mean over seeds, and over held-out documents. Both are sources of error: other
+seeds would have given other models, other documents another mean. The variance over seeds is that
+of the seeds' values (Student's t with S - 1 degrees of freedom), the variance over documents is
+that of the jackknife (each document left out in turn; Efron and Tibshirani 1993, chapter 11), and
+`bsmeta.evaluation.inference` combines them. Estimates of a study have the same seeds and documents,
+so differences are paired by both. Nothing is drawn at random: the same measurements give the same
+numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
-from bsmeta.evaluation.statistics import resampled
+from bsmeta.evaluation.inference import ALPHA, Source, half_width, p_value
 
 Floats = NDArray[np.float64]
 
@@ -36,83 +31,98 @@ _GRID = 512
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number and its resamples.
+    """A mean over seeds and documents.
 
     Attributes:
-        value: The estimate.
-        draws: float64 [resamples].
+        seeds: float64 [seeds], the value of each seed.
+        changes: float64 [all documents], how leaving out each document changes the mean over seeds;
+            0 for a document that does not take part.
+        documents: Number of documents that take part.
     """
 
-    value: float
-    draws: Floats
+    seeds: Floats
+    changes: Floats
+    documents: int
 
     def __sub__(self, other: Estimate) -> Estimate:
-        return Estimate(self.value - other.value, self.draws - other.draws)
+        return Estimate(
+            self.seeds - other.seeds,
+            self.changes - other.changes,
+            min(self.documents, other.documents),
+        )
+
+    @property
+    def value(self) -> float:
+        """The mean."""
+        return float(self.seeds.mean())
+
+    @property
+    def deviation(self) -> float:
+        """Standard deviation of the values of the seeds; NaN for one seed."""
+        return float(self.seeds.std(ddof=1)) if len(self.seeds) > 1 else math.nan
+
+    @property
+    def document_error(self) -> float:
+        """Standard error over documents (jackknife)."""
+        count = self.documents
+        return math.sqrt((count - 1) / max(count, 1) * float(np.square(self.changes).sum()))
+
+    @property
+    def sources(self) -> list[Source]:
+        """The sources of error; with one seed, the documents alone."""
+        documents = Source(self.document_error**2, self.documents - 1)
+        count = len(self.seeds)
+        if count == 1:
+            return [documents]
+        return [Source(self.deviation**2 / count, count - 1), documents]
 
     @property
     def low(self) -> float:
         """Lower end of the 95% interval."""
-        return float(np.nanpercentile(self.draws, 2.5))
+        return self.value - half_width(self.sources)
 
     @property
     def high(self) -> float:
         """Upper end of the 95% interval."""
-        return float(np.nanpercentile(self.draws, 97.5))
+        return self.value + half_width(self.sources)
+
+    @property
+    def p_value(self) -> float:
+        """Two-sided p-value of the hypothesis that the true value is 0; 1 for a single seed."""
+        return 1.0 if len(self.seeds) == 1 else p_value(self.value, self.sources)
 
 
-class Resampler:
-    """Estimates of bits per byte that share their resamples.
+def bits_per_byte(nats: Floats, sizes: Floats) -> Estimate:
+    """The mean over seeds of the bits per byte over documents.
 
     Args:
-        resamples: Number of resamples.
-        seed: Seed of the resamples.
+        nats: float64 [seeds, documents].
+        sizes: float64 [documents], bytes; 0 for a document that does not take part.
     """
-
-    def __init__(self, resamples: int, seed: int) -> None:
-        self._resamples = resamples
-        self._seed = seed
-
-    def bits_per_byte(self, nats: Floats, sizes: Floats) -> list[Estimate]:
-        """Means over seeds of the bits per byte over documents.
-
-        Args:
-            nats: float64 [cells, seeds, documents]; the seeds are the same in all cells.
-            sizes: float64 [cells, documents], bytes; 0 if a document is not in a cell.
-        """
-        cells, seeds, documents = nats.shape
-        weights = np.broadcast_to(sizes[:, None], nats.shape).reshape(-1, documents)
-        bits = np.where(weights > 0, nats.reshape(-1, documents), 0.0) / math.log(2)
-        values = (bits.sum(1) / weights.sum(1)).reshape(cells, seeds).mean(1)
-        drawn = resampled(bits, weights, resamples=self._resamples, seed=self._seed)
-        drawn = drawn.reshape(self._resamples, cells, seeds)
-        means = drawn.mean(2)
-        draws = means + np.einsum("rcs,rs->rc", drawn - means[:, :, None], self._pushes(seeds))
-        return [Estimate(float(v), draws[:, i]) for i, v in enumerate(values)]
-
-    def _pushes(self, seeds: int) -> Floats:
-        """The weight of each seed's deviation in each resample: float64 [resamples, seeds]."""
-        if seeds == 1:
-            return np.zeros((self._resamples, 1))
-        generator = np.random.default_rng([self._seed, seeds])
-        normal = generator.standard_normal((self._resamples, seeds))
-        scale = generator.chisquare(seeds - 1, (self._resamples, 1)) / (seeds - 1)
-        pushes: Floats = normal / np.sqrt(scale * seeds * (seeds - 1))
-        return pushes
+    return ratio(nats / math.log(2), sizes)
 
 
-def simultaneous(estimates: Sequence[Estimate]) -> list[tuple[float, float]]:
-    """Intervals that hold for all estimates at once, at 95%."""
-    if not estimates:
-        return []
-    values = np.array([one.value for one in estimates])
-    draws = np.stack([one.draws for one in estimates], axis=1)
-    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
-    halves = (high - low) / 2  # the deviations have no variance with three seeds or fewer
-    scaled = np.abs(draws - values) / np.where(halves > 0, halves, np.inf)
-    factor = max(float(np.percentile(scaled.max(axis=1), 95)), 1.0)
-    return [
-        (float(v - factor * h), float(v + factor * h)) for v, h in zip(values, halves, strict=True)
-    ]
+def ratio(values: Floats, weights: Floats) -> Estimate:
+    """The mean over seeds of sum(values) / sum(weights), over documents (or questions).
+
+    Args:
+        values: float64 [seeds, documents].
+        weights: float64 [documents]; 0 for a document that does not take part.
+
+    Returns:
+        The estimate; NaN, of no documents, if none takes part.
+    """
+    takes_part = weights > 0
+    values = np.where(takes_part, values, 0.0)
+    totals, weight = values.sum(axis=1), float(weights.sum())
+    if not weight:
+        return Estimate(np.full(len(values), math.nan), np.zeros(len(weights)), 0)
+    rest = weight - weights
+    left_out = np.divide(
+        (totals[:, None] - values).mean(axis=0), rest, out=np.zeros_like(rest), where=rest > 0
+    )
+    changes = np.where(takes_part & (rest > 0), left_out - totals.mean() / weight, 0.0)
+    return Estimate(totals / weight, changes, int(takes_part.sum()))
 
 
 @dataclass(frozen=True)
@@ -130,14 +140,49 @@ class Curve:
     def at(self, amount: float) -> Estimate | None:
         """The bits per byte at an amount, interpolated on its logarithm; None outside the curve."""
         amounts = self.amounts
-        if not amounts[0] <= amount <= amounts[-1] * (1 + NEAR):
+        if not amounts[0] * (1 - NEAR) <= amount <= amounts[-1] * (1 + NEAR):
             return None
-        amount = min(amount, float(amounts[-1]))
-        if len(amounts) == 1:
-            return self.points[0]
-        value = PchipInterpolator(np.log(amounts), [one.value for one in self.points])
-        draws = PchipInterpolator(np.log(amounts), np.stack([one.draws for one in self.points]))
-        return Estimate(float(value(np.log(amount))), draws(np.log(amount)))
+        nearest = int(np.abs(amounts - amount).argmin())
+        if math.isclose(amounts[nearest], amount, rel_tol=1e-9) or len(amounts) == 1:
+            return self.points[nearest]
+        amount = float(np.clip(amount, amounts[0], amounts[-1]))
+        values, changes = self._interpolated(np.array([amount]))
+        return Estimate(values[0], changes[0], min(point.documents for point in self.points))
+
+    def _interpolated(self, amounts: Floats) -> tuple[Floats, Floats]:
+        """Values of the seeds [amounts, seeds] and changes [amounts, documents] between points."""
+        return _through(self.points, lambda values: self._line(values)(np.log(amounts)))
+
+    def _line(self, values: Floats) -> PchipInterpolator:
+        return PchipInterpolator(np.log(self.amounts), values)
+
+    def falling(self) -> Curve:
+        """The curve that stays at its lowest point where it rises."""
+        lowest = np.minimum.accumulate([point.value for point in self.points])
+        points = [next(point for point in self.points if point.value == value) for value in lowest]
+        return Curve(self.amounts, points)
+
+    def fine(self) -> tuple[Floats, list[Estimate]]:
+        """Amounts on a fine grid, and the interpolated estimate at each."""
+        if len(self.amounts) == 1:
+            return self.amounts, list(self.points)
+        places = np.log(self.amounts)
+        grid = np.unique(np.concatenate((np.linspace(places[0], places[-1], _GRID), places)))
+        values, changes = self._interpolated(np.exp(grid))
+        count = min(point.documents for point in self.points)
+        return np.exp(grid), [
+            Estimate(own, change, count) for own, change in zip(values, changes, strict=True)
+        ]
+
+
+def _through(
+    points: Sequence[Estimate], function: Callable[[Floats], Floats]
+) -> tuple[Floats, Floats]:
+    """Applies a smooth function of the points to each seed, and to the mean without a document."""
+    seeds = function(np.stack([point.seeds for point in points]))
+    means = np.array([[point.value] for point in points])
+    changes = np.stack([point.changes for point in points])
+    return seeds, function(means + changes) - function(means)
 
 
 @dataclass(frozen=True)
@@ -183,67 +228,58 @@ class Saving:
 def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:
     """How much less an arm needs than the baseline for the same bits per byte.
 
+    The interval is the amounts at which the baseline does not differ from the arm at the level of
+    5% (as Fieller's interval of a ratio): so it is wide, or has no end, where the curve is flat.
+
     Args:
         baseline: The baseline.
         amount: What the arm has used.
         arm: Its bits per byte after that.
     """
-    values = np.array([[one.value] for one in baseline.points])
-    needed = needed_amounts(baseline.amounts, values, np.array([arm.value]))[0]
-    draws = needed_amounts(
-        baseline.amounts, np.stack([one.draws for one in baseline.points]), arm.draws
-    )
-    first, last = float(baseline.amounts[0]), float(baseline.amounts[-1])
-    low, high = np.percentile(draws, [2.5, 97.5], method="inverted_cdf")
+    amounts, points = baseline.falling().fine()
+    effects = [arm - point for point in points]
+    values = np.array([effect.value for effect in effects])
+    halves = np.array([half_width(effect.sources, ALPHA) for effect in effects])
+    first, last = float(amounts[0]), float(amounts[-1])
 
     def share(needs: float) -> Share:
         bound = "above" if needs > last else "below" if needs < first else ""
         return Share(1 - amount / min(max(needs, first), last), bound)
 
+    needed = _crossing(amounts, values)
+    low, high = _crossing(amounts, values + halves), _crossing(amounts, values - halves)
     is_inside = bool(first <= needed <= last)
-    return Saving(share(needed), share(low), share(high), float(needed) if is_inside else None)
+    return Saving(share(needed), share(low), share(high), needed if is_inside else None)
 
 
-def needed_amounts(amounts: Floats, bits: Floats, targets: Floats) -> Floats:
-    """The first amount at which each falling curve reaches its target.
+def _crossing(amounts: Floats, rising: Floats) -> float:
+    """The first amount at which values are no longer below 0; inf if there is none.
 
-    The curve between the points is monotone (PCHIP on the logarithm of the amount), and where the
-    points rise it stays at the lowest value so far.
-
-    Args:
-        amounts: float64 [points], rising.
-        bits: float64 [points, curves].
-        targets: float64 [curves].
-
-    Returns:
-        float64 [curves]: inf where a curve never gets so low, 0 where it begins lower.
+    0 if the first is above 0 already: then nothing is known before it.
     """
-    falling = np.minimum.accumulate(bits, axis=0)
-    places = np.log(amounts)
-    if len(amounts) == 1:
-        return np.where(falling[0] > targets, np.inf, 0.0)
-    grid = np.unique(np.concatenate((np.linspace(places[0], places[-1], _GRID), places)))
-    fine = PchipInterpolator(places, falling)(grid)
-    above = (fine > targets).sum(axis=0)  # grid points before the target is reached
-    cell = np.clip(above, 1, len(grid) - 1)
-    curve = np.arange(bits.shape[1])
-    before, after = fine[cell - 1, curve], fine[cell, curve]
-    part = np.divide(
-        before - targets, before - after, out=np.zeros_like(targets), where=before > after
+    if rising[0] > 0:
+        return 0.0
+    reached = np.flatnonzero(rising >= 0)
+    if not len(reached):
+        return math.inf
+    cell = int(reached[0])
+    if rising[cell] == 0 or cell == 0:
+        return float(amounts[cell])
+    before, after = rising[cell - 1], rising[cell]
+    part = before / (before - after)
+    return float(
+        np.exp(np.log(amounts[cell - 1]) + part * np.log(amounts[cell] / amounts[cell - 1]))
     )
-    part = np.clip(part, 0, 1)  # beyond the curve nothing is extrapolated
-    found = np.exp(grid[cell - 1] + part * (grid[cell] - grid[cell - 1]))
-    found = np.where(above == len(grid), np.inf, found)
-    needed: Floats = np.where((above == 0) & (targets > fine[0]), 0.0, found)
-    return needed
 
 
 def common(digests: Sequence[np.ndarray]) -> list[NDArray[np.int64]]:
     """Indices of the documents that all measurements have, in one order."""
     shared = digests[0]
-    for one in digests[1:]:
-        shared = np.intersect1d(shared, one)
-    places: list[Mapping[int, int]] = [
-        {int(digest): place for place, digest in enumerate(one)} for one in digests
-    ]
-    return [np.array([place[int(digest)] for digest in shared], np.int64) for place in places]
+    for own in digests[1:]:
+        if not np.array_equal(own, shared):
+            shared = np.intersect1d(shared, own)
+    places = []
+    for own in digests:
+        order = np.argsort(own)
+        places.append(order[np.searchsorted(own, shared, sorter=order)])
+    return places

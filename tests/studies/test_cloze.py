@@ -27,7 +27,6 @@ from bsmeta.studies.downstream import (
     standard_error,
     study_table,
 )
-from bsmeta.studies.statistics import Resampler
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY
 
@@ -111,7 +110,7 @@ def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
         "url": [of_seed(0.5, 0.7, one) for one in easy],
     }
     labels = {"none": "text alone", "url": "URL"}
-    rows = study_table(arms, labels, "none", Resampler(1000, 1)).rows
+    rows = study_table(arms, labels, "none").rows
     assert [row[:4] for row in rows] == [
         ["cloze", "0", "text alone", "no"],
         ["cloze", "0", "URL", "no"],

@@ -1,111 +1,214 @@
-"""What is compared of an unfinished study, the verdicts, and how numbers read."""
+"""What is compared of an unfinished study, the tables and words of a report, and its files."""
 
 from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from bsmeta.config.study import ArmConfig, StudyConfig
-from bsmeta.studies.measured import TEXT, TOKENS, WITH, WITHOUT, Measured, largest_block
-from bsmeta.studies.measuring import Measurement
-from bsmeta.studies.results import ArmResult, Claim, Results, claims_of
-from bsmeta.studies.statistics import Curve, Estimate, saving
-from bsmeta.studies.tables import claim_table, effect_table, latex, sentences
+from bsmeta.config.errors import DataError
+from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.claim_tables import claim_tables, declared_table, sentences
+from bsmeta.studies.measured import largest_block
+from bsmeta.studies.measurement import (
+    Measurement,
+    find_measurement,
+    measurement_path,
+    settings_of,
+)
+from bsmeta.studies.report import write_report
+from bsmeta.studies.results import results_of
+from bsmeta.studies.runs import keep_settings
+from bsmeta.studies.tables import effect_table, exploratory_tables, latex
+from tests.studies.simulated import flat, measurement
 
-AMOUNTS = np.array([1e4, 2e4, 4e4])
-STUDY = StudyConfig(
-    title="a_study", out_dir="x", config="demo", baseline="none", seeds=[1, 2, 3],
-    arms={"none": ArmConfig(label="text alone"), "url": ArmConfig(label="URL"),
-          "shuffled": ArmConfig(control_of="url")},
-)  # fmt: skip
-
-
-def estimate(value: float, error: float = 0.001) -> Estimate:
-    return Estimate(value, value + np.random.default_rng(0).normal(0, error, 4000))
-
-
-def arm(name: str, bits: list[float], shown: list[float], amounts: np.ndarray) -> ArmResult:
-    curves = {
-        mode: {axis: Curve(amounts, [estimate(one) for one in values]) for axis in (TEXT, TOKENS)}
-        for mode, values in ((WITHOUT, bits), (WITH, shown))
-    }
-    last = {axis: float(amounts[-1]) for axis in (TEXT, TOKENS)}
-    return ArmResult(name, STUDY.arms[name].label or name, curves, amounts=last)
+SEEDS = [1, 2, 3]
+TARGETS = (1000, 2000, 4000)
 
 
 @pytest.fixture
-def arms() -> dict[str, ArmResult]:
-    made = {
-        "none": arm("none", [4.0, 3.0, 2.0], [4.0, 3.0, 2.0], AMOUNTS),
-        "url": arm("url", [4.0, 3.1, 2.5], [3.9, 2.9, 1.9], AMOUNTS / 2),
-        "shuffled": arm("shuffled", [4.1, 3.1, 3.0], [4.1, 3.1, 3.0], AMOUNTS / 2),
-    }
-    for one in (made["url"], made["shuffled"]):
-        for mode in (WITHOUT, WITH):
-            one.savings[mode] = {
-                axis: saving(made["none"].curves[WITHOUT][axis], 2e4, one.last(mode))
-                for axis in (TEXT, TOKENS)
-            }
-    return made
+def study(tmp_path: Path) -> StudyConfig:
+    claims = {
+        "beats": ClaimConfig(
+            label="URL beats text alone", arm="url", smallest_difference=0.1, pilot_deviation=0.02
+        ),
+        "content": ClaimConfig(
+            label="URL beats its control", arm="url", metadata="with", against="shuffled",
+            against_metadata="with", smallest_difference=0.1,
+        ),
+        "control": ClaimConfig(
+            label="the control beats text alone", arm="shuffled", smallest_difference=0.1
+        ),
+    }  # fmt: skip
+    return StudyConfig(
+        title="a_study", out_dir=str(tmp_path / "out"), results_dir=str(tmp_path / "kept"),
+        config="demo", baseline="none", seeds=SEEDS, curve=[0.25, 0.5, 1.0], claims=claims,
+        arms={"none": ArmConfig(label="text alone"), "url": ArmConfig(label="URL"),
+              "shuffled": ArmConfig(control_of="url")},
+        measure=MeasureConfig(position_edges=[0, 100]),
+    )  # fmt: skip
 
 
-def test_the_largest_complete_block_is_compared() -> None:
+def a_run(bits: list[float], shown: float | None, seed: int, share: float = 1.0) -> Measurement:
+    """A curve of three checkpoints; the arms of a seed differ from those of others alike."""
+    generator = np.random.default_rng([seed, int(bits[-1] * 1000)])
+    without = np.concatenate([flat(point + 0.05 * seed, bins=2) for point in bits])
+    without = without + generator.normal(0, 0.001)
+    types = None if shown is None else {"url": without[-1] + shown}
+    return measurement(
+        without, None if shown is None else without + shown, types,
+        targets=[round(share * amount) for amount in TARGETS],
+    )  # fmt: skip
+
+
+def save(study: StudyConfig, arm: str, seed: int, run: Measurement) -> None:
+    run = replace(run, settings=settings_of(study, arm, seed))
+    run.save(measurement_path(study, arm, seed))
+
+
+@pytest.fixture
+def kept(study: StudyConfig) -> StudyConfig:
+    """The study with the measurements of all its runs, and nothing else."""
+    for seed in SEEDS:
+        save(study, "none", seed, a_run([4.0, 3.0, 2.0], None, seed))
+        save(study, "url", seed, a_run([3.5, 2.75, 1.5], -0.25, seed))
+        save(study, "shuffled", seed, a_run([4.0, 3.0, 2.002], 0.0, seed, share=0.5))
+    return study
+
+
+def test_the_largest_complete_block_is_compared(study: StudyConfig) -> None:
     runs = [("none", seed) for seed in (1, 2, 3)] + [("url", seed) for seed in (1, 2, 3)]
-    assert largest_block(STUDY, [*runs, ("shuffled", 1)]) == (["none", "url"], [1, 2, 3])
-    assert largest_block(STUDY, [*runs[:5], ("shuffled", 1), ("shuffled", 2)]) == (
+    assert largest_block(study, [*runs, ("shuffled", 1)]) == (["none", "url"], [1, 2, 3])
+    assert largest_block(study, [*runs[:5], ("shuffled", 1), ("shuffled", 2)]) == (
         ["none", "url", "shuffled"],
         [1, 2],
     )
-    assert largest_block(STUDY, runs[:3])[0] == []
-    assert largest_block(STUDY, runs[3:])[0] == []
+    assert largest_block(study, runs[:3])[0] == []
+    assert largest_block(study, runs[3:])[0] == []
 
 
-def test_the_verdicts_of_an_arm_and_of_its_control(arms: dict[str, ArmResult]) -> None:
-    claims = {(one.arm, one.mode, one.other, one.axis): one for one in claims_of(STUDY, arms)}
-    assert claims["url", WITH, "none", TEXT].verdict == "supported"
-    assert claims["url", WITH, "shuffled", None].verdict == "supported"
-    assert claims["url", WITHOUT, "none", TEXT].verdict == "supported"
-    assert claims["shuffled", WITH, "none", TEXT].verdict == "undecided"
-    assert len(claims) == 10
-    opposite = Claim("url", WITH, "none", TEXT, estimate(0.5), 0.4, 0.6)
-    assert opposite.verdict == "refuted"
-    assert Claim("url", WITH, "none", TEXT, None).verdict == "undecided"
+def test_a_measurement_is_read_as_it_was_written(study: StudyConfig) -> None:
+    run = a_run([4.0, 3.0, 2.0], -0.25, seed=1)
+    save(study, "url", 1, run)
+    found = find_measurement(study, "url", 1)
+    assert found is not None
+    assert found.facts == run.facts
+    assert found.steps.tolist() == [100, 200, 400]
+    assert found.sites.tolist() == ["a.org"] * 20
+    assert np.allclose(found.without, run.without, rtol=1e-6)
+    assert list(found.types) == ["url"]
+    assert measurement_path(study, "url", 1).stat().st_size < 10_000
+    assert find_measurement(study, "url", 2) is None
 
 
-def test_the_words_and_tables_of_a_study(arms: dict[str, ArmResult]) -> None:
-    results = Results(STUDY, [1, 2, 3], 10, 1000, arms, claims_of(STUDY, arms), [])
-    said = sentences(results)
-    assert said[0].startswith(
-        "**Supported**: URL, without metadata: fewer bits than text alone at the same text tokens "
-        "(-0.5000 bits per byte, -0.50"
-    )
-    assert "**Undecided**: 4 of 10 claims (table below)." in said
-    assert (
-        "URL, with metadata: data saved: above 50%; text alone does not reach its bits per byte "
-        "within 40,000 text tokens, this arm has used 20,000." in said
-    )
-    assert (
-        "URL, without metadata: data saved: 29% [29% to 29%]; text alone reaches its bits per byte "
-        "after 28,284 text tokens, this arm has used 20,000." in said
-    )
+def test_a_measurement_made_with_other_settings_is_refused(kept: StudyConfig) -> None:
+    changed = replace(kept, overrides=["learning_rate=1"])
+    with pytest.raises(DataError, match="url-seed1.npz: measured with other settings"):
+        find_measurement(changed, "url", 1)
+    path = measurement_path(kept, "url", 1)
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(DataError, match="url-seed1.npz: not a measurement that can be read"):
+        results_of(kept)
+
+
+def test_runs_on_other_data_are_not_compared(kept: StudyConfig) -> None:
+    run = find_measurement(kept, "url", 2)
+    assert run is not None
+    save(kept, "url", 2, replace(run, facts={**run.facts, "shards": "others"}))
+    with pytest.raises(DataError, match="url seed 2 were trained on other shards than none seed 1"):
+        results_of(kept)
+
+
+def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
+    results = results_of(kept)
+    words = sentences(results)
+    assert len(words) == 3
+    assert words[0].startswith("**Supported**: URL beats text alone: -0.4990 bits per byte")
+    assert words[0].endswith("after correction for 3 claims.")
+    # with metadata -0.25 more, and the control at half the tokens: at the same text tokens
+    assert words[1].startswith("**Open**: URL beats its control: shuffled was trained on 2,000")
+    assert words[2].startswith("**Supported**: the control beats text alone: -0.99")
+    claims, declared, precision = claim_tables(results)
+    assert claims.rows[0][5] == "supported"
+    assert claims.rows[1][1:] == ["–", "–", "–", "–", "open"]
+    assert declared.rows[0] == ["URL beats text alone", "URL, without metadata", "text alone",
+                                "0.1000", "0.0200, 0.0000", "72%"]  # fmt: skip
+    assert precision.rows[1][1:] == ["–", "–", "–"]
     table = effect_table(results)
     assert [row[:2] for row in table.rows] == [
         ["URL", "without"], ["URL", "with"], ["shuffled", "without"], ["shuffled", "with"],
     ]  # fmt: skip
-    assert table.rows[0][2].startswith("-0.5000 [-0.50")
-    assert claim_table(results).rows[0][5] == "supported"
+    assert table.rows[0][2].startswith("-0.4990 [")
+    assert table.rows[0][4] == "above 0%"
+    assert table.rows[2][4].startswith("50%")
+    assert results.shared[1] == (
+        "shuffled: the same initial weights; the same documents in 100% of the steps; 0.50 times "
+        "as many text tokens; 0.50 times as many tokens in all, 0.50 times as many FLOPs, 0.50 "
+        "times as many steps."
+    )
+    assert results.shared[0].startswith(
+        "URL: the same initial weights; the same documents in 100% of the steps; the same text "
+        "tokens after every logged step; 1.00 times as many tokens in all"
+    )
     source = latex(results, "the command")
     assert source.startswith("% the command\n\\begin{table}")
     assert "a\\_study" in source
     assert source.count(r" \\") == 5
 
 
-def test_an_arm_without_metadata_is_not_used_with_it() -> None:
-    def measurement(gain: float) -> Measurement:
-        nats, digests = np.ones((3, 1)), np.arange(3, dtype=np.uint64)
-        return Measurement(10, 100, 100, 1e6, digests, np.full((3, 1), 5.0), nats, nats - gain, {})
+def test_a_report_needs_the_measurements_alone(kept: StudyConfig) -> None:
+    files = write_report(results_of(kept), Path("study.yaml"), {"none seed 1": "train.sh"}, [])
+    assert {file.name for file in files} >= {"report.md", "report.html", "claims.pdf", "gains.png"}
+    text = (Path(kept.out_dir) / "report.md").read_text()
+    claims, exploratory = (
+        text.index(heading)
+        for heading in (
+            "## What the declared claims come to",
+            "## Exploratory: no claim was declared about what follows",
+        )
+    )
+    assert claims < text.index("URL beats text alone") < exploratory
+    assert claims < text.index("### Declared claims") < exploratory
+    assert exploratory < text.index("### Against text alone")
+    assert "data saved" not in text[:exploratory]
+    raw = json.loads((Path(kept.out_dir) / "results.json").read_text())
+    assert [claim["verdict"] for claim in raw["claims"]] == ["supported", "open", "supported"]
+    assert raw["claims"][0]["difference"]["value"] == pytest.approx(-0.5, abs=0.01)
+    assert raw["claims"][1]["at_once"] == [None, None]
 
-    found = {("none", 1): [measurement(0.0)], ("url", 1): [measurement(0.1)]}
-    measured = Measured(STUDY, found)
-    assert measured.modes("none") == (WITHOUT,)
-    assert measured.modes("url") == (WITHOUT, WITH)
+
+def test_without_claims_nothing_is_decided(kept: StudyConfig) -> None:
+    results = results_of(replace(kept, claims={}))
+    assert sentences(results) == [
+        "No claim was declared: nothing is tested, and everything below is exploratory."
+    ]
+    assert claim_tables(results) == []
+    assert exploratory_tables(results)[0].title == "Bits per byte"
+
+
+def test_seeds_added_later_are_named(kept: StudyConfig) -> None:
+    keep_settings(replace(kept, seeds=[1, 2]))
+    keep_settings(kept)
+    notes = results_of(kept).notes
+    assert len(notes) == 1
+    assert notes[0].startswith("Seeds 3 were added after the first run had been started")
+
+
+def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
+    saving = ClaimConfig(
+        label="saves a tenth", arm="url", at=0.5, saves=0.1, bytes=[100], minus_bytes=[0, 100],
+        smallest_difference=0.02,
+    )  # fmt: skip
+    (row,) = declared_table(replace(study, claims={"a": saving})).rows
+    assert row == [
+        "saves a tenth",
+        "URL, without metadata, after 50% of the text tokens, bytes from 100 on minus bytes 0 to "
+        "99",
+        "text alone, after 56% of the text tokens",
+        "0.0200",
+        "–",
+        "–",
+    ]

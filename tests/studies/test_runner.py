@@ -6,17 +6,30 @@ import json
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.study import StudyConfig, load_study
 from bsmeta.studies.launching import Launcher
-from bsmeta.studies.runs import check, curve_steps, keep_settings, overrides_of, runs_of
+from bsmeta.studies.measurement import measurement_path, settings_of
+from bsmeta.studies.runs import (
+    Progress,
+    Run,
+    check,
+    curve_steps,
+    keep_settings,
+    overrides_of,
+    progress_of,
+    runs_of,
+)
 from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, environment, pasted
+from tests.studies.simulated import flat, measurement
 
 STUDY = [sys.executable, str(EXPERIMENTS / "study.py")]
 NONE = "data_config.metadata_config.metadata_list=[]"
@@ -157,16 +170,86 @@ def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None
         keep_settings(loaded(tmp_path, arms=changed))
 
 
+CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
+
+
+def test_claims_are_declared_before_the_first_run(tmp_path: Path) -> None:
+    keep_settings(loaded(tmp_path, claims={"a": CLAIM}))
+    larger = {"a": {**CLAIM, "smallest_difference": 0.02}}
+    keep_settings(loaded(tmp_path, claims=larger))  # nothing has been run
+    finished(tmp_path, "none-seed3", step=20, targets=4000)
+    worded = {"a": {**larger["a"], "label": "it helps", "pilot_deviation": 0.01}}
+    keep_settings(loaded(tmp_path, claims=worded))  # the test is the same
+    changes = {
+        "a changed": {"a": CLAIM},
+        "b added": {**larger, "b": CLAIM},
+        "a removed": {},
+    }
+    for what, claims in changes.items():
+        with pytest.raises(ConfigurationError, match=f"claims: {what[0]} added, removed or chan"):
+            keep_settings(loaded(tmp_path, claims=claims))
+    kept = json.loads((tmp_path / "study" / "study.json").read_text())
+    assert kept["claims"]["a"]["smallest_difference"] == 0.02
+    keep_settings(loaded(tmp_path, claims=larger, seeds=[3, 1, 7]))
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [3, 1]
+
+
+def test_a_run_that_was_measured_elsewhere_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = loaded(tmp_path, results_dir=str(tmp_path / "kept"))
+    run = measurement(flat(2.0), targets=(4000,), steps=np.array([20]))
+    replace(run, settings=settings_of(study, "none", 3)).save(measurement_path(study, "none", 3))
+    none, _, short = runs_of(study)[:3]
+    assert progress_of(study, none) == Progress("done", 20, 4000, 4000, 2.5)
+    finished(tmp_path, "url-seed3", step=20, targets=3000)
+    assert "max_train_steps=15" in (overrides_of(study, short) or [])  # 200 text tokens a step
+    started = []
+
+    def execute(launcher: Launcher, command: list[str], run: Run) -> int:
+        started.append((command, run.name))
+        return 0
+
+    monkeypatch.setattr(Launcher, "_execute", execute)
+    assert Launcher(study).make_all(runs_of(study)[:2], ["measure"]) == 0
+    assert started == [(["measure"], "url seed 3")]  # nothing is trained
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"claims": {"a": {"arm": "nun", "at": 2, "bytes": [3], "metadata": "a+b"}}},
+            r"(?s)claims.a.at=2.0: expected 1 or less.*claims.a.label is missing.*"
+            r"claims.a.smallest_difference is missing.*claims.a.arm=nun: expected one of the arms "
+            r"short, url, none.*claims.a.at=2.0: expected 1.0 or a share of curve.*"
+            r"claims.a.metadata=a\+b: expected without, with, a type or one of measure.comb.*"
+            r"claims.a.bytes=\[3\]: expected one or two rising numbers of \[0, 256, 1024, 4096\]",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "pilot_deviation": 0}}},
+            "claims.a.pilot_deviation=0.0: expected a number above 0",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "equal": "steps"}}},
+            "claims.a.equal=steps: expected one of text tokens, all tokens, FLOPs",
+        ),
+        (
+            {"claims": {"a": {**CLAIM, "metadata": "url", "saves": 0.1}}},
+            "claims.a.metadata=url: types are measured at the end of a run",
+        ),
+        (
+            {"measure": {"each_type": False, "combinations": ["title+url"]}},
+            "measure.combinations: expected none, or measure.each_type=true",
+        ),
+        ({"claims": {"a": {"armm": "url"}}}, "armm.*expected the keys label, arm, metadata"),
         ({"baseline": "nun"}, "baseline=nun: expected one of the arms short, url, none"),
         ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
         ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),
         ({"arms": {"a/b": {}}, "baseline": "a/b"}, "a/b: expected a name that a folder can have"),
         ({"launch": "sbatch.sh"}, "launch.*train.sh"),
-        ({"seed": 3}, "seed.*expected the keys title, out_dir, config"),
+        ({"seed": 3}, "seed.*expected the keys title, out_dir, results_dir"),
         ({"out_dir": ""}, "out_dir is missing"),
     ],
 )
@@ -179,6 +262,30 @@ def test_a_misspelt_key_is_found_before_the_first_run(tmp_path: Path) -> None:
     arms = {"none": {"overrides": ["learning_rat=1"]}}
     with pytest.raises(ConfigurationError, match=r"(?s)arm none: .*learning_rat "):
         check(loaded(tmp_path, arms=arms))
+
+
+def test_a_type_that_an_arm_is_not_trained_with_is_found_before_the_first_run(
+    tmp_path: Path,
+) -> None:
+    title = {**CLAIM, "metadata": "title"}
+    with pytest.raises(
+        ConfigurationError,
+        match=r"claims.a.metadata=title: expected what the arm url is trained with: without, or "
+        r"of \['url'\]",
+    ):
+        check(loaded(tmp_path, claims={"a": title}))
+    with pytest.raises(ConfigurationError, match=r"claims.a.against_metadata=with: .* arm none "):
+        check(loaded(tmp_path, claims={"a": {**CLAIM, "against_metadata": "with"}}))
+    check(loaded(tmp_path, claims={"a": {**CLAIM, "metadata": "with"}}))
+
+
+def test_the_declared_claims_are_printed_before_anything_is_run(tmp_path: Path) -> None:
+    study_file(tmp_path, claims={"a": {**CLAIM, "pilot_deviation": 0.001}})
+    done = study_command(tmp_path, "--claims")
+    assert done.returncode == 0, done.stderr
+    assert "URL beats text" in done.stdout
+    assert "73%" in done.stdout  # noncentral t: 1 degree, 10 standard deviations
+    assert not (tmp_path / "study").exists()
 
 
 def test_interpolations_are_left_to_the_run(tmp_path: Path) -> None:

@@ -1,0 +1,234 @@
+"""How often a study gives a false verdict, and how often it finds an effect that is there.
+
+    python experiments/benchmarks/false_verdicts.py [--studies 2000] [--seed 0]
+
+Simulates the measurements of studies and decides their declared claims with the functions that
+decide those of a real study (`bsmeta.studies.claims.decide`). Every arm is used without and with
+metadata, and each use is claimed to need fewer bits than the baseline. The bits per byte of a
+document vary with the document (in all arms alike), with arm and seed, with arm and document, and
+by themselves. One page of results:
+
+- false verdicts: the share of studies without any effect in which a claim is supported or refuted;
+- power: the share of studies in which the only claim that holds is supported, next to the power
+  that the claim's declaration predicts.
+
+All rates are printed with their 95% intervals (Clopper and Pearson 1934). Exit code 1: a rate of
+false verdicts has an interval that ends above 7.5%, or a power is more than three points away from
+its prediction (plus the half-width of its interval).
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import binomtest
+
+from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide, power
+from bsmeta.studies.measured import Measured
+from bsmeta.studies.measurement import Measurement
+
+SEEDS = (3, 5, 8, 12)
+CLAIMS = (6, 14)
+DOCUMENTS = 80
+BYTES = 500
+BITS = 2.5
+OF_DOCUMENTS = 0.3
+"""Standard deviation over documents of their bits per byte, in all arms alike."""
+
+OF_CELLS = 0.05
+"""Standard deviation of what is left: of a document under one arm and seed."""
+
+WANTED_POWER = 0.8
+MOST_FALSE, POWER_OFF = 0.075, 0.03
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What the difference of an arm to the baseline varies with.
+
+    Attributes:
+        name: In the table.
+        seeds: Standard deviation of an arm's bits per byte over seeds.
+        documents: Standard deviation of an arm's change of a document's bits per byte.
+        heavy: Whether the deviations of seeds have heavy tails (Student's t, 3 degrees).
+    """
+
+    name: str
+    seeds: float
+    documents: float
+    heavy: bool = False
+
+    def over_seeds(self, generator: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        """Deviations of seeds, of any distribution with the standard deviation `seeds`."""
+        if self.heavy:
+            return generator.standard_t(3, shape) * self.seeds / math.sqrt(3)
+        return generator.normal(0, self.seeds, shape)
+
+
+NOISES = (
+    Noise("seeds", 0.02, 0.0),
+    Noise("seeds and documents", 0.02, 0.08),
+    Noise("seeds, heavy tails", 0.02, 0.0, heavy=True),
+)
+
+
+def make_study(seeds: int, claims: int, noise: Noise, difference: float = 0.01) -> StudyConfig:
+    """A study with two claims for each arm, and the predictions that hold for its noise."""
+    names = [f"arm{number}" for number in range(claims // 2)]
+    cells = OF_CELLS**2 / DOCUMENTS
+    errors = {
+        "pilot_deviation": math.sqrt(2 * (noise.seeds**2 + cells)),
+        "pilot_document_error": math.sqrt(2 * (noise.documents**2 / DOCUMENTS + cells / seeds)),
+    }
+    declared = {
+        f"{name} {mode}": ClaimConfig(
+            label=f"{name} {mode}", arm=name, metadata=mode, smallest_difference=difference,
+            **errors,
+        )
+        for name in names
+        for mode in ("without", "with")
+    }  # fmt: skip
+    return StudyConfig(
+        title="simulated", out_dir="-", config="-", seeds=list(range(seeds)), baseline="none",
+        arms={"none": ArmConfig(), **{name: ArmConfig() for name in names}}, claims=declared,
+        measure=MeasureConfig(position_edges=[0]),
+    )  # fmt: skip
+
+
+def measured_of(
+    study: StudyConfig, noise: Noise, effects: dict[str, float], generator: np.random.Generator
+) -> Measured:
+    """A study's measurements: the effects (by claim, in bits per byte) and noise."""
+    documents = generator.normal(0, OF_DOCUMENTS, DOCUMENTS)
+    found = {}
+    for arm in study.arms:
+        modes = ("without", "with") if arm != study.baseline else ("without",)
+        shape = (len(modes), len(study.seeds), 1)
+        own = generator.normal(0, noise.documents, (len(modes), 1, DOCUMENTS))
+        cells = generator.normal(0, OF_CELLS, (len(modes), len(study.seeds), DOCUMENTS))
+        bits = BITS + documents + noise.over_seeds(generator, shape) + own + cells
+        bits += np.array([effects.get(f"{arm} {mode}", 0.0) for mode in modes])[:, None, None]
+        nats = bits * BYTES * math.log(2)
+        for place, seed in enumerate(study.seeds):
+            found[arm, seed] = _measurement(nats[:, place])
+    return Measured(study, found)
+
+
+def _measurement(nats: np.ndarray) -> Measurement:
+    """A run of one checkpoint: nats float64 [1 or 2 ways of use, documents]."""
+    one = np.ones(1, np.int64)
+    return Measurement(
+        settings="", facts={}, steps=one, targets=one, tokens=one, flops=np.ones(1),
+        digests=np.arange(DOCUMENTS, dtype=np.uint64), lengths=np.full(DOCUMENTS, BYTES),
+        sites=np.full(DOCUMENTS, ""), sizes=np.full((DOCUMENTS, 1), float(BYTES)),
+        without=nats[:1, :, None], shown=nats[1:, :, None], types={},
+        step_documents=np.zeros(0, np.uint16), logged_targets=np.zeros(0, np.int64),
+    )  # fmt: skip
+
+
+def simulate(
+    study: StudyConfig, noise: Noise, effects: dict[str, float], studies: int, seed: int
+) -> Iterator[list[Claim]]:
+    """The claims of simulated studies with their verdicts."""
+    for number in range(studies):
+        generator = np.random.default_rng([seed, number])
+        yield decide(study, measured_of(study, noise, effects, generator))
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A rate among simulated studies, with its 95% interval."""
+
+    count: int
+    studies: int
+
+    @property
+    def value(self) -> float:
+        """The rate."""
+        return self.count / self.studies
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Clopper and Pearson's interval."""
+        ends = binomtest(self.count, self.studies).proportion_ci()
+        return float(ends.low), float(ends.high)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} [{low:.1%} to {high:.1%}]"
+
+
+def false_verdicts(seeds: int, claims: int, noise: Noise, studies: int, seed: int) -> Rate:
+    """The share of studies without any effect that give a verdict."""
+    study = make_study(seeds, claims, noise)
+    count = sum(
+        any(claim.verdict in (SUPPORTED, REFUTED) for claim in found)
+        for found in simulate(study, noise, {}, studies, seed)
+    )
+    return Rate(count, studies)
+
+
+def power_found(
+    seeds: int, claims: int, noise: Noise, studies: int, seed: int
+) -> tuple[Rate, float, float]:
+    """The power for one effect; also the predicted power, and the effect in bits per byte.
+
+    The effect is one for which about 80% is predicted.
+    """
+    (first, *_) = make_study(seeds, claims, noise).claims.values()
+    assert first.pilot_deviation is not None
+    spread = (first.pilot_deviation, first.pilot_document_error)
+    difference = 0.001
+    while power(difference, *spread, seeds, claims) < WANTED_POWER:
+        difference *= 1.02
+    study = make_study(seeds, claims, noise, difference)
+    name = next(iter(study.claims))
+    count, predicted = 0, 0.0
+    for found in simulate(study, noise, {name: -difference}, studies, seed):
+        assert found[0].power is not None
+        count += found[0].verdict == SUPPORTED
+        predicted = found[0].power
+    return Rate(count, studies), predicted, difference
+
+
+def main() -> int:
+    """Print both tables; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--studies", type=int, default=2000, help="simulated for each rate")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    console = Console(markup=False, width=110)
+    table = Table(title=f"of {given.studies:,} studies each", box=box.SIMPLE)
+    for name in ("noise", "seeds", "claims", "false verdicts", "power", "predicted", "effect"):
+        table.add_column(name, justify="left" if name == "noise" else "right")
+    failed = False
+    for noise in NOISES:
+        for claims in CLAIMS:
+            for seeds in SEEDS:
+                settings = (seeds, claims, noise, given.studies, given.seed)
+                false = false_verdicts(*settings)
+                found, predicted, difference = power_found(*settings)
+                table.add_row(
+                    noise.name, str(seeds), str(claims), str(false), str(found),
+                    f"{predicted:.1%}", f"{difference:.4f}",
+                )  # fmt: skip
+                slack = POWER_OFF + (found.interval[1] - found.interval[0]) / 2
+                is_off = abs(found.value - predicted) > slack and not noise.heavy
+                failed |= false.interval[1] > MOST_FALSE or is_off
+    console.print(table)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

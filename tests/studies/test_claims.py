@@ -1,0 +1,179 @@
+"""Declared claims: what is compared, the verdicts, and the power that is predicted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.stats import nct, t, ttest_1samp
+
+from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.claims import Claim, decide, power, predicted_power, seeds_needed
+from bsmeta.studies.measurement import Measurement
+from tests.studies.simulated import flat, measured, measurement
+
+SEEDS = [1, 2, 3, 4]
+
+
+def claim(**changes: object) -> ClaimConfig:
+    values = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.1, **changes}
+    return ClaimConfig(**values)  # type: ignore[arg-type]
+
+
+def study(claims: dict[str, ClaimConfig], **changes: object) -> StudyConfig:
+    values = {
+        "title": "a study", "out_dir": "x", "config": "demo", "baseline": "none", "seeds": SEEDS,
+        "arms": {"none": ArmConfig(label="text alone"), "url": ArmConfig(label="URL")},
+        "measure": MeasureConfig(position_edges=[0]), "claims": claims, **changes,
+    }  # fmt: skip
+    return StudyConfig(**values)  # type: ignore[arg-type]
+
+
+def runs(*bits: float, shown: tuple[float, ...] = (), noise: float = 0.0) -> list[Measurement]:
+    """One run of each seed; documents differ by `noise`, in all runs alike."""
+    documents = np.random.default_rng(0).normal(0, noise, (1, 20, 1)) if noise else 0.0
+    pairs = zip(bits, shown or [None] * len(bits), strict=True)
+    return [
+        measurement(flat(own) + documents, None if other is None else flat(other) + documents)
+        for own, other in pairs
+    ]
+
+
+def only(claims: list[Claim]) -> Claim:
+    (found,) = claims
+    return found
+
+
+def test_a_claim_is_a_paired_t_test_over_seeds() -> None:
+    declared = study({"a": claim()})
+    base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
+    found = only(decide(declared, measured(declared, {"none": runs(*base), "url": runs(*own)})))
+    assert found.effect is not None
+    assert found.effect.value == pytest.approx(-0.105)
+    expected = ttest_1samp(np.subtract(own, base), 0).pvalue
+    assert found.p_value == pytest.approx(expected)
+    assert found.corrected == pytest.approx(expected)  # the only claim
+    assert found.verdict == "supported"
+    assert found.low < -0.105 < found.high < 0
+
+
+def test_the_verdicts() -> None:
+    declared = study({"a": claim()})
+    spread = np.array([-0.01, 0.0, 0.0, 0.01])
+    verdicts = {
+        shift: only(
+            decide(
+                declared,
+                measured(declared, {"none": runs(*[2.0] * 4), "url": runs(*(2 + shift + spread))}),
+            )
+        )
+        for shift in (-0.2, 0.2, -0.005)
+    }
+    assert verdicts[-0.2].verdict == "supported"
+    assert verdicts[0.2].verdict == "refuted"
+    assert verdicts[-0.005].verdict == "undecided"
+    assert verdicts[-0.005].excludes_interest  # 0.1 is far outside
+    assert not verdicts[-0.2].excludes_interest
+
+
+def test_every_declared_claim_counts_in_the_correction() -> None:
+    """One claim is measured; eight more, about an arm that is missing, make its p larger."""
+    arms = {"none": ArmConfig(), "url": ArmConfig(), "title": ArmConfig()}
+    several = {f"b{number}": claim(arm="title") for number in range(8)}
+    declared = study({"a": claim(), **several}, arms=arms)
+    base, own = (2.0, 2.2, 1.9, 2.1), (1.9, 2.05, 1.85, 1.98)
+    found = decide(declared, measured(declared, {"none": runs(*base), "url": runs(*own)}))
+    assert found[0].corrected == pytest.approx(9 * found[0].p_value)
+    assert found[0].verdict == "undecided"
+    assert {one.verdict for one in found[1:]} == {"open"}
+    assert found[1].reason == "title has not been measured"
+
+
+def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
+    declared = study({"a": claim()})
+    bits = {"none": runs(2.0, 2.0, 2.0), "url": runs(1.0, 1.01, 1.02)}
+    found = only(decide(declared, measured(declared, bits)))
+    assert (found.verdict, found.reason) == ("open", "3 of 4 declared seeds")
+    assert found.effect is not None
+    assert found.corrected == 1.0
+
+
+def test_documents_are_a_source_of_error_too() -> None:
+    """The seeds agree exactly, but a quarter of the documents makes all of the difference."""
+    declared = study({"a": claim()})
+    gain = np.where(np.arange(20) < 5, -0.4, 0.1)[None, :, None]
+    own = [measurement(flat(2.0) + gain) for _ in SEEDS]
+    found = only(decide(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own})))
+    assert found.effect is not None
+    assert found.effect.deviation == pytest.approx(0, abs=1e-12)
+    assert found.effect.document_error == pytest.approx(gain.std(ddof=1) / 20**0.5)
+    assert found.verdict == "undecided"
+
+
+def test_a_claim_about_saved_data_reads_the_other_arm_further_on() -> None:
+    """The arm after 800 tokens against text alone after 1,000: at least 20% is saved."""
+    declared = study({"a": claim(at=0.8, saves=0.2)}, curve=[0.8, 1.0])
+
+    def run(early: float, late: float) -> Measurement:
+        return measurement(np.concatenate([flat(early), flat(late)]), targets=(800, 1000))
+
+    base = [run(2.5 + 0.01 * seed, 2.0 + 0.01 * seed) for seed in SEEDS]
+    own = [run(1.9 + 0.011 * seed, 1.0) for seed in SEEDS]
+    found = only(decide(declared, measured(declared, {"none": base, "url": own})))
+    assert found.amounts == pytest.approx((800, 1000))
+    assert found.effect is not None
+    assert found.effect.value == pytest.approx(-0.0975)
+    assert found.verdict == "supported"
+    beyond = study({"a": claim(saves=0.2)}, curve=[0.8, 1.0])
+    found = only(decide(beyond, measured(beyond, {"none": base, "url": own})))
+    assert found.verdict == "open"
+    assert found.reason == "none was trained on 1,000 text tokens, not on 1,250"
+
+
+def test_a_contrast_of_positions_cancels_what_is_the_same_everywhere() -> None:
+    """Worse by 0.3 below byte 128, better by 0.1 from byte 512 on: a contrast of -0.4."""
+    measure = MeasureConfig(position_edges=[0, 128, 512])
+    declared = study({"a": claim(bytes=[512], minus_bytes=[0, 128])}, measure=measure)
+    change = np.array([0.3, 5.0, -0.1])
+    base = [measurement(flat(2.0 + 0.1 * seed, bins=3)) for seed in SEEDS]
+    own = [measurement(flat(2.0 - 0.2 * seed, bins=3) + change + 0.001 * seed) for seed in SEEDS]
+    found = only(decide(declared, measured(declared, {"none": base, "url": own})))
+    assert found.effect is not None
+    assert found.effect.value == pytest.approx(-0.4)
+    assert found.effect.deviation == pytest.approx(0, abs=1e-12)  # the level of a seed cancels
+
+
+def test_types_are_compared_over_the_documents_that_have_both() -> None:
+    """Title gains 0.5 over url on the ten documents with both; one that lacks a type is huge."""
+    declared = study({"a": claim(metadata="title", against="url", against_metadata="url")})
+    title, url = flat(1.0)[0], flat(1.5)[0]
+    title[10:15], url[15:] = np.nan, np.nan
+    title[15:], url[10:15] = 99.0, -99.0
+    own = [
+        measurement(flat(2.0), flat(1.0), {"title": title + 0.01 * seed, "url": url})
+        for seed in SEEDS
+    ]
+    found = only(decide(declared, measured(declared, {"none": runs(*[2.0] * 4), "url": own})))
+    assert found.effect is not None
+    assert found.effect.documents == 10
+    assert found.effect.value == pytest.approx(-0.475)
+
+
+def test_the_power_is_that_of_the_noncentral_t() -> None:
+    for seeds, count in ((3, 1), (5, 6), (12, 14)):
+        critical = t.ppf(1 - 0.025 / count, seeds - 1)
+        expected = nct.sf(critical, seeds - 1, 0.02 / 0.015 * seeds**0.5)
+        assert power(0.02, 0.015, 0.0, seeds, count) == pytest.approx(expected, abs=1e-3)
+    assert power(0.02, 0.015, 0.01, 12, 4) < power(0.02, 0.015, 0.0, 12, 4)
+    assert power(0.02, 0.015, 0.0, 1, 4) == 0.0
+
+
+def test_the_seeds_that_a_power_needs() -> None:
+    needed = seeds_needed(0.01, 0.01, 0.001, 4)
+    assert needed is not None
+    assert power(0.01, 0.01, 0.001, needed, 4) >= 0.8 > power(0.01, 0.01, 0.001, needed - 1, 4)
+    assert seeds_needed(0.001, 1.0, 0.0, 4) is None
+    planned = claim(pilot_deviation=0.1, smallest_difference=0.1)
+    assert predicted_power(planned, 12, 4) == pytest.approx(power(0.1, 0.1, 0.0, 12, 4))
+    assert predicted_power(replace(planned, pilot_deviation=None), 12, 4) is None
