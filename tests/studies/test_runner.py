@@ -232,7 +232,7 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         ),
         (
             {"claims": {"a": {**CLAIM, "equal": "steps"}}},
-            "claims.a.equal=steps: expected one of text tokens, all tokens, FLOPs",
+            'claims.a.equal="steps": expected one of text tokens, all tokens, FLOPs',
         ),
         (
             {"claims": {"a": {**CLAIM, "metadata": "url", "saves": 0.1}}},
