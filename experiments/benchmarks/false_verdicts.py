@@ -85,14 +85,12 @@ def make_study(seeds: int, claims: int, noise: Noise, difference: float = 0.01) 
     """A study with two claims for each arm, and the predictions that hold for its noise."""
     names = [f"arm{number}" for number in range(claims // 2)]
     cells = OF_CELLS**2 / DOCUMENTS
-    errors = {
-        "pilot_deviation": math.sqrt(2 * (noise.seeds**2 + cells)),
-        "pilot_document_error": math.sqrt(2 * (noise.documents**2 / DOCUMENTS + cells / seeds)),
-    }
+    deviation = math.sqrt(2 * (noise.seeds**2 + cells))
+    error = math.sqrt(2 * (noise.documents**2 / DOCUMENTS + cells / seeds))
     declared = {
         f"{name} {mode}": ClaimConfig(
             label=f"{name} {mode}", arm=name, metadata=mode, smallest_difference=difference,
-            **errors,
+            pilot_deviation=deviation, pilot_document_error=error,
         )
         for name in names
         for mode in ("without", "with")
