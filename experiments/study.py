@@ -103,7 +103,7 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
     measure(study, runs)
     results = results_of(study)
     further = downstream_tables(study, list(results.arms), results.seeds)
-    commands = {run.name: launcher.command(run) or [] for run in runs}
+    commands = {run.name: launcher.line(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
     print_tables([*claim_tables(results), *exploratory_tables(results)[:2], *further])
     print(*sentences(results), sep="\n")
