@@ -23,7 +23,7 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import first_lines, has_line, open_shard
-from bsmeta.data.io.parquet import ParquetReader, json_lines
+from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import pages, small_config, small_tokenizer, taken
 
@@ -64,12 +64,64 @@ def only_column(values: list[Any], kind: pa.DataType) -> list[Any]:
         (pa.list_(pa.int8()), [[1, None], [], None], [[1, None], [], None]),
         (pa.large_list(pa.string()), [["a", "b"], None], [["a", "b"], None]),
         (pa.map_(pa.string(), pa.int8()), [[("a", 1)], None], [{"a": 1}, None]),
+        (pa.float32(), [0.1, 1e20, 16777216.0, float("nan")], [0.1, 1e20, 16777216.0, None]),
+        (pa.float16(), [0.1, 1.0, None], [0.1, 1.0, None]),
+        (pa.list_(pa.float32()), [[0.1, None], None], [[0.1, None], None]),
+        (pa.list_(pa.float32(), 1), [[0.1], None], [[0.1], None]),
+        (pa.map_(pa.string(), pa.float32()), [[("a", 0.1)], None], [{"a": 0.1}, None]),
+        (pa.list_view(pa.int8()), [[1, 2], None, [], [3]], [[1, 2], None, [], [3]]),
+        (pa.list_view(pa.int8()), [None, None], [None, None]),
         (pa.null(), [None], [None]),
     ],
     ids=str,
 )
 def test_what_a_column_reads_as(kind: pa.DataType, values: list[Any], expected: list[Any]) -> None:
     assert only_column(values, kind) == expected
+
+
+VIEWS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "string": (pa.string_view(), ["a longer text than 12 bytes", 'é"', None]),
+    "list": (pa.list_view(pa.int8()), [[1, 2], [], None]),
+    "large list": (pa.large_list_view(pa.string()), [["a", None], [], None]),
+    "list of strings": (pa.list_(pa.string_view()), [["a", None], [], None]),
+    "map": (pa.map_(pa.string_view(), pa.string_view()), [[("a", "b")], [], None]),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_read_as_what_they_show(tmp_path: Path, name: str) -> None:
+    kind, values = VIEWS[name]
+    rows = values * 20
+    column = pa.array(rows, kind)
+    pq.write_table(pa.table({"text": ["t"] * 60, "x": column}), tmp_path / "a.parquet")
+    assert pq.read_schema(tmp_path / "a.parquet").field("x").type == kind
+    expected = [dict(row) if name == "map" and row is not None else row for row in rows]
+    reader = ParquetReader(str(tmp_path / "a.parquet"))
+    assert [row["x"] for row in decoded(reader.read(0, 60))] == expected
+    assert [row["x"] for row in decoded(reader.take(range(1, 60, 7)))] == expected[1::7]
+    assert reader.damage == ""
+
+
+def test_binary_views_are_strings() -> None:
+    batch = pa.record_batch([pa.array(["é".encode(), None], pa.binary_view())], names=["x"])
+    assert decoded(list(json_lines(without_views(batch)))) == [{"x": "é"}, {"x": None}]
+
+
+def test_an_unsupported_type_is_not_called_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As pyarrow reports what a later version of the format may have."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise pa.ArrowNotImplementedError("no kernel for (string_tree)")
+
+    path = written(tmp_path / "a.parquet", [{"text": "a"}] * 9)
+    monkeypatch.setattr(parquet, "without_views", refuse)
+    expected = r"a\.parquet: not supported: no kernel for \(string_tree\)\. .* text: string"
+    for skipped in ("strict", "skip"):
+        with pytest.raises(DataError, match=expected) as error:
+            steps_of(one_stream(path, bad_documents=skipped), 1)
+        assert "damaged" not in str(error.value)
 
 
 def test_timestamps() -> None:

@@ -9,7 +9,8 @@ one are decoded, but not converted. Only requested columns are read.
 Arrow's own kernels assemble the text column by column: a page may have hundreds of html records,
 and building them as Python objects first takes ten times as long. A struct becomes an object, a
 list an array, a timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a
-string, NaN null.
+string, NaN null, a number the shortest decimal that reads back as the same value of its type. What
+Arrow keeps as views (`string_view`, `list_view`, ...) reads as the types without.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import bisect
 import contextlib
 import itertools
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -26,7 +29,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from bsmeta.config.errors import UserError
+from bsmeta.config.errors import DataError, UserError
 from bsmeta.config.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
@@ -47,6 +50,10 @@ DAMAGED = (pa.ArrowException, OSError, ValueError, OverflowError)
 """What Arrow raises for content that it cannot decode."""
 
 
+UNSUPPORTED = (pa.ArrowNotImplementedError, TypeError)
+"""What is raised for types that cannot be decoded, or not be written as JSON."""
+
+
 class ParquetReader:
     """The rows of one shard; see `lines.ShardReader`.
 
@@ -61,7 +68,8 @@ class ParquetReader:
 
     Raises:
         OSError: If a local file cannot be opened.
-        DataError: If the Hub cannot be reached, or the file was read from a bad copy.
+        DataError: If the Hub cannot be reached, the file was read from a bad copy, or a column has
+            an unsupported type.
     """
 
     def __init__(self, path: str | FileRef, columns: Collection[str] | None = None) -> None:
@@ -124,7 +132,7 @@ class ParquetReader:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError(f"it ends before row {row + 1}")
-            self._batch = batch
+            self._batch = without_views(batch)
             report_progress()
         return True
 
@@ -147,11 +155,28 @@ class ParquetReader:
             yield
         except UserError:  # the Hub cannot be reached
             raise
+        except UNSUPPORTED as error:
+            raise self._unsupported(error) from error
         except DAMAGED as error:
             refuse_bad_copy(self.path)
             where = f"row group {self._group}" if self._parquet else "the footer"
             self.damage = f"{where} cannot be read: {error}"
             self._group = -1  # to be entered again
+
+    def _unsupported(self, error: Exception) -> DataError:
+        """The error about a file that is intact, but has something that cannot be read."""
+        listed = ""
+        if self._parquet is not None:
+            fields = [
+                f"{field.name}: {field.type}"
+                for field in self._parquet.schema_arrow
+                if self._columns is None or field.name in (c.split(".")[0] for c in self._columns)
+            ]
+            listed = f". The columns have the types {', '.join(fields)}"
+        return DataError(
+            f"{self.path}: not supported: {error}{listed}. Write the file with other types, such "
+            "as strings, numbers, lists and structs"
+        )
 
 
 def row_group_ends(metadata: pq.FileMetaData) -> list[int]:
@@ -176,6 +201,40 @@ def batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int
 def is_selected(path: str, columns: Sequence[str]) -> bool:
     """Whether a path in the schema (`a.b`) belongs to one of the columns."""
     return any(path == column or path.startswith(f"{column}.") for column in columns)
+
+
+def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch whose views are cast: few of Arrow's functions take them."""
+    kinds = [plain_type(kind) for kind in batch.schema.types]
+    if kinds == batch.schema.types:
+        return batch
+    return batch.cast(pa.schema([*zip(batch.schema.names, kinds, strict=True)]))
+
+
+@lru_cache
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type in which strings, binary values, and lists of them, are no views."""
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    # A list view of plain values is read as it is: Arrow fails to cast one that has nulls only.
+    if [plain_type(value) for value in inner] == inner:
+        return kind
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+    if types.is_map(kind):
+        return pa.map_(plain_type(kind.key_type), plain_type(kind.item_type))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(plain_type(kind.value_type), kind.list_size)
+    is_large = types.is_large_list(kind) or types.is_large_list_view(kind)
+    return (pa.large_list if is_large else pa.list_)(plain_type(kind.value_type))
+
+
+def _is_any_list(kind: pa.DataType) -> bool:
+    tests = (types.is_list, types.is_large_list, types.is_list_view, types.is_large_list_view)
+    return any(is_kind(kind) for is_kind in tests)
 
 
 def chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
@@ -214,7 +273,7 @@ def _parts(array: pa.Array) -> Parts:
         return _parts(array.dictionary_decode())
     if types.is_struct(kind) and kind.num_fields:
         parts = _objects(array)
-    elif types.is_list(kind) or types.is_large_list(kind):
+    elif _is_any_list(kind):
         parts = ["[", _lists(array), "]"]
     elif types.is_integer(kind) or types.is_boolean(kind):
         parts = [array.cast(pa.string())]
@@ -225,9 +284,31 @@ def _parts(array: pa.Array) -> Parts:
     elif types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
         parts = ['"', _escaped(_strings(array)), '"']
     else:
-        values = array.to_pylist(maps_as_pydicts="lossy")
+        values = (_shortest(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy"))
         return [pa.array([_ENCODER.encode(value).decode() for value in values], pa.string())]
     return [pc.if_else(array.is_valid(), _joined(parts), "null")] if array.null_count else parts
+
+
+def _shortest(value: Any, kind: pa.DataType) -> Any:
+    """A value, in which each float16 or float32 has the fewest digits that read back as the same.
+
+    Args:
+        value: As Python's; a map is a dict.
+        kind: Its type in Arrow.
+    """
+    if value is None or types.is_float64(kind):
+        return value
+    if isinstance(kind, pa.BaseExtensionType):
+        return _shortest(value, kind.storage_type)
+    if types.is_floating(kind):
+        return float(str(kind.to_pandas_dtype()(value)))
+    if types.is_map(kind):
+        return {name: _shortest(item, kind.item_type) for name, item in value.items()}
+    if types.is_fixed_size_list(kind) or _is_any_list(kind):
+        return [_shortest(item, kind.value_type) for item in value]
+    if types.is_struct(kind):
+        return {field.name: _shortest(value[field.name], field.type) for field in kind}
+    return value
 
 
 def _joined(parts: Parts) -> pa.Array:
@@ -249,7 +330,7 @@ def _objects(array: pa.StructArray) -> Parts:
     return [*parts, f"{constant[:-1]}}}"]
 
 
-def _lists(array: pa.ListArray | pa.LargeListArray) -> pa.Array:
+def _lists(array: pa.Array) -> pa.Array:
     """The elements of each list, separated by commas."""
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
