@@ -172,7 +172,11 @@ def _alone(key: str, config: MetadataConfig) -> str:
 def _metrics(event: dict[str, Any] | None) -> str:
     if event is None:
         return "Not evaluated."
-    rows = [f"| {METRICS[name]} | {event[name]:.4f} |" for name in METRICS if name in event]
+    rows = [
+        f"| {METRICS[name]} | {event[name]:.4f} |"
+        for name in METRICS
+        if event.get(name) is not None
+    ]
     interval = ""
     if "difference_low" in event:
         low, high = event["difference_low"], event["difference_high"]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused sh
 logger = logging.getLogger(__name__)
 
 # The version of the checkpoint format: incremented when one of the two state files below changes.
-FORMAT = 3
+FORMAT = 4
 STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"

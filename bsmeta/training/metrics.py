@@ -140,17 +140,22 @@ class Progress:
         tokens: Tokens fed to the model, without padding.
         targets: Tokens on which loss was computed.
         counts: Sums of `MicroBatch.counts` since the current phase of the data began.
+        unlogged: The same since the last line of the log.
+        totals: The same over the run.
     """
 
     step: int = 0
     tokens: int = 0
     targets: int = 0
     counts: dict[str, float] = field(default_factory=dict)
+    unlogged: dict[str, float] = field(default_factory=dict)
+    totals: dict[str, float] = field(default_factory=dict)
 
     def add_counts(self, counts: dict[str, float]) -> None:
         """Adds the counts of a step's global batch."""
-        for name, value in counts.items():
-            self.counts[name] = self.counts.get(name, 0.0) + value
+        for sums in (self.counts, self.unlogged, self.totals):
+            for name, value in counts.items():
+                sums[name] = sums.get(name, 0.0) + value
 
 
 class StepLog:
@@ -197,8 +202,18 @@ class StepLog:
             progress.tokens += int(data.tokens)
             progress.targets += int(data.targets)
             if self._schedule.logs(result.step):
-                self._log(result, metrics, data, progress)
+                self._log(result, metrics, progress)
         return metrics
+
+    def finish(self, progress: Progress) -> None:
+        """Records the totals of the run."""
+        self._tracker.event(
+            "totals",
+            progress.step,
+            tokens=progress.tokens,
+            targets=progress.targets,
+            counts=_counted(progress.totals),
+        )
 
     def _write_documents(self, result: StepResult) -> None:
         if self._documents is not None:
@@ -206,16 +221,20 @@ class StepLog:
             documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
             self._documents.write({"step": result.step, "documents": documents})
 
-    def _log(
-        self, result: StepResult, metrics: StepMetrics, data: DataStats, progress: Progress
-    ) -> None:
+    def _log(self, result: StepResult, metrics: StepMetrics, progress: Progress) -> None:
         values: dict[str, Any] = {
             "loss": metrics.loss,
             "learning_rate": result.learning_rate,
             "grad_norm": metrics.grad_norm,
             "parts": metrics.parts,
-            "counts": data.counts,
+            "counts": _counted(progress.unlogged),
             "tokens": progress.tokens,
             "targets": progress.targets,
         }
+        progress.unlogged.clear()
         self._tracker.event("step", result.step, **values, **self._throughput.metrics())
+
+
+def _counted(sums: dict[str, float]) -> dict[str, float]:
+    """The counts that are not 0: most are of rare problems, in every line of the log."""
+    return {name: value for name, value in sums.items() if value}

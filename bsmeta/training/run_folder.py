@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -205,11 +206,20 @@ class LineLog:
         self._stream: TextIO = file.open("a")
 
     def write(self, value: dict[str, Any]) -> None:
-        self._stream.write(redact(json.dumps(value)) + "\n")
+        self._stream.write(redact(json.dumps(_valid(value), allow_nan=False)) + "\n")
         self._stream.flush()
 
     def close(self) -> None:
         self._stream.close()
+
+
+def _valid(value: Any) -> Any:
+    """The value with null in place of NaN and infinity, which JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _valid(own) for name, own in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_valid(own) for own in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _is_before(line: str, step: int) -> bool:

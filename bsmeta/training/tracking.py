@@ -125,7 +125,7 @@ class Screen:
                 self._last_line = time.monotonic()
                 self._print(f"step {step}/{self._total}  {text}")
             return
-        if kind == "exposure":  # too large for a line; it is in metrics.jsonl and in the report
+        if kind in ("exposure", "totals"):  # too large for a line; they are in metrics.jsonl
             return
         shown = _leaves(values)
         if kind == "eval":  # the first few are enough; all are in metrics.jsonl

@@ -149,6 +149,7 @@ class Trainer:
                 self._log_saves()
             if outcome is Outcome.DONE:
                 self._finish()
+                self.log.finish(self.progress)
             return outcome
 
     def probe(self, warm_up: int, steps: int) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def read_result(folder: Path) -> Result:
     metrics: dict[str, float] = {}
     for one in events:
         if one["event"] == "eval":
-            metrics |= {name: one[name] for name in MEASURES if name in one}
+            metrics |= {name: one[name] for name in MEASURES if one.get(name) is not None}
     if losses:
         metrics["loss"] = sum(losses) / len(losses)
     return Result(state, steps[-1]["step"] if steps else 0, metrics)

@@ -122,8 +122,8 @@ def test_a_manifest_of_another_form_is_named(
 @pytest.mark.parametrize(
     ("number", "message"),
     [
-        (2, r"an earlier version .* \(format 2, expected 3\)"),
-        (4, "a later version .* start afresh"),
+        (3, r"an earlier version .* \(format 3, expected 4\)"),
+        (5, "a later version .* start afresh"),
     ],
 )
 def test_a_checkpoint_of_another_version_is_refused(

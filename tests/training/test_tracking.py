@@ -67,6 +67,15 @@ def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCapt
     assert [one["loss"] for one in logged] == [1.0, 0.5]
 
 
+def test_an_undefined_value_is_null_in_the_log(tmp_path: Path) -> None:
+    """JSON has neither NaN nor infinity."""
+    with Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2) as tracker:
+        tracker.event("eval", 1, loss=float("nan"), parts={"a": float("inf"), "b": [1.5]})
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"event": "eval", "step": 1, "loss": null, "parts": {"a": null, "b": [1.5]}}\n'
+    )
+
+
 def test_one_that_cannot_start_is_the_users_to_mend(tmp_path: Path) -> None:
     class NoKey:
         def init_trackers(self, *_: Any, **__: Any) -> None:

@@ -104,6 +104,28 @@ def test_a_resumed_run_repeats_the_undisturbed_one(
     assert all(torch.equal(a[name], b[name]) for name in a)
 
 
+def test_counts_are_sums_since_the_last_line_also_over_a_resume(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Four samples a step, a line after steps 3, 6 and 8, and a checkpoint after step 4."""
+    arguments = (*COMMON, *batches(2, 2), f"out_dir={tmp_path}", "logging_steps=3")
+    launch(SCRIPT, *arguments)
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    shutil.rmtree(tmp_path / "checkpoint-8step")
+    launch(SCRIPT, *arguments, "resume_from_checkpoint_dir=latest")
+    again = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for events in (lines, again):
+        counts = {event["step"]: event["counts"] for event in events if event["event"] == "step"}
+        assert counts == {3: {"samples": 12.0}, 6: {"samples": 12.0}, 8: {"samples": 8.0}}
+        assert events[-1] == {
+            "event": "totals",
+            "step": 8,
+            "tokens": 32,
+            "targets": lines[-1]["targets"],
+            "counts": {"samples": 32.0},
+        }
+
+
 @pytest.mark.slow
 def test_zero_and_plain_training_agree(launch: Launch, steps: Steps, tmp_path: Path) -> None:
     for stage in ("", "1", "2"):

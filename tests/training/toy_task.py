@@ -50,6 +50,7 @@ class ToyStream:
             weight=float(weight.sum()),
             tokens=self.size,
             documents=[f"toy:{g}" for g in mine],
+            counts={"samples": float(self.size), "never": 0.0},
         )
 
     def merge(self, states: list[dict[str, Any]]) -> dict[str, Any]:

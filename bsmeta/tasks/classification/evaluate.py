@@ -234,8 +234,9 @@ def result_file(config: ClassificationConfig, ending: str) -> Path:
 def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
     """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`.
 
-    Those of the training are means over the chunks of the logged steps since the evaluation before,
-    with dropout and while the weights changed; those of the validation are of the model after them.
+    Those of the training are means over the logged steps since the evaluation before, each weighted
+    with the chunks since the line before it, with dropout and while the weights changed; those of
+    the validation are of the model after them.
     """
     steps, evaluations = read_metrics(metrics)
     measured = {event["step"]: event for event in evaluations if event["split"] == "validation"}
