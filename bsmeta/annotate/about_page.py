@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -114,6 +115,8 @@ _PATH_SEPARATORS = re.compile(r"[-_+.&=]")
 _NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
 
 
+_END = attrgetter("char_end_idx", "relative_end_pos")
+
 LONGEST_SAMPLE = 5000
 """Characters of the text by which its language is detected."""
 
@@ -121,8 +124,8 @@ LONGEST_SAMPLE = 5000
 class Html(Annotator):
     """The tags of the page, and what was cut off it.
 
-    `metadata_html` has a local record for each tag; `html_head`, `html_footer` and `html_title` are
-    the serialized subtrees of the whole page.
+    `metadata_html` has a local record for each tag, as published in the order of their ends;
+    `html_head`, `html_footer` and `html_title` are the serialized subtrees of the whole page.
     """
 
     name = "html"
@@ -132,7 +135,7 @@ class Html(Annotator):
     def annotate(self, row: Row) -> Columns:
         page = row.page
         return {
-            "metadata_html": page.tags,
+            "metadata_html": sorted(page.tags, key=_END),
             "html_head": page.head,
             "html_footer": page.footer,
             "html_title": page.title_tags,

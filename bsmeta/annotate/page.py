@@ -16,10 +16,19 @@ import msgspec
 from selectolax.lexbor import LexborDocumentOptions, LexborHTMLParser, LexborNode, SelectolaxError
 
 from bsmeta.annotate.charset import decode_html
-from bsmeta.annotate.rules import BREAK, HOLLOW, KEEP, LINE, SPACE, Profile, Rules, names
-from bsmeta.annotate.tags import TagRecord, TagWriter
+from bsmeta.annotate.rules import (
+    BREAK,
+    HOLLOW,
+    KEEP,
+    LINE,
+    LONGEST_REMOVED,
+    Profile,
+    Rules,
+    names,
+)
+from bsmeta.annotate.tags import Open, TagRecord, TagWriter, raw_length
 
-VERSION = 1
+VERSION = 2
 """To be increased when the same page would give another text or other tags."""
 
 PARAGRAPHS = names(
@@ -41,6 +50,7 @@ _WITHOUT_END_TAG = names(
     dd option optgroup tr td th thead tbody tfoot colgroup rt rp"""
 )
 
+_MOST_FOLDED = 2  # elements, into the one around them; as published, the next begins a chain
 _RULES: dict[Profile, Rules] = {"published": Rules("published"), "all": Rules("all")}
 
 
@@ -264,19 +274,20 @@ def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
         if text is not None:
             if text and (in_pre or not text.isspace()):
                 writer.write(text, in_pre)
-            elif not writer.pending:
-                writer.pending = SPACE
+            else:
+                writer.blank(text)
             node = node.next
             continue
         try:
             rule = rules[node.tag_id]
         except KeyError:
             rule = rules.rule(node)
-        action, _, separator, least, is_pre, _ = rule
+        action, _, separator, least, is_pre, folds = rule
         if action <= HOLLOW:
             child = node.first_child if action == KEEP else None
+            folded = _folded(node, is_open[-1]) if folds else 0
             if child is None:
-                writer.close(writer.open(node, rule))
+                writer.close(writer.open(node, rule, folded))
             elif (
                 not least
                 and not is_pre
@@ -286,12 +297,46 @@ def walk(root: LexborNode, rules: Rules) -> tuple[str, list[TagRecord]]:
             ):
                 writer.add(rule, node, text, in_pre)
             else:
-                is_open.append(writer.open(node, rule))
+                is_open.append(writer.open(node, rule, folded))
                 in_pre += is_pre
                 node = child
                 continue
         elif action == BREAK:
             writer.pending = max(LINE, writer.pending + 1)
-        elif separator > writer.pending:
-            writer.pending = separator
+        elif separator:
+            writer.raw += _raw_length(node)
+            writer.pending = writer.pending or separator
         node = node.next
+
+
+def _folded(node: LexborNode, around: Open) -> int:
+    """How many elements around it an element is folded into; it begins a chain with 0.
+
+    It is folded if the element around it is of its name and has no other element in it.
+    """
+    _, rule, *_, folded = around
+    is_only = rule[5] and folded < _MOST_FOLDED and _is_only_element(node)
+    return folded + 1 if is_only else 0
+
+
+def _is_only_element(node: LexborNode) -> bool:
+    for sibling in ("prev", "next"):
+        other = getattr(node, sibling)
+        while other is not None:
+            if other.is_element_node:
+                return False
+            other = getattr(other, sibling)
+    return True
+
+
+def _raw_length(node: LexborNode) -> int:
+    """The raw length of the text of an element that is removed, as far as it matters."""
+    is_code = node.tag in ("script", "style")
+    length = 0
+    for inner in node.traverse(include_text=True):
+        text = inner.text_content
+        if text:
+            length += len(text) if is_code else raw_length(text)
+            if length > LONGEST_REMOVED:
+                break
+    return length

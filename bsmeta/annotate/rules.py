@@ -17,7 +17,8 @@ def names(words: str) -> frozenset[str]:
 _NOT_TEXT = names("script style template iframe noembed noframes")
 _REMOVED = names("header footer form")
 _REMOVED_IF_SHORT = names("body div p section table ul ol dl")
-_LONGEST_REMOVED = 64
+LONGEST_REMOVED = 64
+_FOLDED = names("div")
 _BLOCKS = names(
     """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
     fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
@@ -36,9 +37,9 @@ Rule = tuple[int, str, int, int, bool, bool]
 """What is done with the nodes of a name, except text.
 
 The fields: the action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with
-everything in it); the name; the separator that sets the element off; the number of
-characters below which it is removed; whether white space in it is kept; whether it is folded into
-an element of its name that has nothing else in it.
+everything in it); the name; the separator that sets the element off, or what is removed; the number
+of characters below which it is removed, counted before anything in it is; whether white space in it
+is kept; whether it is folded with an element of its name that is the only one in it.
 """
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
@@ -70,8 +71,11 @@ class Rules(dict[int, Rule]):
         elif self._removes and name in _REMOVED:
             action = SKIP
         elif self._removes and name in _REMOVED_IF_SHORT:
-            least = _LONGEST_REMOVED + 1
-        rule = action, name, separator, least, name == "pre", self._removes and name == "div"
+            least = LONGEST_REMOVED + 1
+        if action == SKIP and not name.startswith("-"):
+            separator = SPACE
+        folds = self._removes and name in _FOLDED
+        rule = action, name, separator, least, name == "pre", folds
         if node.tag_id < _KNOWN_IDS:
             self[node.tag_id] = rule
         return rule

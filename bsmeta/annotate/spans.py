@@ -23,6 +23,7 @@ class Length(Annotator):
     """The number of characters of the text, and of each sentence."""
 
     name = "length"
+    version = 2
     columns = ("metadata_generation_length_text", "metadata_generation_length_sentence")
     settings = ("length_of", "sentence_splitter")
 
@@ -32,11 +33,15 @@ class Length(Annotator):
             records = [global_record("length", str(len(row.text)))]
             columns["metadata_generation_length_text"] = records
         if "sentence" in self.config.length_of:
-            columns["metadata_generation_length_sentence"] = [
-                local_record("length", str(end - start), start, end)
-                for start, end in sentences(row.text, self.config.sentence_splitter)
-            ]
+            columns["metadata_generation_length_sentence"] = list(self._of_sentences(row.text))
         return columns
+
+    def _of_sentences(self, text: str) -> Iterator[Columns]:
+        splitter = self.config.sentence_splitter
+        for start, end in sentences(text, splitter):
+            # As published, a span begins with the full stop before it, which does not count.
+            is_stop = splitter == "full_stops" and start < end and text[start] == "."
+            yield local_record("length", str(end - start - is_stop), start, end)
 
 
 class Paragraph(Annotator):

@@ -10,7 +10,7 @@ character.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+import re
 
 import msgspec
 from selectolax.lexbor import LexborNode
@@ -44,13 +44,20 @@ class TagRecord(msgspec.Struct, gc=False):
 _NO_ATTRIBUTES = HtmlAttributes([], [])
 _OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
 
-Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int]
+Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int, int, int]
 """An element that has begun, with the state of its `TagWriter` then.
 
 The fields: the element; its rule; where it starts, as in `_start`; the numbers of tags and of
 chunks of text; the count of starts and ends, in all and before the end of the text; the length
-of the text; the separator held back.
+of the text; the separator held back; the raw length; how many elements around it it is folded into.
 """
+
+_SPACES = re.compile(r"[ \t\n\f\r]+")
+
+
+def raw_length(text: str) -> int:
+    """The length of a text with the white space of HTML collapsed; a no-break space is none."""
+    return len(_SPACES.sub(" ", text))
 
 
 class TagWriter:
@@ -61,26 +68,28 @@ class TagWriter:
 
     Attributes:
         pending: The separator to write before the next text.
+        raw: The raw length of all text so far, that of removed elements included.
     """
 
     __slots__ = (
         "_base", "_chunks", "_count", "_folded", "_length", "_single", "_start", "_tags",
-        "_wrote_pre", "pending",
+        "_wrote_pre", "pending", "raw",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.pending = NOTHING
+        self.raw = 0
         self._chunks: list[str] = []
         self._length = 0
         self._wrote_pre = False
-        self._tags: list[TagRecord] = []  # `_OPEN_TAG` while open; without a value: folded
+        self._tags: list[TagRecord] = []  # `_OPEN_TAG` while open
         self._count = 0  # of starts and ends
         self._base = 0  # how many of them are before the end of the text
         # Shared by the elements begun since the last text, which start at one offset: the count
         # before the first of them and, once known, the offset and the count before it.
         self._start: list[int] | None = None
         self._single: dict[tuple[str, str | None], HtmlAttributes] = {}
-        self._folded: dict[int, tuple[TagRecord, list[HtmlAttributes]]] = {}
+        self._folded: list[HtmlAttributes] = []  # of ended elements, for the one around them
 
     def write(self, text: str, is_pre: int) -> tuple[int, int]:
         """Appends text that is not empty, and outside `pre` not blank.
@@ -95,13 +104,19 @@ class TagWriter:
         pending = self.pending
         if is_pre:
             words, self.pending, self._wrote_pre = text, NOTHING, True
+            self.raw += len(text)
         else:
             words = " ".join(text.split())
             self.pending = NOTHING
+            self.raw += len(words)
             if len(words) < len(text):
-                if not pending and text[0] != words[0]:
+                is_set_off, is_followed = text[0] != words[0], text[-1] != words[-1]
+                self.raw += is_set_off + is_followed
+                if "\xa0" in text:
+                    self.raw += raw_length(text) - len(words) - is_set_off - is_followed
+                if is_set_off and not pending:
                     pending = SPACE
-                if text[-1] != words[-1]:
+                if is_followed:
                     self.pending = SPACE
         start = length = self._length
         if pending and length:
@@ -144,8 +159,14 @@ class TagWriter:
         if separator > self.pending:
             self.pending = separator
 
-    def open(self, node: LexborNode, rule: Rule) -> Open:
-        """Begins an element."""
+    def blank(self, text: str) -> None:
+        """Notes white space."""
+        self.raw += raw_length(text) if "\xa0" in text else 1
+        if not self.pending:
+            self.pending = SPACE
+
+    def open(self, node: LexborNode, rule: Rule, folded: int = 0) -> Open:
+        """Begins an element; one that is folded becomes no tag."""
         separator = rule[2]
         count = self._count
         start = self._start
@@ -155,33 +176,39 @@ class TagWriter:
         tags = self._tags
         element = (
             node, rule, start, len(tags), len(self._chunks), count, self._base, self._length,
-            pending,
+            pending, self.raw, folded,
         )  # fmt: skip
         if separator > pending:
             self.pending = separator
-        tags.append(_OPEN_TAG)
-        self._count = count + 1
+        if not folded:
+            tags.append(_OPEN_TAG)
+            self._count = count + 1
         return element
 
     def close(self, element: Open) -> None:
         """Ends an element, and removes it if it is too short."""
-        node, rule, start, row, _, place, _, _, _ = element
-        _, name, separator, least, _, folds = rule
-        length = self._length
-        is_empty = len(start) == 1
-        if (0 if is_empty else length - start[1]) < least:
+        node, rule, start, row, _, place, _, _, _, raw, folded = element
+        _, name, separator, least, _, _ = rule
+        if folded:
+            self._folded.append(self._attributes(node))
+        elif self.raw - raw < least:
             self._take_back(element)
+            return
         else:
-            if is_empty:
+            length = self._length
+            if len(start) == 1:
                 start += length, self._base
             self._start = None
             _, first, base = start
             count = self._count
-            self._tags[row] = tag = TagRecord(
-                name, first, place - base, length, count - self._base, self._attributes(node)
+            attributes = self._attributes(node)
+            if self._folded:
+                attributes = _joined([*self._folded, attributes])
+                self._folded = []
+            self._tags[row] = TagRecord(
+                name, first, place - base, length, count - self._base, attributes
             )
-            if not (folds and self._fold(tag, row + 1)):
-                self._count = count + 1
+            self._count = count + 1
         if separator > self.pending:
             self.pending = separator
 
@@ -202,50 +229,16 @@ class TagWriter:
         return HtmlAttributes([*attributes], values)
 
     def _take_back(self, element: Open) -> None:
-        _, _, start, tags, chunks, self._count, self._base, self._length, self.pending = element
+        _, _, start, tags, chunks, self._count, self._base, self._length, pending, _, _ = element
+        self.pending = pending or SPACE
+        self._folded = []
         del self._tags[tags:], self._chunks[chunks:]
         del start[1:]  # also of the elements around it that begin with it
         self._start = start
 
-    def _fold(self, tag: TagRecord, row: int) -> bool:
-        """Folds the content of an element into it, if that is one element of the same name."""
-        if row == len(self._tags):
-            return False
-        child = self._tags[row]
-        if (
-            child.value != tag.value
-            or child.char_start_idx != tag.char_start_idx
-            or child.relative_start_pos != tag.relative_start_pos + 1
-            or child.char_end_idx != tag.char_end_idx
-            or child.relative_end_pos != tag.relative_end_pos - 1
-        ):
-            return False
-        _, chain = self._folded.pop(id(child), (child, [child.html_attrs]))
-        chain.append(tag.html_attrs)
-        self._folded[id(tag)] = tag, chain
-        tag.relative_end_pos = child.relative_end_pos
-        child.value = ""
-        return True
-
     def result(self) -> tuple[str, list[TagRecord]]:
         """The text, and the tags in document order, after the last element ended."""
-        if self._folded:
-            self._remove_folded()
         return "".join(self._chunks), self._tags
-
-    def _remove_folded(self) -> None:
-        for tag, chain in self._folded.values():
-            tag.html_attrs = _joined(chain)
-        removed: dict[int, list[int]] = {}
-        for tag in self._tags:
-            if not tag.value:
-                removed.setdefault(tag.char_start_idx, []).append(tag.relative_start_pos)
-        self._tags = [tag for tag in self._tags if tag.value]
-        for tag in self._tags:
-            if places := removed.get(tag.char_start_idx):
-                tag.relative_start_pos -= bisect_left(places, tag.relative_start_pos)
-            if places := removed.get(tag.char_end_idx):
-                tag.relative_end_pos -= bisect_left(places, tag.relative_end_pos)
 
 
 def _joined(chain: list[HtmlAttributes]) -> HtmlAttributes:

@@ -1,11 +1,12 @@
 """The rules by which a page becomes text and tags, applied one after the other to a plain tree.
 
-Slow and simple: each rule is a pass over a tree of Python objects, and the length of an element is
-measured by laying it out again. `bsmeta.annotate.page` does all of it in one pass.
+Slow and simple: each rule is a pass over a tree of Python objects, and the text of each element is
+joined again. `bsmeta.annotate.page` does all of it in one pass.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode
@@ -31,12 +32,18 @@ SPACED = words(
 
 @dataclass
 class Element:
-    """An element; `gone` marks what a rule removed, which still separates what is around it."""
+    """An element.
+
+    Attributes:
+        gone: Whether a rule removed it; a space is left.
+        folded: How many elements around it it is folded into; it is then no tag.
+    """
 
     name: str
     attributes: list[tuple[str, str]]
     children: list[Element | str] = field(default_factory=list)
     gone: bool = False
+    folded: int = 0
 
     @property
     def elements(self) -> list[Element]:
@@ -47,9 +54,8 @@ def rendered(html: str, profile: str = "published") -> tuple[str, str]:
     """The text of a page, and the same with its tags as the renderer inserts them."""
     body = copied(LexborHTMLParser(html).body)
     if profile == "published":
+        fold(body)
         remove(body)
-        remove_short(body, body)
-        fold(body, in_pre=False)
     else:
         empty(body)
     layout = Layout(body)
@@ -67,10 +73,34 @@ def copied(node: LexborNode) -> Element:
     return element
 
 
-def remove(element: Element) -> None:
+def fold(element: Element) -> None:
+    """Folds from the outside in; three elements become one."""
     for child in element.elements:
-        child.gone = child.name in REMOVED
+        is_only = len(element.elements) == 1 and element.name == child.name == "div"
+        child.folded = element.folded + 1 if is_only and element.folded < 2 else 0
+        fold(child)
+
+
+def remove(element: Element) -> None:
+    """Removes from the outside in; the text of what is removed later counts, too."""
+    is_short = element.name in REMOVED_IF_SHORT and not element.folded
+    if element.name in REMOVED or (is_short and len(raw_text(element)) <= 64):
+        element.gone = True
+        return
+    for child in element.elements:
         remove(child)
+
+
+def raw_text(element: Element, in_pre: bool = False) -> str:
+    """The text of an element with the white space of HTML collapsed."""
+    in_pre = in_pre or element.name in ("pre", "script", "style")
+    parts = []
+    for child in element.children:
+        if isinstance(child, Element):
+            parts.append(raw_text(child, in_pre))
+        else:
+            parts.append(child if in_pre else re.sub(r"[ \t\n\f\r]+", " ", child))
+    return "".join(parts)
 
 
 def empty(element: Element) -> None:
@@ -80,32 +110,14 @@ def empty(element: Element) -> None:
         empty(child)
 
 
-def remove_short(element: Element, body: Element) -> None:
-    """Removes from the inside out: what is left in an element decides."""
-    for child in element.elements:
-        if not child.gone:
-            remove_short(child, body)
-    if element.name in REMOVED_IF_SHORT:
-        start, end = Layout(body).spans[id(element)]
-        element.gone = end - start <= 64
-
-
-def fold(element: Element, in_pre: bool) -> None:
-    """Folds from the inside out; what separated the inner element still separates."""
-    in_pre = in_pre or element.name == "pre"
-    for child in element.elements:
-        fold(child, in_pre)
-    inner = [child for child in element.elements if not child.gone and child.name != "br"]
-    texts = [child for child in element.children if isinstance(child, str)]
-    is_alone = not any(text if in_pre else text.strip() for text in texts) and len(inner) == 1
-    if is_alone and element.name == inner[0].name == "div":
-        both = dict(element.attributes)
-        for name, value in inner[0].attributes:
+def attributes(element: Element) -> list[tuple[str, str]]:
+    """Those of an element, with those of the elements that are folded into it."""
+    both = dict(element.attributes)
+    inner = element.elements[0] if len(element.elements) == 1 else None
+    if inner is not None and inner.folded:
+        for name, value in attributes(inner):
             both[name] = f"{both[name]} {value}" if name in both else value
-        element.attributes = list(both.items())
-        place = element.children.index(inner[0])
-        edge = Element("div", [], gone=True)
-        element.children[place : place + 1] = [edge, *inner[0].children, edge]
+    return list(both.items())
 
 
 class Layout:
@@ -135,12 +147,12 @@ class Layout:
             elif child.name == "br":
                 self._separator = self._separator.strip(" ") + "\n"
             elif child.gone:
-                self._separate(child.name)
+                self._separator = self._separator or " "
             else:
                 self._visit(child, in_pre)
         self._begin()
         self.spans[id(element)] = self.spans[id(element)][0], len(self.text)
-        self.html += f"</{element.name}>"
+        self.html += "" if element.folded else f"</{element.name}>"
         self._separate(element.name)
 
     def _separate(self, name: str) -> None:
@@ -177,6 +189,6 @@ class Layout:
     def _begin(self) -> None:
         for element in self._begun:
             self.spans[id(element)] = len(self.text), -1
-            values = "".join(f" {name}:{value}" for name, value in element.attributes)
-            self.html += f"<{element.name}{values}>"
+            values = "".join(f" {name}:{value}" for name, value in attributes(element))
+            self.html += "" if element.folded else f"<{element.name}{values}>"
         self._begun = []

@@ -127,7 +127,17 @@ def test_tags_of_all(html: str, expected: list[tuple]) -> None:
         (f"<p>{'a' * 64}</p><p>{'b' * 65}</p>", "b" * 65),
         (f"<div><p>{'a' * 40}</p><p>{'b' * 40}</p></div>{WORDS}", WORDS.strip()),
         (f"<span>short</span> {WORDS}", f"short {WORDS.strip()}"),
-        (f"{WORDS}<p>cut</p>{WORDS}", f"{WORDS.strip()}\n{WORDS.strip()}"),
+        (f"{WORDS}<p>cut</p>{WORDS}", f"{WORDS.strip()} {WORDS.strip()}"),
+        (f"{WORDS}.<script>{WORDS}</script>x{WORDS}", f"{WORDS}. x{WORDS}"),
+        # The length is that before anything is removed, code included.
+        (f"<div>short<script>{'a' * 65}</script></div>{WORDS}", f"short\n{WORDS}"),
+        (f"<div>short<p>{'a' * 64}</p></div>{WORDS}", f"short\n{WORDS}"),
+        (f"<div>short<form>{'a ' * 40}</form></div>{WORDS}", f"short\n{WORDS}"),
+        (f"<div>short{'&nbsp;' * 60}</div>{WORDS}", f"short\n{WORDS}"),
+        (f"<div>short{' ' * 60}</div>{WORDS}", WORDS),
+        # The only element of its name in an element is folded with it, and not removed.
+        (f"<div>{WORDS}<div>short</div></div>", f"{WORDS.strip()}\nshort"),
+        (f"<div>{WORDS}<div>short</div><b></b></div>", WORDS),
         (
             f"<header>{WORDS}</header><form>{WORDS}</form><footer>{WORDS}</footer>x{WORDS}",
             f"x{WORDS}",
@@ -153,11 +163,25 @@ def test_chains_of_divs_are_folded() -> None:
     ]
 
 
-@pytest.mark.parametrize("between", ["text", "<b></b>", "<img>"])
-def test_a_div_with_anything_else_is_not_folded(between: str) -> None:
+def test_a_chain_of_divs_ends_after_three() -> None:
+    html = "".join(f"<div id={number}>" for number in range(7))
+    page = parse_page(f"{html}{WORDS}")
+    values = [tag.html_attrs.values for tag in page.tags if tag.value == "div"]
+    assert values == [["0 1 2"], ["3 4 5"], ["6"]]
+
+
+@pytest.mark.parametrize("between", ["<b></b>", "<img>", "<script></script>"])
+def test_a_div_with_another_element_is_not_folded(between: str) -> None:
     for html in (f"{between}<div>{WORDS}</div>", f"<div>{WORDS}</div>{between}"):
         page = parse_page(f"<div>{html}</div>")
         assert [tag.value for tag in page.tags].count("div") == 2
+
+
+@pytest.mark.parametrize("between", ["text", "<!-- comment -->", " "])
+def test_text_in_a_div_does_not_keep_it_from_being_folded(between: str) -> None:
+    for html in (f"{between}<div>{WORDS}</div>", f"<div>{WORDS}</div>{between}"):
+        page = parse_page(f"<div>{html}</div>")
+        assert [tag.value for tag in page.tags].count("div") == 1
 
 
 @pytest.mark.parametrize(
