@@ -87,6 +87,17 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
     )
 
 
+def repeated(overrides: Sequence[str]) -> Iterator[str]:
+    """Yields a line for each key that is given again with another value, which then counts."""
+    values: dict[str, str] = {}
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        name = name.lstrip("+")
+        if equals and values.get(name, value) != value:
+            yield f"{name} is given twice on the command line: {value} counts, not {values[name]}"
+        values[name] = value
+
+
 def pasteable(command: Sequence[str], **environment: str) -> str:
     """A command with the variables that it is started with, as a line for a POSIX shell."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]

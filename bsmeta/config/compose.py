@@ -44,6 +44,7 @@ EXIT_FAILURE = 1
 EXIT_PREEMPTED = 75
 
 Config = TypeVar("Config")
+logger = logging.getLogger(__name__)
 
 
 def run_entry_point(
@@ -97,6 +98,8 @@ def run_entry_point(
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
     try:
         line = command_line.read(sys.argv[1:], schema, config_name)
+        for remark in command_line.repeated(line.overrides) if rank() == 0 else ():
+            logger.warning(remark)
         if line.is_multirun or not line.is_run:
             refuse(line.problems)
         register(schema, line.own_folder)

@@ -44,7 +44,7 @@ def summary(
         "global batch": _batch(BatchPlan.of(config, launch.num_processes)),
         "steps": _length(config),
         "learning rate": _schedule(config),
-        "evaluation": _evaluations(config),
+        "evaluation": evaluations(config),
         "checkpoints": _checkpoints(config),
     }
     own = dict(entry.summary(config, launch))
@@ -81,24 +81,31 @@ def _length(config: RunConfig) -> str:
     return f"those of {config.num_train_epochs:g} epochs"
 
 
-def _evaluations(config: RunConfig) -> str:
+def evaluations(config: RunConfig) -> str:
+    """The steps at which a run evaluates, as the table shows them."""
+    often = [_every(config.eval_steps)] if config.eval_steps else []
     if config.evals_per_epoch is not None:
-        return f"{config.evals_per_epoch:,} an epoch"
-    return every(config.eval_steps)
+        often = [f"{config.evals_per_epoch:,} an epoch"]
+    return ", ".join([*often, *_extra_steps(config)]) or "–"
 
 
-def every(steps: int) -> str:
-    """An interval as the table shows it."""
-    return f"every {steps:,} steps" if steps else "–"
+def _extra_steps(config: RunConfig) -> list[str]:
+    steps = config.extra_steps_to_eval_save_at
+    return [f"at {steps}"] if steps else []
+
+
+def _every(steps: int) -> str:
+    return f"every {steps:,} steps"
 
 
 def _launch(config: RunConfig, launch: Launch) -> str:
-    engine = {"NO": "one process", "MULTI_GPU": "data parallel"}.get(
-        launch.distributed_type, launch.distributed_type
-    )
+    parts = ["1 process" if launch.num_processes == 1 else f"{launch.num_processes} processes"]
     if launch.deepspeed:
-        engine = f"DeepSpeed with {launch.deepspeed_config_file}"
-    return f"{launch.num_processes} processes, {engine}, precision {config.mixed_precision}"
+        parts.append(f"DeepSpeed with {launch.deepspeed_config_file}")
+    elif launch.distributed_type != "NO":
+        names = {"MULTI_GPU": "data parallel"}
+        parts.append(names.get(launch.distributed_type, launch.distributed_type))
+    return ", ".join([*parts, f"precision {config.mixed_precision}"])
 
 
 def _schedule(config: RunConfig) -> str:
@@ -116,13 +123,12 @@ def _schedule(config: RunConfig) -> str:
 
 def _checkpoints(config: RunConfig) -> str:
     kept = config.keep_last_checkpoints
-    extra = (
-        f", at {config.extra_steps_to_eval_save_at}" if config.extra_steps_to_eval_save_at else ""
-    )
-    often = f"every {config.save_steps:,} steps{extra}, " if config.save_steps else extra[2:]
+    often = [_every(config.save_steps)] if config.save_steps else []
     if config.saves_per_epoch is not None:
-        often = f"{config.saves_per_epoch:,} an epoch{extra}, "
-    return f"{often}and at the end; {f'the last {kept} are' if kept else 'all are'} kept"
+        often = [f"{config.saves_per_epoch:,} an epoch"]
+    often += _extra_steps(config)
+    last = "and at the end" if often else "at the end"
+    return f"{', '.join([*often, last])}; {f'the last {kept} are' if kept else 'all are'} kept"
 
 
 _METADATA = "data_config.metadata_config"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import json
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -48,6 +50,7 @@ from bsmeta.evaluation.tables import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+PLAIN_INTERVAL_S = 10.0
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 88rem; margin: 2rem auto;
@@ -194,7 +197,13 @@ def print_report(report: Report, files: list[Path]) -> None:
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Advance]:
-    """Show a bar with the time left; yields a callback for the share of the work done (0 to 1)."""
+    """Show a bar with the time left; yields a callback for the share of the work done (0 to 1).
+
+    Without a terminal, it prints a line every ten seconds.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_lines() if shown else lambda share: None
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -214,6 +223,20 @@ def progress_bar(shown: bool) -> Iterator[Advance]:
         yield advance
     finally:
         progress.stop()
+
+
+def _plain_lines() -> Advance:
+    begin = last = time.monotonic()
+
+    def advance(share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > PLAIN_INTERVAL_S:
+            last = now
+            left = "" if share <= 0 else f", {(now - begin) * (1 - share) / share:,.0f} s left"
+            print(f"scoring {share:.0%}, {now - begin:,.0f} s{left}", file=sys.stderr, flush=True)
+
+    return advance
 
 
 def _markdown_page(report: Report, plots_made: list[str]) -> str:

@@ -101,6 +101,7 @@ def _spelling(
         config=config,
         make=make,
         value_problems=spelling_checks.value_problems,
+        start_problems=spelling_checks.start_problems,
         summary=spelling_checks.summary_rows,
         evaluate=_evaluate_spelling,
         programs=("evaluate.py", "predict.py"),

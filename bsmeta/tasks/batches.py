@@ -6,6 +6,8 @@ equally often: under ZeRO-3 the ranks gather the weights together.
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
@@ -16,6 +18,8 @@ from bsmeta.config.progress import report_progress
 from bsmeta.tasks.base import EvaluationContext
 
 Item = TypeVar("Item")
+logger = logging.getLogger(__name__)
+LOG_INTERVAL_S = 10.0
 
 
 def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
@@ -58,12 +62,16 @@ def spread(
         context: The processes.
     """
     own: dict[int, Sequence[Any] | np.ndarray] = {}
+    last = time.monotonic()
     for start in range(0, len(batches), context.world_size):
         turn = start + context.rank
         results = run(batches[min(turn, len(batches) - 1)])
         report_progress()
         if turn < len(batches):
             own[turn] = results
+        if context.rank == 0 and time.monotonic() - last > LOG_INTERVAL_S:
+            last = time.monotonic()
+            logger.info("scoring: %d of %d batches", start, len(batches))
     found: list[Any] = [None] * sum(map(len, batches))
     for part in context.gather(own):
         for turn, results in part.items():

@@ -94,3 +94,24 @@ def test_a_home_folder_is_expanded_everywhere(tmp_path: Path) -> None:
     assert f'found "{tmp_path}/a", which is not there' in refused.stderr
     assert sorted(os.listdir(tmp_path)) == ["mine", "run"]
     assert (tmp_path / "run" / "status.json").exists()
+
+
+def test_a_key_that_is_given_twice() -> None:
+    given = ["seed=1", "learning_rate=1", "+seed=2", "learning_rate=1", "~seed", "seed=2"]
+    assert [*command_line.repeated(given)] == [
+        "seed is given twice on the command line: 2 counts, not 1"
+    ]
+
+
+def test_a_key_that_is_given_twice_is_named_once(tmp_path: Path) -> None:
+    done = start(tmp_path, *DEMO, "seed=1", "max_train_steps=40", "seed=2")
+    assert done.returncode == 0
+    assert done.stderr.count("seed is given twice on the command line: 2 counts, not 1") == 1
+
+
+def test_steps_of_a_warm_up_that_a_share_replaces(tmp_path: Path) -> None:
+    done = start(tmp_path, *DEMO, "warmup_share=0.1", "num_warmup_steps=3")
+    assert done.returncode == 2
+    assert named(done.stderr) == ["num_warmup_steps"]
+    assert "Fix: warmup_share=null num_warmup_steps=3, or only warmup_share" in done.stderr
+    assert start(tmp_path, *DEMO, "warmup_share=0.1").returncode == 0  # demo.yaml has the steps

@@ -1,9 +1,12 @@
-"""The global batch is computed in one place."""
+"""The global batch is computed in one place; steps and processes in the start-up table."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -13,6 +16,8 @@ from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDat
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
+from bsmeta.config.summary import summary
+from bsmeta.tasks import TASKS
 
 PRODUCT = re.compile(
     r"(batch_size|micro_batch|\bmicro)\s*\*\s*[\w.]*accumulation|accumulation\w*\s*\*\s*[\w.]*batch"
@@ -59,3 +64,44 @@ def test_nothing_else_computes_the_global_batch() -> None:
     found = [str(file.relative_to(package.parent)) for file in files
              if PRODUCT.search(file.read_text(encoding="utf-8"))]  # fmt: skip
     assert found == ["bsmeta/config/steps.py"]
+
+
+@pytest.mark.parametrize(
+    ("values", "evaluations", "checkpoints"),
+    [
+        ({}, "every 1,000 steps", "every 1,000 steps, and at the end; the last 3 are kept"),
+        ({"eval_steps": 0, "save_steps": 0}, "–", "at the end; the last 3 are kept"),
+        (
+            {"eval_steps": 0, "save_steps": 0, "extra_steps_to_eval_save_at": [5]},
+            "at [5]",
+            "at [5], and at the end; the last 3 are kept",
+        ),
+        (
+            {"extra_steps_to_eval_save_at": [5], "keep_last_checkpoints": 0},
+            "every 1,000 steps, at [5]",
+            "every 1,000 steps, at [5], and at the end; all are kept",
+        ),
+        ({"evals_per_epoch": 2, "saves_per_epoch": 1}, "2 an epoch", None),
+    ],
+)
+def test_intervals_in_the_start_up_table(
+    values: dict[str, Any], evaluations: str, checkpoints: str | None
+) -> None:
+    launch = Launch(source="test", num_processes=1)
+    config = CausalLMConfig(data_config=DataConfig(validation_file="x"), **values)
+    rows = dict(summary(config, launch, TASKS["causal_lm"]))
+    assert rows["evaluation"] == evaluations
+    assert rows["checkpoints"] == (checkpoints or "1 an epoch, and at the end; the last 3 are kept")
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind", "text"),
+    [
+        (1, "NO", "1 process, precision no"),
+        (1, "MULTI_GPU", "1 process, data parallel, precision no"),
+        (2, "MULTI_GPU", "2 processes, data parallel, precision no"),
+    ],
+)
+def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -> None:
+    launch = Launch(source="test", num_processes=processes, distributed_type=kind)
+    assert dict(summary(CausalLMConfig(), launch, TASKS["causal_lm"]))["launch"] == text

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 
+from bsmeta.tasks import batches
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batched, batches_of, batches_within, spread
 
@@ -47,3 +51,15 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
     assert all(max(lengths[batch]) * len(batch) <= 8 or len(batch) == 1
                for own in runs for batch in own)  # fmt: skip
     assert rank(0, lambda _: parts) == [0, 10, 20, 30, 40, 50, 60]
+
+
+def test_long_scoring_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = itertools.count(0, 4)  # seconds
+    monkeypatch.setattr(batches, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    caplog.set_level("INFO", logger="bsmeta")
+    single = [np.array([number]) for number in range(8)]
+    alone = EvaluationContext.alone(torch.device("cpu"))
+    assert spread(single, lambda numbers: numbers * 2, alone) == [*range(0, 16, 2)]
+    assert caplog.messages == ["scoring: 2 of 8 batches", "scoring: 5 of 8 batches"]

@@ -117,3 +117,18 @@ def test_garbage_is_collected_when_it_is_time_to() -> None:
         assert gc.get_stats()[2]["collections"] == before + 1
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA H200", 989e12),
+        ("Tesla V100-SXM2-32GB", None),  # it has no bf16
+    ],
+)
+def test_the_bf16_peak_of_a_gpu(
+    name: str, peak: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert metrics_module.peak_flops(torch.device("cuda")) == peak

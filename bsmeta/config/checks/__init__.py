@@ -91,4 +91,4 @@ def _own_problems(
 ) -> list[Problem]:
     """The problems that do not depend on the launch."""
     own = entry.value_problems(config, overridden)
-    return [*value_problems(config), *own, *folder_problems(config)]
+    return [*value_problems(config, overridden), *own, *folder_problems(config)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -32,9 +32,17 @@ from bsmeta.config.task_entry import TaskEntry
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
 
 
-def value_problems(config: RunConfig) -> Iterator[Problem]:
-    """Yields invalid values and invalid combinations of values."""
+def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
+    """Yields invalid values and invalid combinations of values.
+
+    Args:
+        overridden: The keys of the command line.
+    """
     yield from bound_problems(config)
+    if config.warmup_share is not None and "num_warmup_steps" in overridden:
+        expected = f"no such override: warmup_share={config.warmup_share:g} takes its place"
+        fix = f"warmup_share=null num_warmup_steps={config.num_warmup_steps}, or only warmup_share"
+        yield _refused(config, "num_warmup_steps", expected, fix)
     for step in config.extra_steps_to_eval_save_at:
         if step > config.max_train_steps and config.num_train_epochs is None:
             expected = f"steps of the run, from 1 to {config.max_train_steps} (max_train_steps)"

@@ -7,7 +7,7 @@ from bsmeta.config.checks.files import missing_shards
 from bsmeta.config.data import DataConfig, local_dataset, train_files
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
-from bsmeta.config.summary import every
+from bsmeta.config.summary import evaluations
 from bsmeta.config.task_entry import Row
 
 
@@ -38,7 +38,7 @@ def rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
             f"{config.max_train_steps:,} x {batch * length:,} tokens = "
             f"{config.max_train_steps * batch * length:,} tokens",
         ),
-        ("evaluation", every(config.eval_steps if data.validation_file else 0)),
+        ("evaluation", evaluations(config) if data.validation_file else "–"),
     ]
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import glob
 import math
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
+from typing import Any
 
 from bsmeta.config.checks.files import is_path, missing
-from bsmeta.config.checks.problems import HYDRA, Problem, show
+from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, show
 from bsmeta.config.launch import Launch
 from bsmeta.config.spelling import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
 from bsmeta.tasks.spelling.misspellings import CODESPELL
+
+MOST_SHARES = 64  # of a step, unless batch_shares is set
 
 DETECTION_METRICS = ("loss", "f1", "precision", "recall", "accuracy", "false_alarms")
 CORRECTION_METRICS = ("loss", "correction_f1", "edit_distance", "false_alarms")
@@ -113,6 +116,32 @@ def _batches(config: SpellingConfig) -> Iterator[Problem]:
         expected = f"at least {LEAST_TOKENS} tokens for each of batch_shares={shares}"
         fix = f"batch_max_length={LEAST_TOKENS * shares}, or fewer batch_shares"
         yield Problem("batch_max_length", HYDRA, show(config.batch_max_length), expected, fix)
+
+
+def shares_of(config: SpellingConfig) -> int:
+    """The parts into which every step can be divided."""
+    if config.batch_shares is not None:
+        return config.batch_shares
+    return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)
+
+
+def start_problems(
+    config: SpellingConfig, launch: Launch, _: Mapping[str, Any] | None
+) -> Iterator[Problem]:
+    """Yields steps that the processes of the launch cannot divide."""
+    accumulation, processes = config.gradient_accumulation_steps, launch.num_processes
+    bounds = {problem.key for problem in bound_problems(config)}
+    if bounds & {"gradient_accumulation_steps", "batch_shares", "batch_max_length"}:
+        return
+    shares, parts = shares_of(config), accumulation * processes
+    if shares % parts:
+        product = f"{processes} (processes) x {accumulation} (gradient_accumulation_steps)"
+        needed = -(-shares // parts) * parts
+        fix = f"batch_shares={needed}"
+        if LEAST_TOKENS * needed > config.batch_max_length:
+            fix += f" batch_max_length={LEAST_TOKENS * needed}, or fewer parts"
+        found = show(config.batch_shares) + (f" ({shares})" if config.batch_shares is None else "")
+        yield Problem("batch_shares", HYDRA, found, f"a multiple of {product} = {parts}", fix)
 
 
 def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:

@@ -19,12 +19,12 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.batches import batched
+from bsmeta.tasks.spelling.checks import shares_of
 from bsmeta.tasks.spelling.corrections import as_record
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.pairs import VALIDATION, Pair, Pairs, fitting, make_noise
 from bsmeta.tasks.spelling.table import Table, open_table
 
-MOST_SHARES = 64
 TEXTS_AT_ONCE = 500
 """Records that are batched together."""
 
@@ -169,10 +169,3 @@ class SpellingTask(ABC):
             texts = [str(record[column]) for record in batch]
             for text, changes in zip(texts, self.changes(model, texts), strict=True):
                 yield as_record(text, changes, corrects="text" in self.forms)
-
-
-def shares_of(config: SpellingConfig) -> int:
-    """The parts into which every step can be divided."""
-    if config.batch_shares is not None:
-        return config.batch_shares
-    return min(1 << ((config.batch_max_length // LEAST_TOKENS).bit_length() - 1), MOST_SHARES)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from bsmeta.config.launch import Launch
 from bsmeta.config.spelling import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling import checks
 
@@ -31,3 +32,28 @@ def test_packages_that_are_needed_later_are_named_at_the_start(
 def test_artificial_edits_insert_letters_only(letters: str) -> None:
     noise = NoiseConfig(method="artificial", letters=letters)
     assert named(noise=noise) == ["noise.letters: noise.letters=abcdefghijklmnopqrstuvwxyz"]
+
+
+@pytest.mark.parametrize(
+    ("processes", "settings", "found", "fix"),
+    [
+        (1, {"gradient_accumulation_steps": 3, "batch_shares": 3}, None, ""),
+        (2, {"gradient_accumulation_steps": 3, "batch_shares": 3}, "3", "batch_shares=6"),
+        (2, {"gradient_accumulation_steps": 2}, None, ""),
+        (
+            1,
+            {"gradient_accumulation_steps": 3},
+            "null (8)",
+            "batch_shares=9 batch_max_length=4608, or fewer parts",
+        ),
+        (16, {}, "null (8)", "batch_shares=16 batch_max_length=8192, or fewer parts"),
+        (1, {"gradient_accumulation_steps": 0}, None, ""),  # refused for itself
+    ],
+)
+def test_processes_divide_every_step(
+    processes: int, settings: dict[str, Any], found: str | None, fix: str
+) -> None:
+    launch = Launch(source="test", num_processes=processes)
+    problems = checks.start_problems(SedWordsConfig(**settings), launch, None)
+    expected = [] if found is None else [("batch_shares", found, fix)]
+    assert [(one.key, one.found, one.fix) for one in problems] == expected

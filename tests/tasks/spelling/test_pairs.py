@@ -11,11 +11,11 @@ import pytest
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.spelling import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
+from bsmeta.tasks.spelling.checks import shares_of
 from bsmeta.tasks.spelling.correction import Correction
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise
 from bsmeta.tasks.spelling.table import held_out_samples, open_table, prose_share
-from bsmeta.tasks.spelling.task import shares_of
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
 
 
