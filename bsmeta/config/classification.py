@@ -26,7 +26,7 @@ class ClassificationDataConfig(TableDataConfig):
         is_path=True,
     )
     csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
-    csv_encoding: str = key("auto", "encoding of the file; auto: UTF-8, UTF-16 or Windows-1252")
+    csv_encoding: str = key("auto", "encoding of the file; auto: UTF-8, UTF-16 or UTF-32")
     on_bad_row: str = key(
         "refuse",
         "a row without text or label, or with too many or too few columns; skip: leave it out, "

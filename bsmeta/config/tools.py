@@ -208,7 +208,7 @@ class PredictConfig:
         choices=("auto", "text", "color", "json", "diff"),
     )
     csv_separator: str = key("auto", "character between columns; auto: , ; tab or |")
-    csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or Windows-1252")
+    csv_encoding: str = key("auto", "encoding of a CSV file; auto: UTF-8, UTF-16 or UTF-32")
     on_bad_row: str = key(
         "refuse",
         "a record without text, or that cannot be read; skip: leave it out, and count",

@@ -19,6 +19,7 @@ GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has 
 AUTO = "auto"
 
 _BLOCK = 1 << 20
+_LISTED = 5  # lines in a message
 _MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
 _MARKS = {
     codecs.BOM_UTF8: "utf-8-sig",
@@ -42,7 +43,6 @@ _OTHER_FORMATS = {
 _MARKUP = re.compile(rb"\s*(<!doctype|<html|<\?xml)", re.IGNORECASE)
 _JSON = re.compile(rb'\s*(\{|\[\s*[\{\[])\s*("|\}|\])')
 _CONTROLS = bytes({*range(9), *range(14, 27), *range(28, 32)})
-_UNDEFINED_IN_1252 = (b"\x81", b"\x8d", b"\x8f", b"\x90", b"\x9d")
 
 
 def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
@@ -123,7 +123,12 @@ def _utf16(head: bytes) -> str | None:
 
 
 def find_encoding(path: Path) -> tuple[str, str | None]:
-    """The encoding of a file, and how it was found out, for the user; the whole file is read."""
+    """The encoding of a file, and how it was found out, for the user; the whole file is read.
+
+    Raises:
+        DataError: If it is neither UTF-8, UTF-16 nor UTF-32: in which of the many others, the
+            content does not say, and a wrong guess changes the texts.
+    """
     content, file = open_bytes(path)
     with file, content:
         head = content.peek(_BLOCK)  # type: ignore[attr-defined]
@@ -134,32 +139,50 @@ def find_encoding(path: Path) -> tuple[str, str | None]:
         wide = _utf16(head)
         if wide is not None:
             return wide, f"encoding: {wide}, because every other byte is 0"
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        is_utf8, is_1252, line, wrong_line = True, True, 1, 0
-        try:
-            while block := content.read(_BLOCK):
-                if is_utf8:
-                    try:
-                        decoder.decode(block)
-                    except UnicodeDecodeError as error:
-                        is_utf8 = False
-                        wrong_line = line + block[: error.start].count(b"\n")
-                    line += block.count(b"\n")
-                is_1252 = is_1252 and not any(byte in block for byte in _UNDEFINED_IN_1252)
-        except GZIP_ERRORS:
-            pass  # reported with the number of the row, when the rows are read
-    if is_utf8:
+        first, count, valid = _lines_not_utf8(content)
+    if not count:
         return "utf-8", None
-    name = "cp1252" if is_1252 else "latin-1"
-    return name, (
-        f"encoding: {name}, guessed, because line {wrong_line:,} is not UTF-8; csv_encoding names "
-        "another"
+    lines = f"line{'s' if count > 1 else ''} {', '.join(f'{line:,}' for line in first)}"
+    more = f" and {count - len(first):,} more" if count > len(first) else ""
+    fix = (
+        "other lines have characters in valid UTF-8, so these are damaged: correct them, or "
+        "declare the encoding of the whole file"
+        if valid > count
+        else "declare the encoding that the file has"
     )
+    raise DataError(
+        f"{path}: not UTF-8 in {lines}{more}; {fix}: csv_encoding=NAME, such as cp1252, shift_jis, "
+        "gb18030, koi8-r"
+    )
+
+
+def _lines_not_utf8(content: BinaryIO) -> tuple[list[int], int, int]:
+    """The first lines that are not UTF-8, how many are not, and how many are, beyond ASCII."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    first: list[int] = []
+    line, last, count, valid = 1, 0, 0, 0
+    try:
+        while True:
+            part = content.readline(_BLOCK)  # a longer line in several parts
+            ends = part.endswith(b"\n") or not part
+            try:
+                valid += len(decoder.decode(part, final=ends)) < len(part)
+            except UnicodeDecodeError:
+                decoder.reset()
+                if line != last:  # a line counts once
+                    last, count = line, count + 1
+                    first += [line] if count <= _LISTED else []
+            if not part:
+                break
+            line += ends
+    except GZIP_ERRORS:
+        pass  # reported with the number of the row, when the rows are read
+    return first, count, valid
 
 
 def not_text(path: Path, encoding: str, line: int, error: UnicodeError) -> DataError:
     """The error about a file that is not in an encoding."""
     return DataError(
-        f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); declare the "
-        "encoding that the file has, or csv_encoding=auto"
+        f"{path}: after line {line:,}: not text in csv_encoding={encoding} ({error}); correct the "
+        "file, or declare the encoding that it has"
     )

@@ -62,8 +62,6 @@ def read(
         (CAFE.encode("utf-32"), CAFES, "utf-32, from its mark"),
         (PLAIN.decode().encode("utf-16-le"), ROWS, "utf-16-le, because every other byte"),
         (PLAIN.decode().encode("utf-16-be"), ROWS, "utf-16-be, because every other byte"),
-        (CAFE.encode("cp1252"), CAFES, "cp1252, guessed, because line 2 is not UTF-8"),
-        (b"text,label\n\x8d\xe9,a\n", [["\x8d\xe9", "a"]], "latin-1, guessed"),
         (SEED_DOCUMENT, [
             ["Beat my Republican opponent!  ", "left"],
             ["Democrats want you to...      ", "right"],
@@ -98,6 +96,46 @@ def test_declared_separator_and_encoding(tmp_path: Path) -> None:
     assert read(tmp_path, PLAIN.replace(b",", b"\t"), separator="tab")[1] == ROWS
     marked = codecs.BOM_UTF8 + b'"text","label"\n' + PLAIN[11:]
     assert read(tmp_path, marked, encoding="UTF8")[1] == ROWS
+
+
+ENCODED = {
+    "cp1252": ("café – naïve", "Buy “this”"),
+    "shift_jis": ("減税を支持する", "この歯磨き粉を買う"),
+    "gb18030": ("支持减税", "请买这个牙膏"),
+    "koi8-r": ("за снижение налогов", "купите эту пасту"),
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+@pytest.mark.parametrize("compressed", [False, True])
+def test_another_encoding_is_refused_unless_it_is_declared(
+    tmp_path: Path, encoding: str, compressed: bool
+) -> None:
+    """Each of these was read as Windows-1252 or Latin-1, with a note."""
+    first, second = ENCODED[encoding]
+    content = f"text,label\nplain,a\n{first},a\n{second},b\n".encode(encoding)
+    content = gzip.compress(content) if compressed else content
+    with pytest.raises(DataError) as error:
+        read(tmp_path, content)
+    assert str(error.value).endswith(
+        "table.csv: not UTF-8 in lines 3, 4; declare the encoding that the file has: "
+        "csv_encoding=NAME, such as cp1252, shift_jis, gb18030, koi8-r"
+    )
+    _, rows = read(tmp_path, content, encoding=encoding)
+    assert rows == [["plain", "a"], [first, "a"], [second, "b"]]
+
+
+def test_a_damaged_line_is_named_and_the_others_are_not_decoded_anew(tmp_path: Path) -> None:
+    lines = ["text,label", *(f"naïve {number},a" for number in range(9000))]
+    content = "\n".join(lines).encode()
+    damaged = content.replace("naïve 4711".encode(), b"na\xefve 4711")
+    with pytest.raises(DataError, match="not UTF-8 in line 4,713; other lines .* damaged: correct"):
+        read(tmp_path, damaged)
+    with pytest.raises(DataError, match="not UTF-8 in line 9,001; other lines"):
+        read(tmp_path, content + b"\xc3")  # cut in the last character
+    damaged = content.replace(b"\xc3\xaf", b"\xef", 7)
+    with pytest.raises(DataError, match="not UTF-8 in lines 2, 3, 4, 5, 6 and 2 more; other"):
+        read(tmp_path, damaged)
 
 
 def test_one_column_of_prose(tmp_path: Path) -> None:
