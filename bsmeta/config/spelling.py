@@ -121,7 +121,7 @@ class SpellingConfig(RunConfig):
         heading="Batches",
     )
     bucket_span: int = key(
-        4, "a step has samples whose lengths // bucket_span are equal", at_least=1
+        4, "samples are ordered by length // bucket_span, and cut into steps", at_least=1
     )
     batch_shares: int | None = key(
         None,

@@ -106,11 +106,14 @@ class SimilarLengths(FixedSize):
 
 
 class TokenBudget:
-    """Steps of rows of similar length whose padded tokens fit a budget over all processes.
+    """Steps of rows of similar length whose padded tokens fill a budget over all processes.
 
-    Rows are bucketed by `length // span`. A step has rows of one bucket: as many as fit when each
-    is padded to the bucket's longest row and the budget is cut into `shares` equal parts, so that
-    no process exceeds its part of the budget, for any number of processes that divides `shares`.
+    An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
+    into steps, which are shuffled. A step has as many rows as fit when each is padded to the
+    longest row of the bucket in which the step begins and the budget is cut into `shares` equal
+    parts, so that no process exceeds its part of the budget, for any number of processes that
+    divides `shares`. Where a bucket ends, the step continues with the next; one step of an epoch
+    has the remaining rows.
 
     Args:
         lengths: Tokens of each row, int[number of rows].
@@ -127,37 +130,47 @@ class TokenBudget:
             raise ConfigurationError("a token budget for no rows: the table is empty")
         self.shares: int | None = shares
         self._seed = seed
-        self._buckets = np.asarray(lengths) // span
-        numbers, place, counts = np.unique(self._buckets, return_inverse=True, return_counts=True)
+        buckets = -(np.asarray(lengths) // span)
+        numbers, place, counts = np.unique(buckets, return_inverse=True, return_counts=True)
         longest = np.zeros(len(numbers), np.int64)
         np.maximum.at(longest, place, lengths)
-        if longest.max() * shares > budget:
+        if longest[0] * shares > budget:
             raise ConfigurationError(
-                f"the longest example has {longest.max():,} tokens and does not fit into its part "
+                f"the longest example has {longest[0]:,} tokens and does not fit into its part "
                 f"of the budget: batch_max_length={budget:,} over batch_shares={shares} leaves "
                 f"{budget // shares:,} tokens; expected batch_max_length of at least "
-                f"{longest.max() * shares:,}, fewer shares, or shorter examples"
+                f"{longest[0] * shares:,}, fewer shares, or shorter examples"
             )
-        self._place = place
-        self._rows_per_step = shares * (budget // shares // np.maximum(longest, 1))
-        self._steps = -(-counts // self._rows_per_step)
-        self._counts = counts
-        self.steps_per_epoch = int(self._steps.sum())
+        self._place = place.astype(np.int32)  # the number of each row's bucket, the longest first
+        sizes = shares * (budget // shares // np.maximum(longest, 1))
+        self._bounds = np.minimum(_bounds(counts.tolist(), sizes.tolist()), len(lengths))
+        self.steps_per_epoch = len(self._bounds) - 1
 
     def epoch(self, epoch: int) -> EpochOrder:
         shuffled = permutation(len(self._place), derive(self._seed, "rows", epoch))
-        by_bucket = shuffled[np.argsort(self._place[shuffled], kind="stable")]
-        first_step = np.cumsum(self._steps) - self._steps
-        first_row = np.cumsum(self._counts) - self._counts
-        in_bucket = np.arange(len(by_bucket)) - np.repeat(first_row, self._counts)
-        rows_per_step = np.repeat(self._rows_per_step, self._counts)
-        step = np.repeat(first_step, self._counts) + in_bucket // rows_per_step
-        turn = np.empty(self.steps_per_epoch, np.int64)
-        seed = derive(self._seed, "steps", epoch)
-        turn[permutation(self.steps_per_epoch, seed)] = np.arange(self.steps_per_epoch)
-        sizes = np.bincount(turn[step], minlength=self.steps_per_epoch)
-        rows = by_bucket[np.argsort(turn[step], kind="stable")]
-        return EpochOrder(rows, np.concatenate([[0], np.cumsum(sizes)]))
+        rows = shuffled[np.argsort(self._place[shuffled], kind="stable")]
+        turn = permutation(self.steps_per_epoch, derive(self._seed, "steps", epoch))
+        sizes = np.diff(self._bounds)[turn]
+        bounds = np.concatenate([[0], np.cumsum(sizes)])
+        shift = np.repeat(self._bounds[turn] - bounds[:-1], sizes)
+        return EpochOrder(rows[np.arange(len(rows)) + shift], bounds)
+
+
+def _bounds(counts: list[int], sizes: list[int]) -> np.ndarray:
+    """Where steps begin in rows that are ordered by bucket: int64[steps + 1].
+
+    Args:
+        counts: Rows of each bucket.
+        sizes: Rows of a step that begins in each bucket.
+    """
+    steps: list[np.ndarray] = []
+    taken = 0  # rows of this bucket that the last step before it has
+    for count, size in zip(counts, sizes, strict=True):
+        remaining = count - taken
+        own = max(-(-remaining // size), 0)
+        steps.append(np.full(own, size))
+        taken = own * size - remaining
+    return np.concatenate([[0], np.cumsum(np.concatenate(steps))])
 
 
 Collate = Callable[[np.ndarray, int], MicroBatch]

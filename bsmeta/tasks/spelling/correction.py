@@ -35,7 +35,7 @@ from bsmeta.tasks.spelling.seq2seq import (
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import cut
 
-ROOM_OF_BYTES = 1.2
+ROOM_OF_BYTES = 1.1
 """Bytes of a text with errors, compared with the correct text, for which a batch has room."""
 
 

@@ -15,7 +15,7 @@ from bsmeta.tasks.spelling.word_model import WordCounts, form_tensors
 
 WINDOW_WORDS = 256
 """Most words of a text that the small detector sees at once."""
-ROOM = 1.5
+ROOM = 1.35
 """Tokens of a text with errors, compared with the correct text, for which a batch has room."""
 
 Words = Sequence[str]
