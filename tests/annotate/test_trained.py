@@ -13,7 +13,13 @@ from bsmeta.annotate.row import InputRecord
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.spelling.inputs import FormInputs
-from bsmeta.tasks.spelling.word_model import FEATURES, WordCounts, WordDetector, WordDetectorConfig
+from bsmeta.tasks.spelling.word_model import (
+    FEATURES,
+    WordCounts,
+    WordDetector,
+    WordDetectorConfig,
+    count_words,
+)
 from tests.annotate.helpers import annotate, annotated, rows, some_pages, values, write_pages
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.tasks.disambiguation.helpers import write_encoder, write_world
@@ -119,7 +125,9 @@ def detector(tmp_path: Path) -> Path:
         model.norm.weight.fill_(1.0)
         model.score.weight[0] = torch.tensor([1.0, 0.0] * 4)
     model.save_pretrained(tmp_path / "run" / "model")
-    FormInputs(WordCounts.of([KNOWN], {}), shape.word_bytes).write(tmp_path / "run" / "model")
+    FormInputs(WordCounts(count_words([KNOWN]), {}), shape.word_bytes).write(
+        tmp_path / "run" / "model"
+    )
     (tmp_path / "run" / "config.yaml").write_text("task: sed_words\n")
     assert len(model.counts) == FEATURES
     return tmp_path / "run"

@@ -67,8 +67,12 @@ def sources_fingerprint(config: DataConfig) -> list[dict[str, Any]]:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Hash (xxh3, hexadecimal) of a fast tokenizer."""
-    return xxhash.xxh3_64_hexdigest(tokenizer.backend_tokenizer.to_str().encode())
+    """Hash (xxh3, hexadecimal) of a tokenizer: of a slow one, of its class and vocabulary."""
+    if tokenizer.is_fast:
+        content = tokenizer.backend_tokenizer.to_str()
+    else:
+        content = repr((type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())))
+    return xxhash.xxh3_64_hexdigest(content.encode())
 
 
 def held_out_fingerprint(config: DataConfig) -> str:

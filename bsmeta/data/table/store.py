@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from bsmeta.config.errors import ConfigurationError, DataError, differing
 from bsmeta.config.progress import exclusively, opaque_work
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 KEY = "key.json"
 
 
-def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset]) -> Dataset:
+def open_store(
+    folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset | Iterable[pa.RecordBatch]]
+) -> Dataset:
     """The rows of a store, which is built first if there is none.
 
     Every process of a run calls it: one process per machine builds while the others wait.
@@ -31,7 +36,8 @@ def open_store(folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset
         folder: Where the store is, or will be.
         key: What determines the rows, JSON-serializable: the source's content hash and every
             setting.
-        build: Builds the rows (`Dataset.map(num_proc=...)` inside).
+        build: Builds the rows: a dataset (`Dataset.map(num_proc=...)` inside), or batches of rows,
+            the first not empty, which are written as they come.
 
     Raises:
         ConfigurationError: If the store was built from another source or with other settings.
@@ -67,13 +73,35 @@ def saved_key(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _write(folder: Path, key: dict[str, Any], rows: Dataset) -> None:
+def _write(folder: Path, key: dict[str, Any], rows: Dataset | Iterable[pa.RecordBatch]) -> None:
     """Writes a store to a temporary folder and renames it: an interrupted build leaves no store."""
+    from datasets import Dataset
+
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    rows.save_to_disk(str(part))
-    (part / KEY).write_text(json.dumps({"key": key, "rows": len(rows)}, indent=1))
+    if isinstance(rows, Dataset):
+        rows.save_to_disk(str(part))
+        count = len(rows)
+    else:
+        count = _write_batches(iter(rows), part)
+    (part / KEY).write_text(json.dumps({"key": key, "rows": count}, indent=1))
     part.rename(folder)
+
+
+def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
+    """Writes batches of rows as they come, in the form of a saved dataset; returns the rows."""
+    from datasets import Dataset, Features
+
+    first = next(batches)
+    features = Features.from_arrow_schema(first.schema)
+    Dataset.from_dict(first.to_pydict(), features).save_to_disk(str(folder))
+    (file,) = folder.glob("*.arrow")  # of the first batch, replaced by one with all of them
+    count = 0
+    with pa.OSFile(str(file), "wb") as opened, pa.ipc.new_stream(opened, first.schema) as stream:
+        for batch in chain([first], batches):
+            stream.write(batch)
+            count += batch.num_rows
+    return count
 
 
 def _read_key(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.spelling import SecConfig
 from bsmeta.data.batch import MicroBatch
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.tasks.base import EvaluationContext, Loss, Metric
 from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.corrections import Correction as Change
@@ -23,6 +24,7 @@ from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.inputs import ROOM, Inputs
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.samples import Sample
 from bsmeta.tasks.spelling.seq2seq import (
     IGNORED,
     build_seq2seq,
@@ -51,17 +53,16 @@ class Correction(SpellingTask):
 
     def _most_tokens(self) -> np.ndarray:
         """The most tokens that each training sample may have, on either side."""
-        numbers = self.table.numbers("train")
-        found = []
-        for start in range(0, len(numbers), 10_000):
-            samples = self.table.read(numbers[start : start + 10_000])
+        room = ROOM if self._config.model_name else ROOM_OF_BYTES
+
+        def lengths(samples: Sequence[Sample]) -> np.ndarray:
             correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
             source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
             has_noise = np.array([s.target is None for s in samples])
-            room = ROOM if self._config.model_name else ROOM_OF_BYTES
             roomy = np.ceil(correct * room).astype(np.int64)
-            found.append(np.where(has_noise, roomy, np.maximum(source, correct)))
-        return np.concatenate(found) if found else np.zeros(0, np.int64)
+            return np.where(has_noise, roomy, np.maximum(source, correct))
+
+        return self.table.lengths([tokenizer_fingerprint(self._tokenizer), room], lengths)
 
     def build_model(self) -> nn.Module:
         return build_seq2seq(self._config, self._tokenizer)

@@ -33,6 +33,7 @@ from bsmeta.tasks.spelling.detector import (
 from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
 from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.samples import Sample
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import Span, cut, words
 
@@ -58,7 +59,10 @@ class Detection(SpellingTask):
         return build_inputs(self._config, self.table)
 
     def _most_tokens(self) -> np.ndarray:
-        return self._inputs.lengths([text.split() for text in self.table.texts("train")])
+        def lengths(samples: Sequence[Sample]) -> np.ndarray:
+            return self._inputs.lengths([sample.correct.split() for sample in samples])
+
+        return self.table.lengths(self._inputs.measure, lengths)
 
     def build_model(self) -> nn.Module:
         return build_detector(self._config, self._inputs)

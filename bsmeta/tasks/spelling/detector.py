@@ -33,6 +33,7 @@ from bsmeta.tasks.spelling.word_model import (
     WordCounts,
     WordDetector,
     WordDetectorConfig,
+    count_words,
     word_list,
 )
 
@@ -145,7 +146,7 @@ def build_inputs(config: DetectionConfig, table: Table) -> Inputs:
     if _is_small(config.model_name):
         return _small_inputs(Path(str(config.model_name)), config.hidden_counts)
     if config.model_name is None and config.model_config_file is None:
-        counts = WordCounts.of(table.texts("train"), word_list(config.word_list))
+        counts = WordCounts(table.word_counts(count_words), word_list(config.word_list))
         return FormInputs(counts, config.small_model.word_bytes, config.hidden_counts)
     tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
     return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.seeds import derive
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.tasks.spelling.word_model import WordCounts, form_tensors
 
 WINDOW_WORDS = 256
@@ -24,6 +25,10 @@ Tensors = dict[str, torch.Tensor]
 
 class Inputs(Protocol):
     """Words → the inputs of a detector."""
+
+    @property
+    def measure(self) -> Any:
+        """What determines the lengths of texts; JSON-serializable."""
 
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         """The most tokens that each text may have, int64 [texts]."""
@@ -61,6 +66,10 @@ class FormInputs:
         self._word_bytes = word_bytes
         self._hidden_counts = hidden_counts
 
+    @property
+    def measure(self) -> Any:
+        return "words"
+
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         return np.array([len(words) for words in texts], np.int64)
 
@@ -93,6 +102,10 @@ class TokenInputs:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int | None) -> None:
         self._tokenizer = tokenizer
         self._longest = longest
+
+    @property
+    def measure(self) -> Any:
+        return [tokenizer_fingerprint(self._tokenizer), self._longest, ROOM]
 
     def lengths(self, texts: Sequence[Words]) -> np.ndarray:
         counts = np.array([len(self._encode(words)[0]) for words in texts], np.int64)

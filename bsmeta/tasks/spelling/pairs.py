@@ -17,7 +17,8 @@ from bsmeta.config.spelling import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.characters import CharacterNoise
 from bsmeta.tasks.spelling.misspellings import load_misspellings
 from bsmeta.tasks.spelling.noise import Noise
-from bsmeta.tasks.spelling.table import Sample, Table
+from bsmeta.tasks.spelling.samples import Sample
+from bsmeta.tasks.spelling.table import Table
 
 VALIDATION = -1
 """The epoch of the validation, whose noise is always the same."""

@@ -1,73 +1,61 @@
-"""Texts of the data sets → samples of training and validation, in a store on disk.
+"""Samples of training and validation in a store on disk, and what is computed from them once.
 
 A sample is a text of at most `max_characters`, or a pair of a text and its correction. The store
-is built once per machine; its folder is named after what determines the samples.
+is built once per machine; its folder is named after what determines the samples. The data sets are
+read twice: to choose the samples, of which only a hash and the number of the text are kept in
+memory, and to write those that are chosen. The store is memory-mapped.
 """
 
 from __future__ import annotations
 
-import glob
-import gzip
 import hashlib
 import json
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import os
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import xxhash
 
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.progress import report_progress
+from bsmeta.config.errors import DataError
+from bsmeta.config.progress import exclusively, report_progress
 from bsmeta.config.spelling import SpellingConfig
 from bsmeta.data.seeds import derive, permutation
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.data.table.hashes import file_hashes
 from bsmeta.data.table.store import open_store
-from bsmeta.tasks.spelling.text import cut
+from bsmeta.tasks.spelling.samples import Sample, data_files, samples_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-TEXT_COLUMNS = ("sequence", "text", "sentence")
-SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
-_PLAIN_WORD = re.compile(r"[\"'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'”’)\].,;:!?]*")
-
-
-@dataclass(frozen=True)
-class Sample:
-    """A text to train or validate on.
-
-    Attributes:
-        source: The text as it is read.
-        target: The correct text; None: `source` is correct, and gets noise.
-        name: The file and the number of its text, for `log_documents`.
-    """
-
-    source: str
-    target: str | None
-    name: str
-
-    @property
-    def correct(self) -> str:
-        """The correct text."""
-        return self.source if self.target is None else self.target
+UNUSED, TRAIN, VALIDATION = range(3)
+"""What a sample is used for."""
+BATCH = 1000
+"""Samples that are read or written at once."""
+_SCHEMA = pa.schema([
+    ("source", pa.string()), ("target", pa.string()), ("name", pa.string()),
+    ("is_validation", pa.bool_()),
+])  # fmt: skip
 
 
 class Table:
     """The samples of a run.
 
     Args:
-        rows: `source`, `target`, `name` and `split` of each sample.
+        rows: `source`, `target`, `name` and `is_validation` of each sample, memory-mapped.
         key: What determines them.
+        folder: The folder of the store.
     """
 
-    def __init__(self, rows: Dataset, key: Mapping[str, Any]) -> None:
+    def __init__(self, rows: Dataset, key: Mapping[str, Any], folder: Path) -> None:
         self._rows = rows
         self.key = dict(key)
+        self._folder = folder
 
     def numbers(self, split: str) -> np.ndarray:
         """The numbers of the samples of a split: `train` or `validation`."""
@@ -75,7 +63,7 @@ class Table:
 
     @cached_property
     def _is_validation(self) -> np.ndarray:
-        return np.array(self._rows["is_validation"], dtype=bool)
+        return self._rows.data.column("is_validation").to_numpy()
 
     def read(self, numbers: np.ndarray) -> list[Sample]:
         """Some samples, in the order of their numbers as given."""
@@ -85,12 +73,52 @@ class Table:
             Sample(*row) for row in zip(rows["source"], rows["target"], rows["name"], strict=True)
         ]
 
+    def batches(self, split: str) -> Iterator[list[Sample]]:
+        """The samples of a split, some at a time."""
+        numbers = self.numbers(split)
+        for start in range(0, len(numbers), BATCH):
+            yield self.read(numbers[start : start + BATCH])
+
     def texts(self, split: str) -> Iterator[str]:
         """The correct texts of a split."""
-        numbers = self.numbers(split)
-        for start in range(0, len(numbers), 10_000):
-            for sample in self.read(numbers[start : start + 10_000]):
-                yield sample.correct
+        return (sample.correct for batch in self.batches(split) for sample in batch)
+
+    def lengths(self, key: Any, measure: Callable[[list[Sample]], np.ndarray]) -> np.ndarray:
+        """A number for each training sample, int32 [samples], computed once and memory-mapped.
+
+        Args:
+            key: What determines the numbers, beside the samples; JSON-serializable.
+            measure: The numbers of some samples.
+        """
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        file = self._folder / f"lengths-{digest}.npy"
+
+        def compute(part: Path) -> None:
+            found = [np.zeros(0, np.int32), *map(measure, self.batches("train"))]
+            with part.open("wb") as opened:
+                np.save(opened, np.concatenate(found).astype(np.int32))
+
+        self._once(file, compute)
+        return np.load(file, mmap_mode="r")
+
+    def word_counts(self, count: Callable[[Iterator[str]], Mapping[str, int]]) -> dict[str, int]:
+        """How often each word occurs in the training texts, counted once."""
+        file = self._folder / "word_counts.json"
+        self._once(file, lambda part: _write_json(part, count(self.texts("train"))))
+        counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
+        return counts
+
+    def _once(self, file: Path, write: Callable[[Path], None]) -> None:
+        """Writes a file beside the samples if there is none, in one process of the machine."""
+        with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
+            if not file.exists():
+                part = file.with_name(f"{file.name}.part")
+                write(part)
+                os.replace(part, file)
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def open_table(config: SpellingConfig) -> Table:
@@ -101,8 +129,9 @@ def open_table(config: SpellingConfig) -> Table:
         DataError: If a data set cannot be read, or nothing remains to train on.
     """
     sets = [data_files(name) for name in config.datasets]
+    hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
     key = {
-        "files": [{file.name: file_hash(file) for file in files} for files in sets],
+        "files": [{file.name: hashes[file] for file in files} for files in sets],
         "dataset_limits": per_dataset(config.dataset_limits, len(sets)),
         "val_splits": per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,
@@ -113,7 +142,7 @@ def open_table(config: SpellingConfig) -> Table:
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     folder = Path(config.store_dir) / digest
-    return Table(open_store(folder, key, lambda: _build(config, sets, key)), key)
+    return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
 
 
 def per_dataset(values: list[Any], count: int) -> list[Any]:
@@ -121,60 +150,82 @@ def per_dataset(values: list[Any], count: int) -> list[Any]:
     return list(values) * (count if len(values) == 1 else 1) or [None] * count
 
 
-def data_files(name: str) -> list[Path]:
-    """The files of a data set: a file, those of a folder, or those that match a glob.
-
-    Raises:
-        ConfigurationError: If there is none.
-    """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        found = [file for file in path.rglob("*") if file.name.endswith(SUFFIXES)]
-    else:
-        found = [Path(file) for file in glob.glob(str(path), recursive=True)]
-    files = sorted(file for file in found if file.is_file() and file.name.endswith(SUFFIXES))
-    if not files:
-        raise ConfigurationError(
-            f"datasets: {name} has no file that ends in {', '.join(SUFFIXES)}; name a file, a "
-            "folder or a glob",
-            ["datasets"],
-        )
-    return files
-
-
-def _build(config: SpellingConfig, sets: list[list[Path]], key: Mapping[str, Any]) -> Dataset:
-    from datasets import Dataset
-
-    seen: set[str] = set()
-    rows: list[dict[str, Any]] = []
-    limits, splits = key["dataset_limits"], key["val_splits"]
-    for number, files in enumerate(sets):
-        own = []
-        for sample in samples_of(config, files):
-            if sample.correct in seen:
-                continue  # or copies of a validation sample would be trained on
-            seen.add(sample.correct)
-            own.append(sample)
-        chosen = shuffled(own, derive(config.seed, "samples", number))[: limits[number]]
-        held_out = held_out_samples(splits[number], len(chosen))
-        last = chosen[held_out - 1].name if held_out else None
-        rows += [
-            {**vars(sample), "is_validation": turn < held_out or sample.name == last}
-            for turn, sample in enumerate(chosen)
-        ]
-    if all(row["is_validation"] for row in rows):
+def _build(
+    config: SpellingConfig, sets: Sequence[Sequence[Path]], key: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """The samples of the store, in the order of the files."""
+    hashes, texts, ends = _scan(config, sets)
+    uses = _choose(hashes, texts, ends, key)
+    if not (uses == TRAIN).any():
         raise DataError(
-            f"datasets: {len(rows):,} samples, and val_splits={config.val_splits} leaves none of "
-            "them to train on (a text is for training or for validation, with all its samples)"
+            f"datasets: {(uses != UNUSED).sum():,} samples, and val_splits={config.val_splits} "
+            "leaves none of them to train on (a text is for training or for validation, with all "
+            "its samples)"
         )
-    columns = ("source", "target", "name", "is_validation")
-    return Dataset.from_dict({name: [row[name] for row in rows] for name in columns})
+    rows: list[dict[str, Any]] = []
+    samples = (sample for files in sets for sample in samples_of(config, files))
+    try:
+        for sample, use in zip(samples, uses, strict=True):
+            if use != UNUSED:
+                rows.append({**vars(sample), "is_validation": use == VALIDATION})
+            if len(rows) == BATCH:
+                yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
+                rows = []
+    except ValueError as error:
+        raise DataError("datasets: a file has changed while it was read; begin again") from error
+    yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
 
 
-def shuffled(samples: Sequence[Sample], seed: int) -> list[Sample]:
-    """The samples in a random order of their texts; those of a text stay together."""
-    texts = [list(group) for _, group in groupby(samples, key=lambda sample: sample.name)]
-    return [sample for place in permutation(len(texts), seed).tolist() for sample in texts[place]]
+def _scan(
+    config: SpellingConfig, sets: Sequence[Sequence[Path]]
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """What the choice of samples needs to know about each sample of all data sets.
+
+    Returns:
+        uint64 [samples]: the hash of its correct text.
+        uint64 [samples]: the number of the text that it was cut from.
+        For each data set, the number of samples up to its end.
+    """
+    hashes, texts = array("Q"), array("Q")
+    ends: list[int] = []
+    text, name = -1, None
+    for files in sets:
+        for sample in samples_of(config, files):
+            if sample.name != name:
+                text, name = text + 1, sample.name
+            hashes.append(xxhash.xxh3_64_intdigest(sample.correct.encode()))
+            texts.append(text)
+        ends.append(len(hashes))
+        name = None
+    return np.frombuffer(hashes, np.uint64), np.frombuffer(texts, np.uint64), ends
+
+
+def _choose(
+    hashes: np.ndarray, texts: np.ndarray, ends: Sequence[int], key: Mapping[str, Any]
+) -> np.ndarray:
+    """What each sample is used for, uint8 [samples].
+
+    Of equal samples the first is used, or copies of a validation sample would be trained on. Texts
+    are chosen at random, up to the limit of their data set; the first of them are for validation.
+    """
+    uses = np.full(len(hashes), UNUSED, np.uint8)
+    is_first = np.zeros(len(hashes), bool)
+    is_first[np.unique(hashes, return_index=True)[1]] = True
+    start = 0
+    for number, end in enumerate(ends):
+        own = start + np.flatnonzero(is_first[start:end])
+        found, place = np.unique(texts[own], return_inverse=True)
+        turn = np.empty(len(found), np.int64)
+        turn[permutation(len(found), derive(key["seed"], "samples", number))] = range(len(found))
+        chosen = own[np.argsort(turn[place], kind="stable")][: key["dataset_limits"][number]]
+        uses[chosen] = TRAIN
+        held_out = held_out_samples(key["val_splits"][number], len(chosen))
+        if held_out:
+            last = texts[chosen[held_out - 1]]
+            uses[chosen[:held_out]] = VALIDATION
+            uses[chosen[texts[chosen] == last]] = VALIDATION
+        start = end
+    return uses
 
 
 def held_out_samples(split: float | None, count: int) -> int:
@@ -182,58 +233,3 @@ def held_out_samples(split: float | None, count: int) -> int:
     if split is None:
         return 0
     return min(int(split) if split >= 1 else math.ceil(split * count), count)
-
-
-def samples_of(config: SpellingConfig, files: Sequence[Path]) -> Iterator[Sample]:
-    """The samples of files, as they are cut; a text may occur more than once."""
-    for file in files:
-        for number, (source, target) in enumerate(_read(config, file), start=1):
-            report_progress()
-            if target is not None:
-                yield Sample(source, target, f"{file.name}:{number}")
-                continue
-            for chunk in cut(source, config.max_characters):
-                text = " ".join(chunk.split())
-                if text and prose_share(text) >= config.min_prose_share:
-                    yield Sample(text, None, f"{file.name}:{number}")
-
-
-def prose_share(text: str) -> float:
-    """The share of words that consist of letters, with punctuation around them."""
-    words = text.split()
-    return sum(_PLAIN_WORD.fullmatch(word) is not None for word in words) / len(words)
-
-
-def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]]:
-    """The texts of a file, each with its correction if it has one."""
-    is_json = file.name.removesuffix(".gz").endswith(".jsonl")
-    opened = gzip.open if file.suffix == ".gz" else open
-    try:
-        with opened(file, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                yield _pair(config, f"{file}, line {number:,}", line) if is_json else (line, None)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"{file} cannot be read: {error}; expected text in UTF-8") from error
-
-
-def _pair(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where}: not JSON: {error}") from error
-    names = TEXT_COLUMNS if config.text_column == "auto" else (config.text_column,)
-    texts = [record[name] for name in names if isinstance(record, dict) and name in record]
-    if not texts or not isinstance(texts[0], str):
-        raise DataError(f"{where}: no text in {' or '.join(names)}; name its key: text_column=NAME")
-    target = record.get(config.target_column)
-    if target is None:
-        return texts[0], None
-    source, correct = texts[0].split(), str(target).split()
-    if config.task != "sec" and len(source) != len(correct):
-        raise DataError(
-            f"{where}: {len(source)} words, but {len(correct)} in {config.target_column}; expected "
-            "the same number, because each word is compared with its correction"
-        )
-    return " ".join(source), " ".join(correct)

@@ -31,6 +31,8 @@ COUNTS = 12
 FEATURES = 3
 """Counts of a word: as it is written, without case, and in the word list."""
 FILE = "words.json"
+MOST_WORDS = 2_000_000
+"""Words of the training text whose counts are kept."""
 _COMPOUND = re.compile(r"[-–—/'.]+")
 _FIRST, _LAST = 1, 2  # marks of a word's ends; 0 is padding, and byte b is b + 3
 SYMBOLS = 256 + 3
@@ -47,6 +49,21 @@ def bare(word: str) -> str:
     return found[:-2] if found.endswith(("'s", "'S")) else found
 
 
+def count_words(texts: Iterable[str]) -> Counter[str]:
+    """The words of texts, without the punctuation around them, with their counts.
+
+    Of more than `MOST_WORDS`, only the most frequent are kept, also while counting, so that the
+    memory is bounded.
+    """
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(map(bare, text.split()))
+        if len(counts) > 2 * MOST_WORDS:
+            counts = Counter(dict(counts.most_common(MOST_WORDS)))
+    del counts[""]
+    return Counter(dict(counts.most_common(MOST_WORDS)))
+
+
 class WordCounts:
     """How often each word occurs in the training text, and in a list.
 
@@ -61,15 +78,6 @@ class WordCounts:
         self._lower: Counter[str] = Counter()
         for word, count in self._text.items():
             self._lower[word.lower()] += count
-
-    @classmethod
-    def of(cls, texts: Iterable[str], listed: Mapping[str, int]) -> WordCounts:
-        """Counts the words of the training texts."""
-        counts: Counter[str] = Counter()
-        for text in texts:
-            counts.update(map(bare, text.split()))
-        del counts[""]
-        return cls(counts, listed)
 
     def features(
         self, words: Sequence[str], own: Sequence[str] = (), *, hides_text: bool = False

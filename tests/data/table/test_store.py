@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 
@@ -30,6 +31,15 @@ def test_builds_once_and_reads_again(tmp_path: Path) -> None:
     again = open_store(tmp_path / "prep/store", KEY, refuse)
     assert first[:] == again[:] == {"ids": [[1, 2], [3], [4, 5, 6]], "label": [0, 1, 0]}
     assert not list(tmp_path.rglob("*.part"))
+
+
+def test_batches_are_written_as_they_come(tmp_path: Path) -> None:
+    schema = pa.schema([("text", pa.string()), ("number", pa.int64())])
+    parts = [[{"text": "ä", "number": 1}], [{"text": None, "number": 2}], []]
+    batches = (pa.RecordBatch.from_pylist(rows, schema) for rows in parts)
+    rows = open_store(tmp_path / "store", KEY, lambda: batches)
+    assert rows[:] == {"text": ["ä", None], "number": [1, 2]}
+    assert open_store(tmp_path / "store", KEY, refuse)[[1, 0]]["number"] == [2, 1]
 
 
 @pytest.mark.parametrize(

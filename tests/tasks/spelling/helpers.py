@@ -39,7 +39,7 @@ def write_misspellings(folder: Path) -> Path:
 def arguments(task: str, folder: Path, out_dir: Path, *more: str) -> list[str]:
     """The command line of a short run on the texts of `folder`, which it writes."""
     return [
-        "--config-name", task, f"datasets=[{write_texts(folder)}]", "val_splits=[20]",
+        "--config-name", task, f"datasets=[{write_texts(folder, 420)}]", "val_splits=[20]",
         f"noise.misspellings={write_misspellings(folder)}", "noise.word_probability=0.3",
         f"store_dir={folder}/store", f"out_dir={out_dir}", "trackers=[]", "log_documents=true",
         "batch_max_length=2048", "num_train_epochs=3", "evals_per_epoch=1", "saves_per_epoch=1",

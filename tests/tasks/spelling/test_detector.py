@@ -12,6 +12,7 @@ from transformers import BertConfig, BertModel
 
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.spelling import word_model
 from bsmeta.tasks.spelling.detector import (
     logits_of_words,
     sequence_logit,
@@ -25,6 +26,7 @@ from bsmeta.tasks.spelling.word_model import (
     WordDetector,
     WordDetectorConfig,
     bare,
+    count_words,
     form_tensors,
     symbols,
     word_list,
@@ -44,7 +46,9 @@ def test_a_word_without_punctuation_and_possessive(word: str, expected: str) -> 
 
 
 def test_counts_leave_out_the_sample_itself() -> None:
-    counts = WordCounts.of(["The cat saw the cat.", "Cat!"], {"saw": 1000, "well": 8, "known": 1})
+    counts = WordCounts(
+        count_words(["The cat saw the cat.", "Cat!"]), {"saw": 1000, "well": 8, "known": 1}
+    )
     # the exact form, without case, in the list: 0, 1, 2-3, 4-7, …
     assert counts.features(["cat", "Cat", "saw", "The", "teh"]) == [
         [2, 2, 0], [1, 2, 0], [1, 1, 4], [1, 2, 0], [0, 0, 0],
@@ -55,8 +59,14 @@ def test_counts_leave_out_the_sample_itself() -> None:
     assert counts.features(["well-known", "well-unknown"]) == [[0, 0, 1], [0, 0, 0]]
 
 
+def test_of_many_words_the_most_frequent_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_model, "MOST_WORDS", 2)
+    texts = ["a a a b b", "c d e f", "b g"]
+    assert count_words(texts) == {"a": 3, "b": 3}
+
+
 def test_counts_are_saved_beside_a_model(tmp_path: Path) -> None:
-    WordCounts.of(["naïve cats"], {"cats": 3}).write(tmp_path)
+    WordCounts(count_words(["naïve cats"]), {"cats": 3}).write(tmp_path)
     assert WordCounts.read(tmp_path).features(["naïve", "cats"]) == [[1, 1, 0], [1, 1, 1]]
     (tmp_path / "words.json").write_text("{")
     with pytest.raises(DataError, match="words.json cannot be read"):

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.spelling import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
 from bsmeta.tasks.spelling.checks import shares_of
 from bsmeta.tasks.spelling.correction import Correction
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise
-from bsmeta.tasks.spelling.table import held_out_samples, open_table, prose_share
+from bsmeta.tasks.spelling.samples import Sample, prose_share, samples_of
+from bsmeta.tasks.spelling.table import held_out_samples, open_table
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
 
 
@@ -54,6 +57,86 @@ def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path:
     ]
     assert [len(texts) for texts in names] == [7, 2]  # of three samples each
     assert not names[0] & names[1]
+
+
+def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.txt", tmp_path / "second.txt"
+    first.write_text("".join(f"one {n % 30}\n" for n in range(60)))
+    second.write_text("".join(f"one {n}\ntwo {n}\n" for n in range(30)))
+    config = config_of(
+        SedWordsConfig, tmp_path, datasets=[str(first), str(second)],
+        dataset_limits=[20, 100], val_splits=[5, 0.1],
+    )  # fmt: skip
+    table = open_table(config)
+    found = {
+        split: [s.source.split()[0] for s in table.read(table.numbers(split))]
+        for split in ("train", "validation")
+    }
+    assert {name: found["train"].count(name) for name in ("one", "two")} == {"one": 15, "two": 27}
+    assert {name: found["validation"].count(name) for name in ("one", "two")} == {
+        "one": 5, "two": 3,
+    }  # fmt: skip
+    texts = [s.source for s in table.read(np.arange(50))]
+    assert len({*texts}) == 50
+
+
+def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is allocated is what is read at once: 1 MB of a file to hash, a batch of samples."""
+    monkeypatch.setattr("bsmeta.tasks.spelling.table.BATCH", 100)
+    file = tmp_path / "large.txt"
+    with file.open("w") as opened:
+        opened.writelines(
+            f"{'some more words of a text ' * 7}{' '.join(f'{n:05}')}\n" for n in range(15_000)
+        )
+    assert file.stat().st_size > 2_800_000
+
+    def first_steps(**more: Any) -> int:
+        task = WordDetection(config_of(SedWordsConfig, tmp_path, **more))
+        assert len([*itertools.islice(task.train_stream(0, 1, None), 3)]) == 3
+        return task.steps_per_epoch(1)
+
+    first_steps()  # imports what is needed
+    tracemalloc.start()
+    try:
+        assert first_steps(datasets=[str(file)], val_splits=[20]) > 300
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2_500_000
+
+
+def test_lengths_are_computed_once(tmp_path: Path) -> None:
+    table = open_table(config_of(SedWordsConfig, tmp_path))
+    calls = []
+
+    def measure(samples: list[Sample]) -> np.ndarray:
+        calls.append(len(samples))
+        return np.array([len(sample.source) for sample in samples])
+
+    first = table.lengths("characters", measure)
+    expected = [len(sample.source) for sample in table.read(table.numbers("train"))]
+    assert first.tolist() == expected
+    again = open_table(config_of(SedWordsConfig, tmp_path)).lengths("characters", measure)
+    assert again.tolist() == expected
+    assert calls == [100]
+    assert table.lengths("other", measure).tolist() == expected
+    assert calls == [100, 100]
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(SedWordsConfig, tmp_path)
+    readings: Iterator[int] = itertools.count()
+
+    def changing(*arguments: Any) -> Iterator[Sample]:
+        found = [*samples_of(*arguments)]
+        return iter(found[: len(found) - next(readings)])
+
+    monkeypatch.setattr("bsmeta.tasks.spelling.table.samples_of", changing)
+    with pytest.raises(DataError, match="a file has changed while it was read"):
+        open_table(config)
+    assert not [*(tmp_path / "store").glob("*/*.arrow")]
 
 
 @pytest.mark.parametrize(
