@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,9 +15,11 @@ import pytest
 from bsmeta.annotate.registry import ANNOTATORS
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.metadata.content import KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from tests.annotate.helpers import RAWPAGES, annotate, rows
 from tests.conftest import REPOSITORY
+from tests.test_readme import commands
 
 TYPES = ["html", "title", "url", "datasource", "length", "paragraph", "entity", "entity_paragraph"]
 
@@ -96,3 +101,27 @@ def test_the_main_job_trains_on_them_and_is_evaluated(
     )
     assert "all together" in done.stdout
     assert (tmp_path / "run/evaluation/evaluation.json").is_file()
+
+
+def test_the_commands_of_the_readme_train_on_the_main_content(
+    launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> None:
+    """Menus are in the text of the shards, and not in what is trained on."""
+    printed = commands()
+    place = next(n for n, line in enumerate(printed) if "annotate.py input=examples" in line)
+    keys = [shlex.split(line) for line in printed[place : place + 2]]
+    made = [key for key in keys[0][2:] if not key.startswith(("input=", "output="))]
+    script = REPOSITORY / "bsmeta" / "annotate.py"
+    launch(script, f"input={RAWPAGES}", f"output={tmp_path}", "workers=1", "report=false", *made)
+    (content,) = (key.removeprefix("data_config.content=") for key in keys[1] if "content=" in key)
+    menus = ["modules |", "Previous topic", "Report a Bug", "Show Source", "This Page"]
+    whole: Counter[str] = Counter()
+    kept: Counter[str] = Counter()
+    for path in sorted(tmp_path.glob("*.jsonl.gz")):
+        for line in gzip.decompress(path.read_bytes()).splitlines():
+            text = json.loads(line)["text"]
+            trained_on = KeptText(text, content_spans(line, content)).text
+            whole.update(menu for menu in menus if menu in text)
+            kept.update(menu for menu in menus if menu in trained_on)
+    assert whole == dict.fromkeys(menus, 13) | {"modules |": 14, "Previous topic": 23}
+    assert kept == {"modules |": 1}
