@@ -167,6 +167,7 @@ def register(schema: type, own_folder: Path | None = None) -> None:
         ConfigStore.instance().store(name=store_name(section), node=schema)
     OmegaConf.register_new_resolver("repo", _in_project, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
+    OmegaConf.register_new_resolver("precision", _precision, replace=True)
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
 
 
@@ -300,6 +301,12 @@ def report(error: BaseException) -> int:
 
 def _in_project(path: str) -> str:
     return str(ROOT / path)
+
+
+def _precision(value: bool | str) -> str:
+    """`mixed_precision` where a configuration says whether (true, false) or names the type."""
+    names = {"true": "bf16", "false": "no"}
+    return names.get(str(value).lower(), str(value))
 
 
 def _share(share: float, whole: float) -> int:

@@ -63,6 +63,18 @@ def test_variables_have_the_type_of_their_key(monkeypatch: pytest.MonkeyPatch) -
     assert (config.batch_max_length, config.small_model.width) == (8192, 64)
 
 
+@pytest.mark.parametrize(
+    ("value", "precision"),
+    [(None, "bf16"), ("true", "bf16"), ("false", "no"), ("fp16", "fp16")],
+)
+def test_mixed_precision_is_that_of_the_variable(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, precision: str
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("NSC_MIXED_PRECISION", value)
+    assert compose().mixed_precision == precision
+
+
 def test_keys_can_be_overridden_also_in_the_files_that_it_names() -> None:
     changed = {"epochs": 3, "optimizer": {"lr": 0.5}}
     config = compose(seed=1, document=changed)
