@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,9 +20,12 @@ from bsmeta.annotate.pipeline import Advance, Stopped, run, stopped_by_signals
 from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
+from bsmeta.annotate.sources import counted
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.config.errors import ConfigurationError, DataError
+
+PLAIN_INTERVAL_S = 10.0
 
 
 def main(config: AnnotateConfig) -> int:
@@ -52,7 +56,7 @@ def _annotate(
     inputs: Sequence[tuple[str, str]],
     output: Path,
 ) -> int:
-    files = list(identified(inputs))
+    files = _read(inputs)
     total = sum(file.bytes for file in files)
     existing = find_shards(config, annotators, output, files)
     if needs_index(annotators):
@@ -75,8 +79,22 @@ def _annotate(
         raise DataError("\n".join(problems))
     if config.disambiguation is not None:
         folder, shards = Path(config.disambiguation), [plan.files.shard for plan in plans]
-        print(write_linked_sets(shards, output, folder, config.disambiguation_dev_share))
+        share = config.disambiguation_dev_share
+        with progress_bar("writing sets", sum(map(os.path.getsize, shards))) as advance:
+            summary = write_linked_sets(shards, output, folder, share, advance)
+        print(summary)
     return 0
+
+
+def _read(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
+    files, done = [], 0
+    total = sum(os.path.getsize(path) for path, _ in inputs)
+    with progress_bar("reading input", total) as advance:
+        for file in identified(inputs):
+            files.append(file)
+            done += file.bytes
+            advance(done, Counts())
+    return files
 
 
 def _start_tasks(config: AnnotateConfig, files: Sequence[InputFile]) -> int:
@@ -93,27 +111,56 @@ def _start_tasks(config: AnnotateConfig, files: Sequence[InputFile]) -> int:
 
 @contextmanager
 def progress_bar(name: str, total: int) -> Iterator[Advance]:
-    """Shows how much of the input is done, the time left, and pages per second."""
+    """Shows how much of the input is done, pages per second, and the time left.
+
+    Without a terminal, it prints a line every ten seconds.
+    """
+    begin, pages = time.monotonic(), 0
+    with _bar(name, total) if sys.stderr.isatty() else _lines(name, total) as show:
+
+        def advance(done: int, counts: Counts) -> None:
+            nonlocal pages
+            pages += counts.pages
+            speed = pages / max(time.monotonic() - begin, 1e-3)
+            show(done, f"{counted(pages, 'page')}, {speed:,.0f}/s" if pages else "")
+
+        yield advance
+
+
+@contextmanager
+def _bar(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[pages]:,} pages, {task.fields[speed]:,.0f}/s"),
+        TextColumn("{task.fields[found]}"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
     )
     # Without its refreshing thread, which must not be running when a worker is forked.
     bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-    task = bar.add_task(name, total=total, pages=0, speed=0.0)
-    start, pages = time.monotonic(), 0
+    task = bar.add_task(name, total=total, found="")
 
-    def advance(done: int, counts: Counts) -> None:
-        nonlocal pages
-        pages += counts.pages
-        speed = pages / max(time.monotonic() - start, 1e-3)
-        bar.update(task, completed=done, pages=pages, speed=speed)
+    def show(done: int, found: str) -> None:
+        bar.update(task, completed=done, found=found)
         bar.refresh()
 
     with bar:
-        yield advance
+        yield show
+
+
+@contextmanager
+def _lines(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    begin = last = time.monotonic()
+
+    def show(done: int, found: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PLAIN_INTERVAL_S:
+            last = now
+            left = (now - begin) * (total - done) / max(done, 1)
+            parts = [f"{name} {done / max(total, 1):.0%}", found, f"{left:,.0f} s left"]
+            print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+
+    yield show

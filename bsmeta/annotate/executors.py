@@ -21,6 +21,7 @@ from bsmeta.annotate.pipeline import Stopped, run
 from bsmeta.annotate.plans import find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.shard import FOLDER
+from bsmeta.annotate.sources import counted
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.config.errors import ConfigurationError, DataError
@@ -96,7 +97,7 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
         executor.run()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"executor=slurm: sbatch failed: {error}") from error
-    return f"queued as job {executor.job_id}: {options['tasks']} tasks"
+    return f"queued as job {executor.job_id}: {counted(options['tasks'], 'task')}"
 
 
 def _run_with_ray(options: dict[str, Any]) -> str:
@@ -108,4 +109,4 @@ def _run_with_ray(options: dict[str, Any]) -> str:
         ) from error
     ray.init(ignore_reinit_error=True)
     RayPipelineExecutor(**options).run()
-    return f"done with ray: {options['tasks']} tasks"
+    return f"done with ray: {counted(options['tasks'], 'task')}"

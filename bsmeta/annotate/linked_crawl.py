@@ -41,7 +41,7 @@ from bsmeta.annotate.links import (
 from bsmeta.annotate.page import VERSION, PageError, parse_page
 from bsmeta.annotate.pipeline import Advance, chunks_of_file, make_pool, stopped_by_signals
 from bsmeta.annotate.shard import FOLDER, PART
-from bsmeta.annotate.sources import decode
+from bsmeta.annotate.sources import counted, decode
 from bsmeta.annotate.spans import Entity
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
@@ -183,7 +183,9 @@ class _Row(msgspec.Struct):
 _ROW = msgspec.json.Decoder(_Row)
 
 
-def write_linked_sets(shards: Iterable[Path], output: Path, folder: Path, dev_share: float) -> str:
+def write_linked_sets(
+    shards: Iterable[Path], output: Path, folder: Path, dev_share: float, advance: Advance
+) -> str:
     """Writes the three files.
 
     Args:
@@ -191,6 +193,7 @@ def write_linked_sets(shards: Iterable[Path], output: Path, folder: Path, dev_sh
         output: Their folder, with the index of pages.
         folder: Where the files go.
         dev_share: Share of the pages whose sentences are held out.
+        advance: Called after each shard with the bytes read so far.
 
     Returns:
         A summary.
@@ -207,7 +210,7 @@ def write_linked_sets(shards: Iterable[Path], output: Path, folder: Path, dev_sh
         with ExitStack() as stack:
             names = (PROFILES, TRAIN, DEV)
             files = {name: stack.enter_context(_opened(folder, name)) for name in names}
-            for row in _rows(shards):
+            for row in _rows(shards, advance):
                 name = DEV if is_held_out(row.url, dev_share) else TRAIN
                 for line in _lines(row):
                     _write(files[name], {"sent_idx_unq": next(numbers), **line})
@@ -223,7 +226,7 @@ def write_linked_sets(shards: Iterable[Path], output: Path, folder: Path, dev_sh
             _part(folder, name).replace(folder / name)
     except OSError as error:
         raise ConfigurationError(f"disambiguation={folder} cannot be written: {error}") from error
-    return f"{folder}: " + ", ".join(f"{name} ({written[name]:,} lines)" for name in names)
+    return f"{folder}: " + ", ".join(f"{name} ({counted(written[name], 'line')})" for name in names)
 
 
 def is_held_out(url: str, share: float) -> bool:
@@ -231,7 +234,8 @@ def is_held_out(url: str, share: float) -> bool:
     return xxhash.xxh3_64_intdigest(url.encode()) < share * _SHARE
 
 
-def _rows(shards: Iterable[Path]) -> Iterator[_Row]:
+def _rows(shards: Iterable[Path], advance: Advance) -> Iterator[_Row]:
+    done = 0
     for shard in shards:
         reader = LineReader(str(shard))
         number = 0
@@ -239,6 +243,8 @@ def _rows(shards: Iterable[Path]) -> Iterator[_Row]:
             number += 1
             yield _ROW.decode(lines[0])
         reader.close()
+        done += shard.stat().st_size
+        advance(done, Counts(pages=number))
 
 
 def _lines(row: _Row) -> Iterator[dict[str, Any]]:

@@ -19,6 +19,7 @@ from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.registry import fingerprints
 from bsmeta.annotate.shard import Header, Journal, PageSettings, ShardFiles, read_journal
+from bsmeta.annotate.sources import counted
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
 
@@ -172,8 +173,8 @@ def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
     needed = MARGIN * (share or TYPICAL_SHARE) * sum(plan.file.bytes for plan in left) - written
     free = shutil.disk_usage(output).free
     if needed > free:
-        count = f"{len(left):,} shard{'s' * (len(left) != 1)}"
         raise ConfigurationError(
             f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "
-            f"needed for {count}: free some space, name another folder, or set check_disk=false"
+            f"needed for {counted(len(left), 'shard')}: free some space, name another folder, or "
+            "set check_disk=false"
         )

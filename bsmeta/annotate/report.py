@@ -19,7 +19,7 @@ from rich.table import Table
 from bsmeta.annotate.chunks import ERRORS, Counts
 from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.shard import existing_rows
-from bsmeta.annotate.sources import decode, open_source
+from bsmeta.annotate.sources import counted, decode, open_source
 from bsmeta.config.annotate import AnnotateConfig
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -110,9 +110,9 @@ def summary(report: Report) -> str:
     """The report in one line."""
     total = report.total
     speed = f", {total.pages / total.cpu_s:,.0f} pages per CPU second" if total.cpu_s else ""
-    shards = f"{len(report.shards):,} shard{'s' * (len(report.shards) != 1)}"
     return (
-        f"{total.pages:,} pages, {total.rows:,} rows in {shards} "
+        f"{counted(total.pages, 'page')}, {counted(total.rows, 'row')} in "
+        f"{counted(len(report.shards), 'shard')} "
         f"({report.bytes / 1e6:,.1f} MB){speed}"
     )
 
@@ -182,7 +182,7 @@ def _values(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
             values = [str(one["value"]) for one in records if one.get("type") == "global"]
             yield from ((name, value[:_LONGEST_VALUE]) for value in values)
             if len(records) > len(values):
-                yield name, f"{len(records) - len(values):,} spans"
+                yield name, counted(len(records) - len(values), "span")
 
 
 def text_parts(row: dict[str, Any]) -> Iterator[dict[str, Any]]:

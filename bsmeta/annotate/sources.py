@@ -185,11 +185,16 @@ def open_source(path: str, page_bytes: int) -> Source:
     return WarcSource(path, page_bytes) if path.endswith(WARCS) else ParquetSource(path, page_bytes)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things, for a message."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def damaged(path: str, number: int, reason: str) -> DataError:
     """The error for a file that cannot be read to its end."""
     return DataError(
-        f"{path}: damaged after {number:,} records ({reason}); what was annotated before is kept: "
-        "replace the file, or take it out of `input`"
+        f"{path}: damaged after {counted(number, 'record')} ({reason}); what was "
+        "annotated before is kept: replace the file, or take it out of `input`"
     )
 
 

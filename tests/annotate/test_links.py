@@ -153,7 +153,7 @@ def test_disambiguation_files(annotated_crawl: Path) -> None:
 
 def test_pages_are_held_out_with_all_their_sentences(annotated_crawl: Path) -> None:
     out, folder = annotated_crawl / "out", annotated_crawl / "half"
-    write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0.5)
+    write_linked_sets(sorted(out.glob("*.gz")), out, folder, 0.5, lambda *_: None)
     split = {name: lines(folder / f"{name}.jsonl") for name in ("train", "dev")}
     for name, found in split.items():
         assert {is_held_out(one["document"], 0.5) for one in found} <= {name == "dev"}

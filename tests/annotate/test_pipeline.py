@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bsmeta.annotate import plans
+from bsmeta.annotate import command, plans
 from bsmeta.annotate.shard import ShardFiles, read_journal
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.io.lines import first_lines
@@ -281,6 +282,28 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_start(
     assert not contents(tmp_path / "out")
     annotate(str(pages), tmp_path / "out", check_disk=False)
     annotate(str(pages), tmp_path / "out")  # nothing is left to be written
+
+
+def test_progress_is_printed_where_there_is_no_terminal(
+    pages: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "PLAIN_INTERVAL_S", 0.0)
+    settings = {"annotators": ["url", "entity"], "disambiguation": str(tmp_path / "sets")}
+    annotate(str(pages / "b.jsonl.gz"), tmp_path / "out", report=True, **settings)
+    output = capsys.readouterr()
+    lines = [re.sub(r"[\d,]+(/s| s left)", r"N\1", line) for line in output.err.splitlines()]
+    assert lines == [
+        "reading input 100%, N s left",
+        "reading titles 100%, 9 pages, N/s, N s left",
+        "annotating 100%, 9 pages, N/s, N s left",
+        "annotating 100%, 9 pages, N/s, N s left",  # the end of the file
+        "writing sets 100%, 9 pages, N/s, N s left",
+    ]
+    assert "9 pages, 9 rows in 1 shard (" in output.out
+    assert "profiles.jsonl (9 lines), train.jsonl (0 lines)" in output.out
 
 
 def test_two_runs_do_not_write_one_shard(pages: Path, tmp_path: Path) -> None:
