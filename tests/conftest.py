@@ -20,7 +20,7 @@ from tests.warm import REPOSITORY, Warm
 TIMEOUT_S = 240
 
 # Several tests, and several processes of one, share few cores.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Runs that tests start inherit what is ignored, as it is under nohup and in the background of a
 # script; those tests are about what these signals do.

