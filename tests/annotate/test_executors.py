@@ -131,7 +131,6 @@ def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
     [
         ({"executor": "slurm"}, "slurm_partition is not set"),
         ({"executor": "ray"}, "ray is not installed"),
-        ({"executor": "cloud"}, "executor=cloud: expected one of local, slurm, ray"),
     ],
 )
 def test_what_is_missing_is_named(

@@ -115,7 +115,6 @@ def test_an_interrupted_call_is_continued(
         (b"body\na\n", {}, "there is no column 'text'"),
         (b"text,b\na,b\nc\n", {}, r"row 2 \(line 3\): 1 column, the header has 2"),
         (b"text,prediction\na,b\n", {}, "has 'prediction', which the predictions would overwrite"),
-        (b"text\na\n", {"on_bad_row": "drop"}, "on_bad_row=drop: expected one of refuse, skip"),
         (
             b"text\na\n",
             {"overrides": {"data_config": {"texts": "b"}}},
