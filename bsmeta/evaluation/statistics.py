@@ -21,6 +21,8 @@ from scipy.stats import binomtest
 from bsmeta.evaluation.inference import Source, holm, simultaneous_half_widths
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
+FEW_UNITS = 20
+"""Resampled units below which reports call their intervals rough."""
 DRAWS_AT_ONCE = 1 << 21
 """Number of document indices that are drawn at one time."""
 
@@ -221,6 +223,16 @@ def central(values: np.ndarray) -> Interval:
         return Interval(0.0, 0.0)
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))
+
+
+def rough_intervals(count: int, units: str) -> list[str]:
+    """A sentence for a report whose intervals are over few resampled units; [] for enough."""
+    if count >= FEW_UNITS:
+        return []
+    return [
+        f"{count:,} {units} are few to resample: 95% intervals over them are rough, and usually "
+        "too narrow."
+    ]
 
 
 def sign_test(better: int, worse: int) -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from bsmeta.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.evaluation.statistics import PairedMetrics
+from bsmeta.evaluation.statistics import PairedMetrics, rough_intervals
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 
 NONE = "–"
@@ -240,12 +240,14 @@ def summary(model: ModelReport) -> str:
             f"over {metrics.documents:,} documents"
             + ("" if high < 0 or low > 0 else ", which includes no difference")
         )
+    rough = [] if low is None else rough_intervals(metrics.documents, "documents")
     verdict = "fewer" if metrics.difference < 0 else "more"
-    return (
+    sentence = (
         f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
         f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
         f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) {verdict} ({sure})."
     )
+    return " ".join([sentence, *rough])
 
 
 def label(row: Row) -> str:

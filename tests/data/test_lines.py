@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.inflate import BLOCK
-from bsmeta.data.io.lines import LineReader, has_line
+from bsmeta.data.io.lines import LineReader, has_line, open_shard
 
 LINES = [b"%d %s" % (i, b"x" * (i * 37 % 91)) for i in range(500)]
 
@@ -51,6 +51,32 @@ def test_the_last_line_may_lack_its_end_and_blank_lines_count(tmp_path: Path) ->
     assert LineReader(str(path)).read(0, 9) == [b"a", b"", b"b"]
 
 
+@pytest.mark.parametrize("name", ["shard.jsonl", "shard.jsonl.gz"])
+def test_a_byte_order_mark_at_the_beginning_is_no_part_of_the_first_line(
+    tmp_path: Path, name: str
+) -> None:
+    mark = b"\xef\xbb\xbf"
+    content = mark + b'{"text": "a"}\n' + mark + b'{"text": "b"}\n'
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    reader = LineReader(str(path))
+    expected = [b'{"text": "a"}', mark + b'{"text": "b"}']
+    assert reader.read(0, 9) == expected
+    assert reader.read(1, 1) == expected[1:]
+    assert reader.read(0, 1) == expected[:1]
+
+
+@pytest.mark.parametrize("name", ["shard.jsonl", "shard.jsonl.gz", "shard.jsonl.zst", "a.parquet"])
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    reader = open_shard(str(path))
+    assert reader.read(0, 9) == []
+    assert reader.ended
+    assert reader.damage == "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+    reader.close()
+
+
 def test_a_long_line(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl"
     long = b"y" * (3 * BLOCK + 7)
@@ -79,7 +105,7 @@ def test_a_file_that_is_no_gzip(tmp_path: Path) -> None:
     path.write_bytes(b'{"text": "plain"}\n')
     reader = LineReader(str(path))
     assert reader.read(0, 1) == []
-    assert reader.damage.startswith("the data cannot be decompressed: ")
+    assert reader.damage.startswith("the file is not compressed with gzip, although its name ends")
 
 
 def test_a_damaged_gzip(tmp_path: Path) -> None:

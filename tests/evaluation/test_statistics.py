@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from bsmeta.evaluation.statistics import (
     paired_metrics,
     sign_test,
 )
+from bsmeta.evaluation.tables import summary
 
 LN2 = math.log(2)
 
@@ -46,6 +49,27 @@ def test_sign_test_is_the_exact_binomial() -> None:
     assert sign_test(10, 0) == pytest.approx(2 / 2**10)
     assert sign_test(1, 7) == pytest.approx(2 * (1 + 8) / 2**8)
     assert sign_test(0, 40_000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("documents", "note"),
+    [
+        (1, ""),
+        (4, " 4 documents are few to resample: 95% intervals over them are rough, and usually too "
+            "narrow."),
+        (19, " 19 documents are few to resample: 95% intervals over them are rough, and usually "
+             "too narrow."),
+        (20, ""),
+    ],
+)  # fmt: skip
+def test_an_interval_over_few_documents_is_called_rough(documents: int, note: str) -> None:
+    sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
+    (metrics,) = paired_metrics(sums, resamples=100, seed=1)
+    row: Any = SimpleNamespace(comparison=SimpleNamespace(group="all", name="all"), metrics=metrics)
+    model: Any = SimpleNamespace(rows=[row], row=lambda name: row)
+    sentence = summary(model)
+    assert sentence.endswith(f").{note}")
+    assert ("rough" in sentence) == bool(note)
 
 
 def test_one_document_has_no_interval() -> None:

@@ -22,6 +22,9 @@ BARE_DEFLATE = -15  # ... and: a deflate stream alone
 TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
 CUT = "the file ends in the middle of its data"
 EMPTY = "the file is empty, and not even compressed: it was not written to its end"
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+LFS = "the file is a pointer of Git LFS; fetch its content with git lfs pull"
+GZIP_MARK = b"\x1f\x8b"
 
 
 def fastest(name: str, standard: ModuleType) -> Any:
@@ -80,17 +83,29 @@ def first_block(file: BinaryIO) -> bytes:
     """The beginning of a compressed file, which has a header even if its content is empty.
 
     Raises:
-        DamagedFileError: If the file is empty.
+        DamagedFileError: If the file is empty, or a pointer of Git LFS.
     """
     data = file.read(COMPRESSED_BLOCK)
     if not data:
         raise DamagedFileError(EMPTY)
+    if data.startswith(LFS_POINTER):
+        raise DamagedFileError(LFS)
     return data
 
 
 def inflate(file: BinaryIO) -> Iterator[bytes]:
-    """The content of a gzip file of any number of members."""
-    yield from inflate_members(file, first_block(file))
+    """The content of a gzip file of any number of members.
+
+    Raises:
+        DamagedFileError: If the file is damaged, or not compressed.
+    """
+    data = first_block(file)
+    if not data.startswith(GZIP_MARK):
+        raise DamagedFileError(
+            "the file is not compressed with gzip, although its name ends in .gz; rename or "
+            "compress it"
+        )
+    yield from inflate_members(file, data)
 
 
 def inflate_members(file: BinaryIO, data: bytes) -> Iterator[bytes]:

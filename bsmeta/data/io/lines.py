@@ -19,11 +19,13 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import IndexCache, ShardIndex
-from bsmeta.data.io.inflate import AccessPoint, DamagedFileError
+from bsmeta.data.io.inflate import LFS, LFS_POINTER, AccessPoint, DamagedFileError
 from bsmeta.data.io.shards import is_parquet
 
 Line = bytes | memoryview
 """A line, or a view into the block it was read in: copying costs as much as decompression."""
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LONGEST_LINE = 1 << 28
 """In bytes. A shard that decompresses to an endless line would otherwise exhaust the memory."""
@@ -76,7 +78,7 @@ def open_shard(
 
 
 class LineReader:
-    """The lines of one shard, without their ends.
+    """The lines of one shard, without their ends and a byte order mark before the first.
 
     Args:
         indexes: Where its access points may be found.
@@ -149,8 +151,17 @@ class LineReader:
         while not self._lines:
             if not self._fill():
                 return None
+        line = self._lines.pop()
+        if self.line == 0:
+            if line[: len(LFS_POINTER)] == LFS_POINTER:
+                self._lines, self.damage = [], LFS
+                self._blocks.close()
+                self._join_rest()
+                return None
+            if line[: len(BYTE_ORDER_MARK)] == BYTE_ORDER_MARK:
+                line = line[len(BYTE_ORDER_MARK) :]
         self.line += 1
-        return self._lines.pop()
+        return line
 
     def _fill(self) -> bool:
         """Reads a block; returns false at the end."""

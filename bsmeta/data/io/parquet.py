@@ -33,6 +33,7 @@ from bsmeta.config.errors import DataError, UserError
 from bsmeta.config.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.inflate import LFS, LFS_POINTER
 from bsmeta.data.io.lines import Line
 
 BATCH_BYTES = 2 << 20  # decoded at a time
@@ -161,7 +162,13 @@ class ParquetReader:
             refuse_bad_copy(self.path)
             where = f"row group {self._group}" if self._parquet else "the footer"
             self.damage = f"{where} cannot be read: {error}"
+            if self._parquet is None and self._is_pointer():
+                self.damage = LFS
             self._group = -1  # to be entered again
+
+    def _is_pointer(self) -> bool:
+        self._file.seek(0)
+        return self._file.read(len(LFS_POINTER)) == LFS_POINTER
 
     def _unsupported(self, error: Exception) -> DataError:
         """The error about a file that is intact, but has something that cannot be read."""

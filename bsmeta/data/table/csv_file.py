@@ -30,7 +30,8 @@ class Row:
     """A row of the table.
 
     Attributes:
-        number: Its number among the rows, from 1; the header and empty lines do not count.
+        number: Its number among the rows, from 1; the header does not count, and empty lines only
+            between the rows of a table with one column.
         line: The line of the file where it begins, from 1.
         cells: Its cells; as many as there are columns, unless `problem`.
         problem: Why it cannot be used.
@@ -143,6 +144,7 @@ def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], s
     reader = form.reader(lines)
     padded = re.compile(rf'" +(?={re.escape(form.separator)}|\r?\n?$)')
     repaired = 0  # the line of the last record whose padding was removed
+    empty: list[int] = []  # lines that are rows if others follow: empty texts
     while True:
         line = lines.begin()
         try:
@@ -161,9 +163,14 @@ def _records(lines: _Lines, form: CSVFormat) -> Iterator[tuple[int, list[str], s
         else:
             is_head = line <= form.header_line
             is_ruler = line == form.header_line + 1 and _RULER.fullmatch("".join(lines.record))
-            is_empty = len(cells) < 2 and not any(cell.strip() for cell in cells)
-            if not is_head and not is_ruler and not is_empty:
-                yield line, cells, None
+            if is_head or is_ruler:
+                continue
+            if not "".join(lines.record).strip():
+                empty += [line] if len(form.columns) == 1 else []
+                continue
+            yield from ((blank, [""], None) for blank in empty)
+            empty.clear()
+            yield line, cells, None
             continue
         # The row ends with its first line, or an unclosed quote would take the next rows along.
         lines.give_back(lines.record[1:])

@@ -97,7 +97,8 @@ def find_format(
         notes.append(f"columns are separated by a {SEPARATORS[found.separator]}")
     if found.escape:
         notes.append("quotes are escaped by a backslash")
-    _check_columns(path, found, wanted, skipped + found.line)
+    header = next(line for line in sample[skipped:] if line.strip("\ufeff \r\n"))
+    _check_columns(path, found, wanted, skipped + found.line, header)
     return CSVFormat(
         encoding, found.separator, found.escape, found.columns, skipped + found.line, tuple(notes)
     )
@@ -174,7 +175,9 @@ def _sample(path: Path, encoding: str) -> Iterator[str]:
             return  # reported with the number of the row, when the rows are read
 
 
-def _check_columns(path: Path, found: _Trial, wanted: Sequence[str], line: int) -> None:
+def _check_columns(
+    path: Path, found: _Trial, wanted: Sequence[str], line: int, header: str
+) -> None:
     problems = []
     for name in wanted:
         count = found.columns.count(name)
@@ -183,8 +186,21 @@ def _check_columns(path: Path, found: _Trial, wanted: Sequence[str], line: int) 
         elif count == 0:
             problems.append(f"there is no column {name!r}{nearest(name, found.columns)}")
     if problems:
+        hint = _other_separator(header, wanted) if len(found.columns) < 2 else ""
         shown = ", ".join(found.columns[:_LISTED_COLUMNS])[:500]
         raise ConfigurationError(
             f"{path}: {'; '.join(problems)}. The header, line {line}, separated by a "
-            f"{SEPARATORS.get(found.separator, found.separator)}, has: {shown}"
+            f"{SEPARATORS.get(found.separator, found.separator)}, has: {shown}{hint}"
         )
+
+
+def _other_separator(header: str, wanted: Sequence[str]) -> str:
+    """A hint at the character beside a wanted name, in a header that is otherwise one column."""
+    for name in wanted:
+        mark, whole = r"([^\w\s\"'])", re.escape(name)
+        after = re.search(rf"(?<!\w){whole}[\"' ]*{mark}", header)
+        match = after or re.search(rf"{mark}[\"' ]*{whole}(?!\w)", header)
+        if match:
+            found = match[1]
+            return f'. Are its columns separated by {found}? Then csv_separator="{found}"'
+    return ""

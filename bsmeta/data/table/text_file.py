@@ -14,6 +14,7 @@ from isal import igzip, isal_zlib
 
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.io.inflate import GZIP_MARK, LFS_POINTER
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
@@ -32,6 +33,8 @@ _SQLITE = b"SQLite format 3\0"
 _OTHER_FORMATS = {
     b"PAR1": "a Parquet file",
     b"ARROW1": "an Arrow file",
+    LFS_POINTER: "a pointer of Git LFS (fetch its content with git lfs pull)",
+    b"PK\x05\x06": "an empty ZIP archive",
     b"PK\x03\x04": "a ZIP archive or an Excel workbook (save the sheet as CSV)",
     b"\xd0\xcf\x11\xe0": "an old Excel workbook (save the sheet as CSV)",
     _SQLITE: "an SQLite database",
@@ -58,7 +61,7 @@ def open_bytes(path: Path) -> tuple[BinaryIO, io.BufferedReader]:
     except OSError as error:
         near = nearest(path.name, os.listdir(path.parent) if path.parent.is_dir() else ())
         raise DataError(f"{path} cannot be read: {error.strerror}{near}") from error
-    is_gzip = file.peek(2)[:2] == b"\x1f\x8b"
+    is_gzip = file.peek(2)[:2] == GZIP_MARK
     return (cast(BinaryIO, igzip.GzipFile(fileobj=file)) if is_gzip else file), file
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bsmeta.evaluation.plots import GRID
-from bsmeta.evaluation.statistics import Interval
+from bsmeta.evaluation.statistics import Interval, rough_intervals
 from bsmeta.evaluation.tables import Table
 from bsmeta.tasks.classification.results import FIRST_CHUNK, LINEAR, Results
 from bsmeta.tasks.classification.scoring import SCORES, Compared
@@ -25,8 +25,6 @@ WORDS = {
     "macro_f1": "macro F1",
     "mcc": "MCC",
 }
-FEW_UNITS = 20
-"""Resampled units below which the intervals are called rough."""
 MOST_LABELS = 30
 """Of more labels, tables and plots show half as many of the most frequent and of the worst ones."""
 LONGEST_NAME = 40
@@ -63,10 +61,7 @@ def summary(results: Results) -> list[str]:
         f"(95% interval {_percent(model.intervals['accuracy'])}, over {results.units[0]:,} "
         f"resampled {results.units[1]})."
     ]
-    if results.units[0] < FEW_UNITS:
-        sentences.append(
-            f"{results.units[0]:,} {results.units[1]} are few to resample: the intervals are rough."
-        )
+    sentences += rough_intervals(*results.units)
     for other in others:
         if other.name == LINEAR:
             sentences.append(

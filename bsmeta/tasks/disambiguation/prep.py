@@ -174,6 +174,8 @@ def _count_lines(path: Path) -> int:
     with open_lines(path) as reader:
         while not reader.ended:
             reader.read(reader.line, PART)
+        if reader.damage:
+            raise DataError(f"{path}: damaged after line {reader.line:,}: {reader.damage}")
         return reader.line
 
 

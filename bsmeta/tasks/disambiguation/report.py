@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bsmeta.evaluation.statistics import rough_intervals
 from bsmeta.evaluation.tables import Table
 from bsmeta.tasks.disambiguation.results import MODEL, POPULAR, Results, Share, SliceResult
 from bsmeta.tasks.reports import print_report, write_report
@@ -44,7 +45,7 @@ def summary(results: Results) -> list[str]:
             f"{100 * difference.value:+.1f} points (95% interval {100 * low:+.1f} to "
             f"{100 * high:+.1f}{distinct})."
         )
-    return sentences
+    return [*sentences, *rough_intervals(results.documents, "documents")]
 
 
 def tables_of(results: Results) -> list[Table]:

@@ -15,7 +15,7 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.statistics import Interval
+from bsmeta.evaluation.statistics import Interval, rough_intervals
 from bsmeta.evaluation.tables import NONE, Table
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Metric
@@ -182,7 +182,7 @@ def summary(results: Sequence[TestResult]) -> list[str]:
                 f", {_number(difference, '+')} compared with {best.system} (95% interval "
                 f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{unclear})"
             )
-        sentences.append(f"{sentence}.")
+        sentences.append(" ".join([f"{sentence}.", *rough_intervals(result.lines, "lines")]))
     return sentences
 
 

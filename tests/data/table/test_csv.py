@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import DataError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
 
@@ -96,6 +96,35 @@ def test_declared_separator_and_encoding(tmp_path: Path) -> None:
     assert read(tmp_path, PLAIN.replace(b",", b"\t"), separator="tab")[1] == ROWS
     marked = codecs.BOM_UTF8 + b'"text","label"\n' + PLAIN[11:]
     assert read(tmp_path, marked, encoding="UTF8")[1] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("content", "separator"),
+    [
+        ("text^label\na^b\n", "^"),
+        ("label~text\nb~a\n", "~"),
+        ('"id":"text":"label"\n"1":"a":"b"\n', ":"),
+    ],
+)
+def test_a_header_with_an_unknown_separator_is_explained(
+    tmp_path: Path, content: str, separator: str
+) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        read(tmp_path, content.encode())
+    assert str(error.value).endswith(
+        f'Are its columns separated by {separator}? Then csv_separator="{separator}"'
+    )
+    _, rows = read(tmp_path, content.encode(), separator=separator)
+    assert [row[-2:] for row in rows] in ([["a", "b"]], [["b", "a"]])
+
+
+def test_empty_lines_between_the_rows_of_one_column_are_rows(tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_bytes(b'text\nfoo\n\n""\nbar\n  \nbaz\n\n\n')
+    rows = list(read_rows(path, find_format(path, ["text"])))
+    assert [(row.number, row.line, row.cells) for row in rows] == [
+        (1, 2, ["foo"]), (2, 3, [""]), (3, 4, [""]), (4, 5, ["bar"]), (5, 6, [""]), (6, 7, ["baz"]),
+    ]  # fmt: skip
 
 
 ENCODED = {

@@ -57,6 +57,8 @@ def test_json_keeps_what_is_in_a_record(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n\n{"text": 3}\n', r"row 2 \(line 3\): no text in 'text'"),
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', r"row 2 \(line 2\): no text in 'text'"),
         ("a.csv", b"id,text\n1,a\n2, \n", r"row 2 \(line 3\): no text in 'text'"),
+        ("a.csv", b'text\na\n""\n', r"row 2 \(line 3\): no text in 'text'"),
+        ("a.csv", b'id,text\n1,a\n""\n', r"row 2 \(line 3\): 1 column, the header has 2"),
         ("a.csv", b"id,text\n1,a\n2\n", r"row 2 \(line 3\): 1 column, the header has 2"),
     ],
 )

@@ -77,9 +77,32 @@ def test_a_damaged_store_is_named(tmp_path: Path) -> None:
         open_store(store, KEY, refuse)
 
 
+@pytest.mark.parametrize("at", [0.3, 0.5, 0.9])
+def test_a_flipped_bit_is_damage(tmp_path: Path, at: float) -> None:
+    """Arrow itself reads it as another value."""
+    store = tmp_path / "store"
+    open_store(store, KEY, build)
+    arrow = next(store.glob("*.arrow"))
+    data = bytearray(arrow.read_bytes())
+    data[int(at * len(data))] ^= 4
+    arrow.write_bytes(data)
+    with pytest.raises(
+        DataError, match=rf"damaged \({arrow.name}: other bytes than were written\)"
+    ):
+        open_store(store, KEY, refuse)
+
+
+def test_a_missing_file_is_damage(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    open_store(store, KEY, build)
+    (store / "state.json").unlink()
+    with pytest.raises(DataError, match=r"store is damaged \(.*state.json"):
+        open_store(store, KEY, refuse)
+
+
 def test_a_row_count_that_disagrees_is_damage(tmp_path: Path) -> None:
     open_store(tmp_path / "store", KEY, build)
-    (tmp_path / "store/key.json").write_text(json.dumps({"key": KEY, "rows": 4}))
+    (tmp_path / "store/key.json").write_text(json.dumps({"key": KEY, "rows": 4, "files": {}}))
     with pytest.raises(DataError, match="3 rows instead of 4"):
         open_store(tmp_path / "store", KEY, refuse)
 

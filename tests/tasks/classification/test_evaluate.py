@@ -210,7 +210,10 @@ def test_systems_beside_the_model() -> None:
     }
     sentences = summary(results())
     assert sentences[0].startswith("The model predicts 66.7% of 3 texts right")
-    assert sentences[1] == "2 values of page are few to resample: the intervals are rough."
+    assert sentences[1] == (
+        "2 values of page are few to resample: 95% intervals over them are rough, and usually too "
+        "narrow."
+    )
     assert sentences[2].startswith(
         "1 of 3 texts is longer than a chunk. Truncated to the first one, 33.3% of all would be "
         "right: -33.3 points compared with the model"

@@ -150,6 +150,18 @@ def test_a_sentence_number_that_is_not_unique_is_named(open_lines: Open) -> None
         open_lines([LINE, {**LINE, "sent_idx_unq": 8}, LINE])
 
 
+def test_a_plain_file_with_the_name_of_a_compressed_one_is_not_called_empty(
+    open_lines: Open, tokenizer: PreTrainedTokenizerBase, tmp_path: Path
+) -> None:
+    open_lines([LINE])
+    plain = (tmp_path / "train.jsonl").rename(tmp_path / "train.jsonl.gz")
+    table = EntityTable.open(tmp_path / "table")
+    with pytest.raises(
+        DataError, match=r"train.jsonl.gz: damaged after line 0: the file is not co"
+    ):
+        open_prep(plain, table, tokenizer, tmp_path / "prep/plain", LIMITS, 1)
+
+
 def test_a_file_without_mentions_is_refused(open_lines: Open) -> None:
     with pytest.raises(DataError, match=r"train.jsonl is empty"):
         open_lines([])

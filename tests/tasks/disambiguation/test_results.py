@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.tasks.disambiguation.report import summary
 from bsmeta.tasks.disambiguation.results import (
     POPULAR,
     Scored,
@@ -112,6 +113,7 @@ def test_gains_are_paired_over_documents() -> None:
     assert [(one.name, one.metrics["mentions"]) for one in results.by_count] == [
         ("1", 10.0), ("2–3", 10.0),
     ]  # fmt: skip
+    assert summary(results)[-1].startswith("10 documents are few to resample: 95% intervals over")
 
 
 def test_bins_of_the_plot() -> None:

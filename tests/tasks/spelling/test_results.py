@@ -69,7 +69,9 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]
-    assert summary([result])[0].startswith("small/dev: the model's F1 is .500, -.500 compared")
+    (sentence,) = summary([result])
+    assert sentence.startswith("small/dev: the model's F1 is .500, -.500 compared")
+    assert " 2 lines are few to resample: 95% intervals over them are rough" in sentence
 
 
 def test_predictions_for_lower_case_text_are_lower_cased(tmp_path: Path) -> None:
