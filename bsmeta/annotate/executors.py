@@ -71,9 +71,10 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
     """
     output = Path(config.output or "").absolute()
     config = replace(config, output=str(output))
+    tasks = min(config.tasks or len(inputs), len(inputs))
     options = {
         "pipeline": [AnnotateStep(config, inputs)],
-        "tasks": min(config.tasks or len(inputs), len(inputs)),
+        "tasks": tasks,
         "cpus_per_task": config.workers or 1,
         "mem_per_cpu_gb": config.task_memory_gb,
         "logging_dir": str(output / FOLDER / config.executor),
@@ -97,7 +98,7 @@ def submit(config: AnnotateConfig, inputs: Sequence[tuple[str, str]]) -> str:
         executor.run()
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"executor=slurm: sbatch failed: {error}") from error
-    return f"queued as job {executor.job_id}: {counted(options['tasks'], 'task')}"
+    return f"queued as job {executor.job_id}: {counted(tasks, 'task')}"
 
 
 def _run_with_ray(options: dict[str, Any]) -> str:
