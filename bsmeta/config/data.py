@@ -20,6 +20,9 @@ period, which is computed at the start of a run, in about a second for this many
 EXTRACTORS = ("resiliparse", "trafilatura")
 """What finds the main content of a page, see `content`."""
 
+BY_TEXT = "text"
+"""The `row_budget` under which rows are packed by their text tokens alone."""
+
 SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
 
@@ -107,6 +110,19 @@ class DataConfig:
         "best_fit: documents packed into sequences; pad: one chunk a sequence",
         choices=("best_fit", "pad"),
     )
+    row_budget: str = key(
+        "sequence",
+        "what the max_seq_len tokens of a row are; sequence: text and metadata; text: text alone, "
+        "with further room for metadata, so that each step trains on the same text, cut at the "
+        "same places, whatever the metadata is (the loss is over text only)",
+        choices=("sequence", BY_TEXT),
+    )
+    row_metadata_budget: int | None = key(
+        None,
+        "row_budget=text: largest number of metadata tokens in a row, beyond which metadata is "
+        "cut; null: max_seq_len",
+        at_least=1,
+    )
     cross_document_attention: bool = key(
         False,
         "documents packed into a sequence see those before them, and positions run through the "
@@ -174,6 +190,19 @@ class DataConfig:
         "bytes of memory for each",
         at_least=1,
     )
+
+
+def metadata_room(config: DataConfig) -> int:
+    """Largest number of metadata tokens in a row besides its `max_seq_len` other tokens."""
+    if config.row_budget != BY_TEXT or not config.metadata_config.metadata_list:
+        return 0
+    room = config.row_metadata_budget
+    return config.metadata_config.max_seq_len if room is None else room
+
+
+def row_length(config: DataConfig) -> int:
+    """Length of a row in tokens; under `row_budget=text`, of the longest possible one."""
+    return config.metadata_config.max_seq_len + metadata_room(config)
 
 
 def source_configs(config: DataConfig) -> dict[str, DataConfig]:

@@ -189,7 +189,11 @@ class RunConfig:
         heading="Trackers, logs and upload",
     )
     run_name: str = key("tracking", "the run's name for the trackers, and of their folder")
-    log_documents: bool = key(False, "write the documents of every step to documents-rank{r}.jsonl")
+    log_documents: bool = key(
+        False,
+        "write the documents of every step, and a hash of the text that it has a loss on, to "
+        "documents-rank{r}.jsonl",
+    )
     profile: bool = key(
         False, "write a trace of some steps by torch's profiler into profile/ of the run folder"
     )

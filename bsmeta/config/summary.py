@@ -17,7 +17,7 @@ from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import uses_model_name
-from bsmeta.config.data import DataConfig, source_configs, train_entries
+from bsmeta.config.data import BY_TEXT, DataConfig, source_configs, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.schema import RunConfig
@@ -142,6 +142,7 @@ def notes(config: CausalLMConfig) -> list[str]:
         *_phases(metadata, config.max_train_steps),
         *_excluded(config.data_config),
         *_unused_columns(config.data_config),
+        *_row_budget(config.data_config),
     ]
 
 
@@ -181,6 +182,14 @@ def _unused_columns(config: DataConfig) -> Iterator[str]:
     unused = [name for name in mapped if name not in used]
     if unused:
         yield f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used"
+
+
+def _row_budget(config: DataConfig) -> Iterator[str]:
+    if config.row_metadata_budget is not None and config.row_budget != BY_TEXT:
+        yield (
+            f"data_config.row_metadata_budget is not used: under row_budget={config.row_budget}, "
+            "metadata shares the max_seq_len tokens of a row with the text"
+        )
 
 
 def _excluded(config: DataConfig) -> Iterator[str]:

@@ -23,6 +23,8 @@ class MicroBatch:
         tokens: Number of tokens that are not padding.
         padding: Number of tokens that are padding.
         documents: Names of the documents (or source rows) that contribute to it.
+        targets: A hash of what it is trained to predict, where the order of that is known; runs on
+            the same text have the same.
         counts: Additional sums for the log; the same names in every micro-batch of a run.
     """
 
@@ -31,6 +33,7 @@ class MicroBatch:
     tokens: int
     padding: int = 0
     documents: list[str] = field(default_factory=list)
+    targets: str = ""
     counts: dict[str, float] = field(default_factory=dict)
 
 

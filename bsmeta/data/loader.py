@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from bsmeta.config.errors import UserError
@@ -29,6 +30,9 @@ from bsmeta.data.stream.plan import Position
 
 DTYPES = {"input_ids": torch.int64, "position_ids": torch.int64}
 """Inputs that the model needs in another dtype than the stored one."""
+
+WIDTH_STEP = 64
+"""Rows of varying length are padded to a multiple of this, so that there are few shapes."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the parent exits
 CONTAINERS = 50_000
@@ -155,7 +159,13 @@ def stacked(
 
 
 def steps(
-    blocks: SequenceBlocks, size: int, accumulation: int, num_workers: int, names: list[str]
+    blocks: SequenceBlocks,
+    size: int,
+    accumulation: int,
+    num_workers: int,
+    names: list[str],
+    *,
+    narrow: bool = False,
 ) -> Iterator[tuple[list[MicroBatch], dict[int, Position]]]:
     """The micro-batches of each step, and the position of each of their streams after the step.
 
@@ -164,6 +174,7 @@ def steps(
             rank's sequences in order.
         size: Sequences in a micro-batch and in a block.
         num_workers: Number of loader processes; 0 does all work in this process.
+        narrow: Whether a micro-batch is only as wide as its longest sequence requires.
     """
     iterator: Iterator[Block | UserError] = iter(blocks)
     if num_workers:
@@ -178,7 +189,7 @@ def steps(
         )
         iterator = iter(loader)
     try:
-        batches = _micro_batches(iterator, size, max(num_workers, 1), names)
+        batches = _micro_batches(iterator, size, max(num_workers, 1), names, narrow)
         while step := list(itertools.islice(batches, accumulation)):
             positions = {stream: position for _, part in step for stream, position in part}
             yield [batch for batch, _ in step], positions
@@ -196,7 +207,7 @@ Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
 
 
 def _micro_batches(
-    blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str]
+    blocks: Iterator[Block | UserError], size: int, workers: int, names: list[str], narrow: bool
 ) -> Iterator[Positioned]:
     while True:
         in_turn = []
@@ -204,34 +215,52 @@ def _micro_batches(
             if isinstance(block, UserError):
                 raise block
             in_turn.append(block)
-        yield from merged(in_turn, size, names)
+        yield from merged(in_turn, size, names, narrow)
 
 
-def merged(blocks: list[Block], size: int, names: list[str]) -> Iterator[Positioned]:
+def merged(
+    blocks: list[Block], size: int, names: list[str], narrow: bool = False
+) -> Iterator[Positioned]:
     """Micro-batches of blocks of the same length, taking a sequence of each block in turn."""
-    pin = torch.cuda.is_available()
     in_turn = zip(*(block.notes for block in blocks), strict=True)
     notes = list(itertools.chain.from_iterable(in_turn))
     counts = np.stack([block.counts for block in blocks], axis=1).reshape(len(notes), -1)
     tensors = {}
     for name in blocks[0].tensors:
         parts = [block.tensors[name] for block in blocks]
-        whole = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
-        if name in DTYPES:
-            whole = whole.to(DTYPES[name])
-        tensors[name] = whole.pin_memory() if pin else whole
+        tensors[name] = parts[0] if len(parts) == 1 else torch.stack(parts, dim=1).flatten(0, 1)
     for first in range(0, len(notes), size):
         part = slice(first, first + size)
-        tokens = sum(note.tokens for note in notes[part])
+        lengths = [note.tokens for note in notes[part]]
+        width = -(-max(lengths) // WIDTH_STEP) * WIDTH_STEP if narrow else None
+        own = {name: _part_of(name, whole, part, width) for name, whole in tensors.items()}
+        is_target = own["loss_mask"].numpy()
         batch = MicroBatch(
-            tensors={name: whole[part] for name, whole in tensors.items()},
-            weight=float(np.count_nonzero(tensors["loss_mask"][part].numpy())),
-            tokens=tokens,
-            padding=tensors["input_ids"][part].numel() - tokens,
+            tensors=own,
+            weight=float(np.count_nonzero(is_target)),
+            tokens=sum(lengths),
+            padding=own["input_ids"].numel() - sum(lengths),
             documents=list(dict.fromkeys(name for note in notes[part] for name in note.documents)),
+            targets=targets_digest(own),
             counts=dict(zip(names, counts[part].sum(axis=0).tolist(), strict=True)),
         )
         yield batch, [(note.stream, note.position_after) for note in notes[part]]
+
+
+def _part_of(name: str, whole: torch.Tensor, part: slice, width: int | None) -> torch.Tensor:
+    """Some rows of an input of the model, up to a width, in the form in which they are used."""
+    own = whole[part]
+    if width is not None and own.dim() > 1:
+        own = own[:, :width].contiguous()
+    if name in DTYPES:
+        own = own.to(DTYPES[name])
+    return own.pin_memory() if torch.cuda.is_available() else own
+
+
+def targets_digest(tensors: dict[str, torch.Tensor]) -> str:
+    """Hash (xxh3, hexadecimal) of the text tokens that a micro-batch has a loss on, in order."""
+    wanted = tensors["loss_mask"].numpy() & (tensors["token_types"].numpy() == 0)
+    return xxhash.xxh3_64_hexdigest(tensors["input_ids"].numpy()[wanted].astype("<i4").tobytes())
 
 
 def set_up_worker(_: int) -> None:

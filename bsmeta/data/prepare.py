@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.errors import ConfigurationError, UserError, differing
 from bsmeta.config.steps import BatchPlan
 from bsmeta.data.stream.counts import count_names
@@ -58,7 +58,7 @@ def columns_of(config: DataConfig, vocabulary: int) -> dict[str, dict[str, Any]]
     kinds: dict[str, tuple[Any, int]] = {
         "tokens": (np.min_scalar_type(vocabulary - 1), 1),
         "marks": (np.uint8, 1),  # the token type, and TARGET
-        "lengths": (np.min_scalar_type(metadata.max_seq_len), 1),  # of chunks, in tokens
+        "lengths": (np.min_scalar_type(row_length(config)), 1),  # of chunks, in tokens
         "types": (np.min_scalar_type((1 << len(metadata.metadata_list)) - 1), 1),  # of chunks
         "documents": (np.uint32, 2),  # the shard (its place in the manifest), and the number in it
         "rows": (np.int64, 3),  # where the tokens, chunks and documents of each sequence end
@@ -271,7 +271,7 @@ def summary(config: PrepareConfig, manifest: dict[str, Any]) -> str:
         sum(stream[name] for stream in streams) for name in ("sequences", "tokens", "documents")
     )
     size = sum(file["bytes"] for stream in streams for file in stream["files"].values())
-    places = sequences * config.data_config.metadata_config.max_seq_len
+    places = sequences * row_length(config.data_config)
     return (
         f"{config.out}: {documents:,} documents in {sequences:,} sequences of {len(streams)} "
         f"streams, {tokens:,} tokens (fill {tokens / max(places, 1):.4f}), {size / 2**20:,.1f} MB"

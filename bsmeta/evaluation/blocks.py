@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.progress import reporting
 from bsmeta.data.text.chunks import Chunk, cut
@@ -243,7 +243,7 @@ class BlockMaker:
         if any(self._values(arm) != OWN for arm in self._arms):
             self._donors = Donors(documents, metadata.metadata_list, seed)
         self._max_tokens = max_batch_tokens(
-            len(tokenizer), config.per_device_eval_batch_size, metadata.max_seq_len
+            len(tokenizer), config.per_device_eval_batch_size, row_length(config)
         )
 
     def _values(self, arm: Arm) -> str:

@@ -19,7 +19,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import SCHEME, DataConfig, source_configs, train_entries
+from bsmeta.config.data import (
+    SCHEME,
+    DataConfig,
+    metadata_room,
+    row_length,
+    source_configs,
+    train_entries,
+)
 from bsmeta.config.errors import ConfigurationError, DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.data.io.files import size_of
@@ -157,7 +164,7 @@ def load_model(
     else:
         model = load_weights(location.model, where, dtype=dtype)
         tokenizer = _load_tokenizer(location.model, where)
-    _check_fit(model, tokenizer, train.data_config.metadata_config.max_seq_len)
+    _check_fit(model, tokenizer, train.data_config)
     return model.to(device).eval(), tokenizer
 
 
@@ -193,7 +200,7 @@ def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype
     return torch.float32 if precision == "float32" else torch.bfloat16
 
 
-def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_seq_len: int) -> None:
+def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
     rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     if len(tokenizer) > rows:
         raise ConfigurationError(
@@ -201,10 +208,13 @@ def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, max_seq_len
             "it is not the tokenizer that the model was trained with"
         )
     longest = getattr(model.config, "max_position_embeddings", None)
-    if longest is not None and max_seq_len > longest:
+    if longest is not None and row_length(data) > longest:
+        length, room = data.metadata_config.max_seq_len, metadata_room(data)
+        with_room = f" (and {room} of metadata)" if room else ""
         raise ConfigurationError(
-            f"data_config.metadata_config.max_seq_len={max_seq_len}, but the model has only "
-            f"{longest} positions; +overrides.data_config.metadata_config.max_seq_len={longest}"
+            f"data_config.metadata_config.max_seq_len={length}{with_room}, but the model has only "
+            f"{longest} positions; +overrides.data_config.metadata_config.max_seq_len="
+            f"{longest // 2 if room else longest}"
         )
 
 

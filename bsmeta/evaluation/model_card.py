@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import train_entries
+from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
@@ -46,7 +46,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         f"# {_name(config)}",
         _introduction(config, events.get("step")),
         "## How a document must read",
-        *_recipe(config.data_config.metadata_config),
+        *_recipe(config.data_config),
         "## Metrics",
         _metrics(events.get("eval")),
         "## Training",
@@ -58,8 +58,12 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
 def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
     """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
     (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
-    recipe = {"data_config": {"metadata_config": asdict(config.data_config.metadata_config)}}
-    text = yaml.safe_dump(redact_values(recipe), sort_keys=False, allow_unicode=True)
+    data = config.data_config
+    recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
+    if data.row_budget == BY_TEXT:
+        recipe |= {"row_budget": BY_TEXT, "row_metadata_budget": data.row_metadata_budget}
+    recipe = redact_values({"data_config": recipe})
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / RECIPE).write_text(text, encoding="utf-8")
 
 
@@ -120,13 +124,18 @@ def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
     )
 
 
-def _recipe(config: MetadataConfig) -> Iterator[str]:
+def _recipe(data: DataConfig) -> Iterator[str]:
+    config = data.metadata_config
     shown = example(config)
+    by_text = data.row_budget == BY_TEXT
+    parts = "Prefix, text and tags are tokenized each by itself" if by_text else ""
+    room = f" of text and {metadata_room(data):,} of metadata" if by_text else ""
     yield (
         "Metadata comes before the text (global types) and in it (local types), exactly as "
-        "below; types that a document lacks are left out. The prefix is tokenized by itself. A "
-        f"sequence has at most {config.max_seq_len:,} tokens, a document ends with the end-of-text "
-        "token."
+        "below; types that a document lacks are left out. "
+        f"{parts or 'The prefix is tokenized by itself'}. A "
+        f"sequence has at most {config.max_seq_len:,} tokens{room}, a document ends with the "
+        "end-of-text token."
     )
     yield _block(shown.prefix + shown.lead + shown.body + shown.suffix)
     rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]

@@ -79,9 +79,9 @@ def output_embedding_of(model: nn.Module) -> nn.Module:
     return head
 
 
-def max_batch_tokens(vocabulary: int, rows: int, max_seq_len: int) -> int:
+def max_batch_tokens(vocabulary: int, rows: int, row_length: int) -> int:
     """Maximum tokens in a batch: `rows` full sequences, fewer if the vocabulary is large."""
-    return max(min(rows * max_seq_len, LOGITS_PER_BATCH // max(vocabulary, 1)), max_seq_len)
+    return max(min(rows * row_length, LOGITS_PER_BATCH // max(vocabulary, 1)), row_length)
 
 
 def plan_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:

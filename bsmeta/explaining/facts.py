@@ -21,7 +21,6 @@ from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet
 from bsmeta.data.text.tokens import byte_lengths
 from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
-from bsmeta.metadata.rendering import Rendered
 
 
 class Part(Enum):
@@ -85,33 +84,34 @@ class TokenTexts:
         return bytes(alphabet[character] for character in self._names[number])
 
 
-def shown_tokens(chunk: Chunk, rendered: Rendered, texts: TokenTexts) -> list[ShownToken]:
+def shown_tokens(chunk: Chunk, texts: TokenTexts) -> list[ShownToken]:
     """The tokens of a chunk, including its prefix."""
     ids = chunk.ids.tolist()
-    parts = _parts(chunk, rendered)
+    parts = _parts(chunk)
     columns = (ids, texts(ids), parts, chunk.token_types.tolist(), chunk.loss_mask.tolist())
     return [ShownToken(*row) for row in zip(*columns, strict=True)]
 
 
-def metadata_mask(chunk: Chunk, rendered: Rendered, config: MetadataConfig) -> np.ndarray:
+def metadata_mask(chunk: Chunk, config: MetadataConfig) -> np.ndarray:
     """Mask of the tokens that contain at least one character of metadata: bool [len(chunk)].
 
     With `treat_local_metadata_as_regular_text`, only tokens of the prefix and the suffix.
     """
     mask = chunk.token_types > 0
     if config.treat_local_metadata_as_regular_text:
-        mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(chunk, rendered)]
+        mask &= [part in (Part.PREFIX, Part.SUFFIX) for part in _parts(chunk)]
     return mask
 
 
-def _parts(chunk: Chunk, rendered: Rendered) -> list[Part]:
+def _parts(chunk: Chunk) -> list[Part]:
     encoded, part = chunk.document, slice(chunk.start, chunk.stop)
     parts = [
         Part.LOCAL if token_type else Part.TEXT for token_type in encoded.token_types[part].tolist()
     ]
-    if rendered.suffix:  # the last run, before the end-of-text token
-        for place in np.flatnonzero(encoded.run[part] == encoded.run[-2]).tolist():
-            parts[place] = Part.SUFFIX
+    if encoded.suffix:  # before the end-of-text token
+        end = len(encoded.ids) - 1
+        for place in range(max(end - encoded.suffix, chunk.start), min(end, chunk.stop)):
+            parts[place - chunk.start] = Part.SUFFIX
     if chunk.stop == len(encoded.ids):
         parts[-1] = Part.END
     return [Part.PREFIX] * chunk.prefix_length + parts
@@ -172,7 +172,7 @@ def chunk_facts(
 def packing_facts(window: ExplainedWindow) -> str:
     """Describes how densely a window is packed."""
     chunks = sum(map(len, window.sequences))
-    used = sum(chunk.length for sequence in window.sequences for chunk in sequence)
+    used = sum(chunk.counted for sequence in window.sequences for chunk in sequence)
     places = max(len(window.sequences) * window.capacity, 1)
     which = f"documents {window.first} to {window.last} of {window.shard}"
     if window.count <= window.last - window.first:
@@ -180,7 +180,8 @@ def packing_facts(window: ExplainedWindow) -> str:
     return (
         f"{which} are one window: "
         f"{count(chunks, 'chunk')} in {count(len(window.sequences), 'sequence')} of "
-        f"{window.capacity:,} tokens, {used / places:.1%} full"
+        f"{window.capacity:,} tokens{' of text' if window.by_text else ''}, "
+        f"{used / places:.1%} full"
     )
 
 
@@ -202,8 +203,8 @@ def chunk_name(chunk: PackedChunk) -> str:
 
 
 def padding(sequence: Sequence[PackedChunk], capacity: int) -> int:
-    """Number of padding tokens in a sequence."""
-    return capacity - sum(chunk.length for chunk in sequence)
+    """Number of tokens that would still fit into a sequence."""
+    return capacity - sum(chunk.counted for chunk in sequence)
 
 
 def count(number: int, name: str) -> str:
@@ -221,7 +222,7 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     chunks = [
         {
             "input_ids": chunk.ids.tolist(),
-            "metadata_mask": metadata_mask(chunk, rendered, config).astype(int).tolist(),
+            "metadata_mask": metadata_mask(chunk, config).astype(int).tolist(),
             "loss_mask": chunk.loss_mask.astype(int).tolist(),
         }
         for chunk in document.chunks

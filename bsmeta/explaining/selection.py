@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.checks.causal_lm import check_data
-from bsmeta.config.data import DataConfig, train_files
+from bsmeta.config.data import BY_TEXT, DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.data.io.cache import Cache
@@ -38,6 +38,7 @@ from bsmeta.data.stream.sources import open_corpora
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.metadata.processors import column_keys, type_of
+from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered
 
 NAMES_SHOWN = 5
@@ -115,12 +116,18 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PackedChunk:
-    """A chunk in a sequence: number `place` (from 0) of the `count` chunks of document `number`."""
+    """A chunk in a sequence: number `place` (from 0) of the `count` chunks of document `number`.
+
+    Attributes:
+        length: Its tokens.
+        counted: Those that count as the sequence's length: under `row_budget=text`, of text.
+    """
 
     number: int
     place: int
     count: int
     length: int
+    counted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +160,8 @@ class ExplainedWindow:
         count: Number of documents in it; fewer than from `first` to `last` if streams share the
             shard.
         sequences: All of its sequences, in the order in which the stream yields them.
+        capacity: Tokens of a sequence.
+        by_text: Whether these are tokens of text, and metadata has room of its own.
     """
 
     shard: str
@@ -162,6 +171,7 @@ class ExplainedWindow:
     documents: list[ExplainedDocument]
     sequences: list[list[PackedChunk]]
     capacity: int
+    by_text: bool
 
 
 class Selection:
@@ -259,9 +269,19 @@ class Selection:
         documents, skipped = maker.documents(window, self._phase)
         for reason, count in skipped.items():
             log.warning("%s: %d documents skipped: %s", window.shard.name, count, reason)
-        packing = maker.pack(window, documents).packing
+        packed = maker.pack(window, documents)
+        packing, chunks = packed.packing, iter(packed.chunks)
+        for document in documents:  # as they are trained on
+            document.chunks = list(itertools.islice(chunks, len(document.chunks)))
+        by_text = self._data.row_budget == BY_TEXT
         table = [
-            PackedChunk(document.number, place, len(document.chunks), len(chunk))
+            PackedChunk(
+                document.number,
+                place,
+                len(document.chunks),
+                len(chunk),
+                len(chunk) - (chunk.metadata_length if by_text else 0),
+            )
             for document in documents
             for place, chunk in enumerate(document.chunks)
         ]
@@ -288,6 +308,7 @@ class Selection:
             ],
             sequences=[[table[chunk] for chunk in row] for row in packing],
             capacity=self._data.metadata_config.max_seq_len,
+            by_text=by_text,
         )
 
     def _document(
@@ -297,7 +318,10 @@ class Selection:
         if metadata.without_metadata_same_context:
             rendered = rendered.without_metadata()
         line = window.lines[window.numbers.index(document.number)]
-        decoded = self._makers[window.shard.name].decoder.decode(line)
+        try:
+            decoded = self._makers[window.shard.name].decoder.decode(line)
+        except BadDocument:  # its text alone is trained on
+            decoded = Document("", None, {})
         return ExplainedDocument(
             name=f"{window.shard.name}:{document.number}",
             rendered=rendered,

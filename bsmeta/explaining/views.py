@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.data import train_files
+from bsmeta.config.data import BY_TEXT, train_files
 from bsmeta.explaining.facts import (
     Part,
     ShownToken,
@@ -119,7 +119,9 @@ def introduction(config: ExplainConfig) -> str:
     return (
         f'<p class="facts">{escape(train_files(data))}; tokenizer '
         f"{escape(config.tokenizer_name or config.model_name)}; sequences of "
-        f"{data.metadata_config.max_seq_len:,} tokens; seed {config.seed}, epoch {config.epoch}; "
+        f"{data.metadata_config.max_seq_len:,} tokens"
+        f"{' of text' if data.row_budget == BY_TEXT else ''}; "
+        f"seed {config.seed}, epoch {config.epoch}; "
         f"metadata {escape(choice)}</p>"
     )
 
@@ -142,7 +144,7 @@ def document_parts(
 ) -> Iterator[str]:
     """Yield the HTML of a document: its description, and each of its chunks token by token."""
     yield f"<h2>{escape(document.name)}</h2>"
-    chunks = [shown_tokens(chunk, document.rendered, texts) for chunk in document.chunks]
+    chunks = [shown_tokens(chunk, texts) for chunk in document.chunks]
     for line in document_facts(document, chunks):
         yield f'<p class="facts">{escape(line)}</p>'
     for place, tokens in enumerate(chunks):
@@ -185,7 +187,7 @@ def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
             own = ' class="own"' if chunk.number in shown else ""
             name = chunk_name(chunk)
             parts.append(
-                f'<span{own} style="flex:{chunk.length} 0 0" '
+                f'<span{own} style="flex:{chunk.counted} 0 0" '
                 f'data-t="document {name} tokens">{name}</span>'
             )
         left = padding(window.sequences[place], window.capacity)
@@ -244,7 +246,7 @@ class TerminalView:
 
     def _document(self, document: ExplainedDocument, sequences: int) -> Iterator[RenderableType]:
         yield heading(document.name)
-        chunks = [shown_tokens(chunk, document.rendered, self._texts) for chunk in document.chunks]
+        chunks = [shown_tokens(chunk, self._texts) for chunk in document.chunks]
         for line in document_facts(document, chunks):
             yield Text(line, FAINT)
         for place, tokens in enumerate(chunks):
@@ -326,7 +328,7 @@ def bar(sequence: Sequence[PackedChunk], capacity: int, shown: Container[int]) -
     """A bar with a sequence to scale: full blocks for shown documents, dots for padding."""
     cells, end = "", 0
     for place, chunk in enumerate(sequence):
-        end += chunk.length
+        end += chunk.counted
         block = "█" if chunk.number in shown else "▓▒"[place % 2]
         cells += block * (round(end * BAR_CELLS / capacity) - len(cells))
     return Text(cells).append("·" * (BAR_CELLS - len(cells)), FAINT)

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import GenerateConfig
@@ -52,6 +52,7 @@ class Contexts:
         self._renderer = Renderer(config.metadata_config)
         self._encoder = DocumentEncoder(tokenizer, config)
         self._tokenizer = tokenizer
+        self._is_apart = config.row_budget == BY_TEXT  # the separator merges with no word
 
     def make(self, metadata: Mapping[str, Any], prompt: str) -> Context:
         """Build the context of metadata followed by a prompt.
@@ -74,7 +75,9 @@ class Contexts:
             body=prompt,
         )
         (encoded,) = self._encoder.encode([rendered])
-        body, joint = (encoded.ids[:-1].tolist(), "") if prompt else self._begun(head.lead)
+        body, joint = encoded.ids[:-1].tolist(), ""
+        if not prompt and not self._is_apart:
+            body, joint = self._begun(head.lead)
         ids = [*encoded.prefix_ids.tolist(), *body]
         return Context(head.prefix, ids or [int(self._tokenizer.eos_token_id)], joint)
 

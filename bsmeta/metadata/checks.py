@@ -11,6 +11,7 @@ import string
 from collections.abc import Iterator, Mapping
 
 from bsmeta.config.checks.problems import Problem, bound_problems, nearest, show
+from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import MOST_TYPES, MetadataConfig, during
 from bsmeta.metadata.metadata_type import CONFIG_KEY, config_problem, setting
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
@@ -160,6 +161,27 @@ def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
             expected = f"types of metadata_list{nearest(unknown, config.metadata_list)}"
             fix = f"add {unknown} to metadata_list, or drop it here"
             yield config_problem(f"schedule.{number}.types", f"the type {unknown}", expected, fix)
+
+
+def row_budget_problems(config: DataConfig) -> list[Problem]:
+    """Settings under which rows of the same text would differ in their text or in its loss."""
+    if config.row_budget != BY_TEXT:
+        return []
+    metadata, found = config.metadata_config, list[Problem]()
+    local = [name for name in metadata.metadata_list if type_of(name).is_local]
+    reasons = {
+        "loss_on_metadata": "the loss is over text only",
+        "without_metadata_same_context": "the text is the same in any case (metadata_list=[])",
+        "special_tokens_in_text": "runs with other special tokens would have other text tokens",
+    }
+    if local:
+        reason = f"the loss is over text only, and {', '.join(local)} would be in the text"
+        reasons["treat_local_metadata_as_regular_text"] = reason
+    for name, reason in reasons.items():
+        if getattr(metadata, name):
+            expected = f"false under data_config.row_budget={BY_TEXT}: {reason}"
+            found.append(config_problem(name, "true", expected, setting(name, "false")))
+    return found
 
 
 def metadata_notes(config: MetadataConfig) -> list[str]:

@@ -16,7 +16,7 @@ from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig
 from bsmeta.config.summary import notes
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.data.stream.preview import column_problems, missing_types
-from bsmeta.metadata.checks import metadata_notes, metadata_problems
+from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
 from bsmeta.tasks.classification import checks as classification_checks
@@ -33,6 +33,7 @@ def _causal_lm(config: CausalLMConfig) -> Task:
 
 def _causal_lm_values(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
     yield from metadata_problems(config.data_config.metadata_config)
+    yield from row_budget_problems(config.data_config)
     yield from causal_lm_checks.value_problems(config, overridden)
     if not [*data_problems(config.data_config)]:
         yield from column_problems(config.data_config)

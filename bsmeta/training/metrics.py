@@ -218,7 +218,9 @@ class StepLog:
         if self._documents is not None:
             batches = result.data.micro_batches
             documents = list(dict.fromkeys(name for batch in batches for name in batch.documents))
-            self._documents.write({"step": result.step, "documents": documents})
+            targets = [batch.targets for batch in batches if batch.targets]
+            line = {"step": result.step, "documents": documents}
+            self._documents.write(line | ({"targets": targets} if targets else {}))
 
     def _log(self, result: StepResult, metrics: StepMetrics, progress: Progress) -> None:
         values: dict[str, Any] = {

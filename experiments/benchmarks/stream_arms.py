@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
@@ -142,12 +142,17 @@ Passes = dict[str, list[dict[str, float]]]
 """Results of `one_pass` by the name of what was compared, one for each round."""
 
 
-def alternate(arms: Mapping[str, tuple[str, CausalLMConfig]], rounds: int) -> Passes:
+def alternate(
+    arms: Mapping[str, tuple[Any, ...]],
+    rounds: int,
+    measure: Callable[..., dict[str, float]] | None = None,
+) -> Passes:
     """Run pipelines in turns, each in a process of its own, in another order every round.
 
     Args:
-        arms: A name from `ARMS` and a configuration for each of what is compared.
+        arms: The arguments of `measure` for each of what is compared.
         rounds: Rounds to measure, after one that is not.
+        measure: What to run; None: `one_pass`.
     """
     context = multiprocessing.get_context("spawn")
     processes = {name: ProcessPoolExecutor(1, mp_context=context) for name in arms}
@@ -155,7 +160,7 @@ def alternate(arms: Mapping[str, tuple[str, CausalLMConfig]], rounds: int) -> Pa
     order = list(arms)
     for number in range(rounds + 1):
         for name in order:
-            found = processes[name].submit(one_pass, *arms[name]).result()
+            found = processes[name].submit(measure or one_pass, *arms[name]).result()
             if number:
                 passes[name].append(found)
         order = [*order[1:], order[0]]

@@ -207,6 +207,29 @@ def test_a_sequence_longer_than_the_positions_of_the_model(name: str, tmp_path: 
         ] == []
 
 
+def test_text_and_metadata_of_a_row_need_positions(tmp_path: Path) -> None:
+    """Under row_budget=text, metadata comes besides the text; text alone needs none for it."""
+    (tmp_path / "config.json").write_text(json.dumps({"n_positions": 200}))
+    model = f"model_config_file={tmp_path / 'config.json'}"
+    arm = [model, "data_config.row_budget=text", f"{METADATA}.max_seq_len=120"]
+    (problem,) = file_problems(compose(CausalLMConfig, "demo", arm))
+    assert problem.found == "120 and 120 of metadata"
+    fixed = [*arm, *problem.fix.split()]
+    assert problem.fix == f"{METADATA}.max_seq_len=100 data_config.row_metadata_budget=100"
+    for enough in (fixed, [*arm, "data_config.row_metadata_budget=80"]):
+        assert [*file_problems(compose(CausalLMConfig, "demo", enough))] == []
+    alone = [*arm, f"{METADATA}.metadata_list=[]"]
+    assert [*file_problems(compose(CausalLMConfig, "demo", alone))] == []
+
+
+def test_room_for_metadata_that_no_row_has_is_noted() -> None:
+    config = compose(CausalLMConfig, "demo", ["data_config.row_metadata_budget=80"])
+    (note,) = notes(config)
+    assert note.startswith("data_config.row_metadata_budget is not used: under row_budget=sequence")
+    config.data_config.row_budget = "text"
+    assert notes(config) == []
+
+
 def test_data_of_another_kind_is_called_by_its_name(tmp_path: Path) -> None:
     (tmp_path / "held_out").mkdir()
     (tmp_path / "held_out" / "b.jsonl").touch()

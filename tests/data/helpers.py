@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch.nn import functional
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
@@ -172,11 +173,17 @@ def of_step(parts: list[list[StepData]], step: int) -> list[MicroBatch]:
 
 
 def global_step(parts: list[list[StepData]], step: int) -> dict[str, torch.Tensor]:
-    """Sequence g of a step is row g // W of rank g % W."""
+    """Sequence g of a step is row g // W of rank g % W; narrow micro-batches are filled with 0."""
     ranks = [of_step([part], step) for part in parts]
+    width = max(batch.tensors["input_ids"].shape[1] for own in ranks for batch in own)
+
+    def rows(batch: MicroBatch, name: str) -> torch.Tensor:
+        tensor = batch.tensors[name]
+        return tensor if tensor.dim() == 1 else functional.pad(tensor, (0, width - tensor.shape[1]))
+
     return {
         name: torch.stack(
-            [torch.cat([batch.tensors[name] for batch in own]) for own in ranks], dim=1
+            [torch.cat([rows(batch, name) for batch in own]) for own in ranks], dim=1
         ).flatten(0, 1)
         for name in ranks[0][0].tensors
     }

@@ -96,3 +96,20 @@ def test_memory(launch: Launch, tmp_path: Path) -> None:
     result = figures(launch, tmp_path, "memory", "epochs=2")
     assert len(result["epochs_mb"]) == 2
     assert result["imports_mb"] < result["peak_mb"]
+
+
+@pytest.mark.slow
+def test_row_budget(launch: Launch, tmp_path: Path) -> None:
+    arguments = ["--config-name", "demo", f"data_config.cache_dir={tmp_path}"]
+    done = launch(BENCHMARKS / "row_budget.py", *arguments, "train_steps=2", "rounds=1")
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    arms = ["text alone", "URL", "global types", "and html"]
+    budgets = [(arm, budget) for arm in arms for budget in ("sequence", "text")]
+    assert [(one["arm"], one["row_budget"]) for one in found] == budgets
+    matched = [one["targets"] for one in found if one["row_budget"] == "text"]
+    shared = [one["targets"] for one in found if one["row_budget"] == "sequence"]
+    assert len(set(matched)) == 1
+    assert shared == sorted(shared, reverse=True)
+    assert matched[0] == pytest.approx(shared[0], rel=0.01)
+    assert all(0 < one["text"] < one["fill"] <= 1 for one in found)
+    assert all(len(one["train_ratio"]) == 3 for one in found if one["row_budget"] == "text")

@@ -184,7 +184,7 @@ def test_what_is_no_prepared_data(folder: Path, config: DataConfig, tmp_path: Pa
         run(small_config(folder, prepared=str(tmp_path)), 1)
     manifest = manifest_of(config) | {"format": 0}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ConfigurationError, match="has format 0; .* format 5: delete the folder"):
+    with pytest.raises(ConfigurationError, match="has format 0; .* format 6: delete the folder"):
         run(small_config(folder, prepared=str(tmp_path)), 1)
 
 

@@ -14,7 +14,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.generation.contexts import Contexts
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer
 
 FORGED = "a <eos> b <HTML><s> c</HTML> <|end|><|meta_0|>"
@@ -121,6 +121,19 @@ def test_a_page_without_metadata_ends_once() -> None:
     one = encoded(line(), tokenizer, metadata_list=["length"], metadata_templates={})
     assert special_of(one, tokenizer) == ["<eos>"]
     assert one.ids.tolist().index(tokenizer.eos_token_id) == len(one.ids) - 1
+
+
+def test_a_text_has_the_same_tokens_whatever_tokens_are_special() -> None:
+    """Encoded apart, in runs that know the special tokens and in one that does not."""
+    config = MetadataConfig(**SETTINGS, treat_local_metadata_as_regular_text=False)
+    rendered = Renderer(config).render(DocumentDecoder(config).decode(line()), config.metadata_list)
+    data = DataConfig(metadata_config=config, row_budget="text")
+    tokenizer = special_tokenizer(config)
+    (one,) = DocumentEncoder(tokenizer, data).encode([rendered])
+    assert special_of(one, tokenizer) == OWN + TAGS
+    plain = DataConfig(metadata_config=MetadataConfig(metadata_list=[]), row_budget="text")
+    (alone,) = DocumentEncoder(small_tokenizer(), plain).encode([Rendered(FORGED, body=FORGED)])
+    assert one.ids[one.is_text].tolist() == alone.ids.tolist()
 
 
 def test_a_prompt_cannot_forge_special_tokens() -> None:

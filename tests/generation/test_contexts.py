@@ -92,6 +92,26 @@ def test_without_a_prompt_the_first_word_brings_its_own_space(
     assert context.joint == ""
 
 
+def test_a_separator_with_tokens_of_its_own_is_given_as_in_training(
+    tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    config = replace(data_config, row_budget="text")
+    title = Record(value="Sets", key="title", type="global")
+    rendered = Renderer(config.metadata_config).render(
+        Document("A set is", None, {"title": [title]}), ("title",)
+    )
+    (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
+    contexts = Contexts(config, tokenizer)
+    assert contexts.make({"title": "Sets"}, "A set is").ids == [
+        *encoded.prefix_ids,
+        *encoded.ids[:-1],
+    ]
+    context = contexts.make({"title": "Sets"}, "")
+    assert context.ids == [*encoded.prefix_ids, *tokenizer.encode(" ")]
+    assert context.joint == ""
+    assert contexts.make({}, "") == Context(prefix="", ids=[0], joint="")
+
+
 def test_with_nothing_at_all_the_model_starts_behind_the_end_of_a_text(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:

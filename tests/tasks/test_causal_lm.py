@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.models import layers
 from bsmeta.tasks.base import EvaluationContext, Metric
@@ -211,6 +212,40 @@ def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -
     ids = tokenizer("<HTML><b></HTML>a").input_ids
     assert (ids[0], ids[-2]) == (4096, 4097)
     assert again(torch.tensor([ids])).logits.shape[-1] >= 4098
+
+
+SPECIAL = [
+    "data_config.metadata_config.metadata_list=[html,meta_tokens]",
+    "data_config.metadata_config.treat_local_metadata_as_regular_text=false",
+    "data_config.metadata_config.local_metadata_special_token_state=true",
+    "data_config.metadata_config.local_metadata_special_token_start={html: '<HTML>'}",
+    "data_config.metadata_config.local_metadata_special_token_end={html: '</HTML>'}",
+]
+
+
+def test_arms_of_the_same_text_start_with_the_same_weights() -> None:
+    """Special tokens or none: as many rows of the embedding, each with the same numbers."""
+    arms = [SPECIAL, ["data_config.metadata_config.metadata_list=[]"]]
+    models, tokenizers = [], []
+    for arm in arms:
+        task = CausalLanguageModel(
+            compose(CausalLMConfig, "demo", [*arm, "data_config.row_budget=text"])
+        )
+        torch.manual_seed(3)
+        models.append(task.build_model().state_dict())
+        tokenizers.append(task.tokenizer)
+        assert len(task.tokenizer) == len(models[-1]["model.embed_tokens.weight"])
+    assert models[0].keys() == models[1].keys()
+    assert all(torch.equal(weights, models[1][name]) for name, weights in models[0].items())
+    known = [set(tokenizer.get_vocab()) for tokenizer in tokenizers]
+    assert {"<HTML>", "</HTML>", "<|meta_0|>"} <= known[0] - known[1]
+
+
+def test_more_special_tokens_than_all_arms_have_room_for_are_refused() -> None:
+    many = [*SPECIAL, "data_config.metadata_config.num_meta_tokens=63"]
+    config = compose(CausalLMConfig, "demo", [*many, "data_config.row_budget=text"])
+    with pytest.raises(ConfigurationError, match="65 special tokens .* reserves 64"):
+        load_tokenizer(config)
 
 
 def test_a_model_that_is_not_there_is_named_with_its_key() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
-from bsmeta.config.data import in_dataset, local_dataset, train_entries
+from bsmeta.config.data import in_dataset, local_dataset, metadata_room, train_entries
 from bsmeta.config.schema import PretrainedConfig, RunConfig
 
 # Suffixes of common training data formats that are not supported.
@@ -190,11 +190,17 @@ def positions_problems(
         positions: Positions of the model; None: unlimited.
         source: The key that names the model, and its value.
     """
-    length = config.data_config.metadata_config.max_seq_len
-    if positions is not None and length > positions:
+    data = config.data_config
+    length, room = data.metadata_config.max_seq_len, metadata_room(data)
+    if positions is not None and length + room > positions:
         key = "data_config.metadata_config.max_seq_len"
         expected = f"at most {positions}, the positions of the model ({source})"
-        yield Problem(key, HYDRA, show(length), expected, f"{key}={positions}")
+        found, fix = show(length), f"{key}={positions}"
+        if room:
+            expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
+            found += f" and {room} of metadata"
+            fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
+        yield Problem(key, HYDRA, found, expected, fix)
 
 
 def is_path(name: str) -> bool:

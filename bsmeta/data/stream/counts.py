@@ -115,6 +115,9 @@ HALF_USED = "half_used_at_phase_switch"
 NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
 """Reasons why good documents, or parts of them, are left out."""
 
+LEFT_OUT = "metadata_tokens_left_out"
+"""Tokens of metadata for which a row had no room (`row_budget=text`)."""
+
 WITH_METADATA = "documents_with_metadata"
 """Documents that got at least one metadata type."""
 
@@ -123,7 +126,7 @@ def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run."""
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
-    return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD]
+    return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
 
 
 SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
@@ -167,4 +170,4 @@ def document_counts(types: np.ndarray, opens: np.ndarray, keys: Sequence[str]) -
 def skipped_counts(skipped: Counter[str], keys: Sequence[str]) -> np.ndarray:
     """The counts of skipped documents alone (float64[counts])."""
     reasons = [float(skipped[reason]) for reason in (*REASONS, *NOT_BAD)]
-    return np.array([0.0] * (2 + len(keys)) + reasons)
+    return np.array([0.0] * (2 + len(keys)) + reasons + [0.0])

@@ -15,7 +15,7 @@ from typing import Any
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.errors import ConfigurationError, differing
 from bsmeta.config.progress import report_progress
 from bsmeta.data.io.hub import FileRef
@@ -49,6 +49,7 @@ def fingerprint(
         "on_test_overlap": config.on_test_overlap,
         "held_out": held_out_fingerprint(config),
         "phase_starts": list(phases.starts),
+        **({"row_budget": row_budget_fingerprint(config)} if config.row_budget == BY_TEXT else {}),
         **({"columns": config.columns} if config.columns else {}),
         **({"content": config.content} if config.content != "all" else {}),
         **({"sources": sources_fingerprint(config)} if config.sources else {}),
@@ -56,6 +57,11 @@ def fingerprint(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "shards": dict(shards),
     }
+
+
+def row_budget_fingerprint(config: DataConfig) -> dict[str, Any]:
+    """What decides the length of rows whose metadata has room of its own."""
+    return {"of": config.row_budget, "metadata": config.row_metadata_budget}
 
 
 def sources_fingerprint(config: DataConfig) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_starts
 from bsmeta.config.progress import report_progress
@@ -120,7 +120,8 @@ class LogicalStream:
         """The sequences of a window, and how many documents were left out, by reason.
 
         If the schedule switches phases inside it, unused documents are rebuilt for the new phase,
-        and the rest of partly used documents is dropped.
+        and the rest of partly used documents is dropped. Under `row_budget=text`, all phases have
+        the same sequences, but for their metadata, and nothing is dropped.
 
         Args:
             emitted: Number of sequences that the stream yielded before the window.
@@ -135,12 +136,27 @@ class LogicalStream:
             made += [(packed, place) for place in range(count)]
             if count == len(packed):
                 return made, skipped
+            if self._config.row_budget == BY_TEXT:
+                return made + self._in_later_phases(window, emitted, count, len(packed)), skipped
             opened = packed.documents(0, count)
             skipped[HALF_USED] += len(opened & packed.documents(count, len(packed)))
             used |= opened
             emitted += count
             phase = self._phases.of(self._stream, emitted)
             documents, _ = self._maker.documents(window, phase, leave_out=used)
+
+    def _in_later_phases(self, window: Window, emitted: int, done: int, size: int) -> Sequences:
+        """The sequences from `done` on of a window of `size`, each in the form of its phase."""
+        made: Sequences = []
+        while done < size:
+            phase = self._phases.of(self._stream, emitted + done)
+            left = self._phases.left(self._stream, emitted + done)
+            documents, _ = self._maker.documents(window, phase)
+            packed = self._maker.pack(window, documents)
+            last = size if left is None else min(done + left, size)
+            made += [(packed, place) for place in range(done, last)]
+            done = last
+        return made
 
     def _checked(self, bad: int) -> int:
         most = self._config.max_bad_documents

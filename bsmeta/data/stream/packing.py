@@ -3,6 +3,9 @@
 Packing only depends on lengths. Best-fit decreasing (Ding et al. 2024, "Fewer Truncations Improve
 Language Modeling") fills sequences almost completely and never splits a chunk.
 
+Under `row_budget=text`, the length of a chunk is that of its text, and its metadata takes room of
+its own: which chunks share a sequence does not depend on the metadata.
+
 Arrays over all tokens of a window are built once; a sequence is a slice of them. It is padded and
 gets its positions only when it is put into a batch (`loader`).
 """
@@ -18,7 +21,7 @@ import numpy as np
 
 from bsmeta.data.seeds import permutation
 from bsmeta.data.stream.plan import Position
-from bsmeta.data.text.chunks import Chunk
+from bsmeta.data.text.chunks import Chunk, within
 from bsmeta.data.text.tokens import NO_IDS
 
 
@@ -61,6 +64,34 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 def one_each(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """One chunk per sequence, regardless of the room left (`packing: pad`)."""
     return [[chunk] for chunk in range(len(lengths))]
+
+
+def fair_share(amounts: Sequence[int], most: int) -> int:
+    """The largest limit for which the amounts, each cut to it, add up to `most` at most."""
+    for number, amount in enumerate(sorted(amounts)):
+        share = most // (len(amounts) - number)
+        if amount > share:
+            return share
+        most -= amount
+    return max(amounts)
+
+
+def within_room(
+    chunks: Sequence[Chunk], sequences: Sequence[Sequence[int]], room: int
+) -> list[Chunk]:
+    """The chunks, with metadata cut where a sequence has more than `room` tokens of it.
+
+    No chunk of a sequence is cut to less than another one keeps.
+    """
+    found = list(chunks)
+    amounts = [chunk.metadata_length for chunk in chunks]
+    for sequence in sequences:
+        own = [amounts[index] for index in sequence]
+        if sum(own) > room:
+            share = fair_share(own, room)
+            for index in sequence:
+                found[index] = within(chunks[index], share)
+    return found
 
 
 Packing = Callable[[Sequence[int], int], list[list[int]]]
@@ -116,9 +147,12 @@ class PackedWindow:
 
     Args:
         packing: A key of `PACKINGS`.
+        capacity: Tokens of a sequence, or its tokens of text if `metadata_room` is given.
+        metadata_room: Tokens of metadata in a sequence, if they do not count as its length.
         seed: Seed for the order of the sequences.
 
     Attributes:
+        chunks: The chunks as they are trained on.
         packing: For each sequence, the indices of its chunks in order.
     """
 
@@ -130,10 +164,18 @@ class PackedWindow:
         shard: str,
         packing: str,
         capacity: int,
+        metadata_room: int | None = None,
         seed: int,
     ) -> None:
         lengths = [len(chunk) for chunk in chunks]
-        packed = PACKINGS[packing](lengths, capacity)
+        if metadata_room is None:
+            packed = PACKINGS[packing](lengths, capacity)
+        else:
+            text = [len(chunk) - chunk.metadata_length for chunk in chunks]
+            packed = PACKINGS[packing](text, capacity)
+            chunks = within_room(chunks, packed, metadata_room)
+            lengths = [len(chunk) for chunk in chunks]
+        self.chunks = chunks
         sequences = [packed[index] for index in permutation(len(packed), seed).tolist()]
         self.packing = sequences
         order = np.fromiter(itertools.chain.from_iterable(sequences), np.int64, len(chunks))
@@ -150,6 +192,7 @@ class PackedWindow:
         self._first_token: list[int] = first_token.tolist()
         self._first_chunk: list[int] = first_chunk.tolist()
         counts = table.counts[order]
+        counts[:, -1] += [chunk.left_out for chunk in chosen]
         self._counts = np.add.reduceat(counts, first_chunk[:-1]) if sequences else counts
         masked_text = np.array([chunk.masked_text for chunk in chosen], np.int64)
         self._loss_mask[first_token[:-1]] = False

@@ -26,7 +26,7 @@ from bsmeta.data.stream.sources import corpora_fingerprint, open_corpora
 
 log = logging.getLogger(__name__)
 
-FORMAT = 5
+FORMAT = 6
 MANIFEST = "manifest.json"
 TARGET = 0x80
 """Set in `marks` for tokens that are targets; the other bits are the token type."""

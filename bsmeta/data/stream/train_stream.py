@@ -15,7 +15,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.checks.causal_lm import check_data
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig, row_length
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
 from bsmeta.data.loader import SequenceBlocks, steps
@@ -36,6 +36,8 @@ class TrainStream:
             needed with a schedule.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
+        fixed_length: Whether all micro-batches must have the same shape; otherwise rows whose
+            length varies (`row_budget=text`) are only padded to about the longest of theirs.
 
     Raises:
         ConfigurationError: If a divisibility constraint is violated, a key has an unknown value,
@@ -54,9 +56,11 @@ class TrainStream:
         global_batch_size: int,
         max_train_steps: int | None = None,
         state: dict[str, Any] | None = None,
+        fixed_length: bool = False,
     ) -> None:
         check_data(config)
         self._config = config
+        self._narrow = config.row_budget == BY_TEXT and not fixed_length
         self._global_batch_size = global_batch_size
         self._accumulation = global_batch_size // world_size // config.per_device_train_batch_size
         self._division = division(
@@ -108,7 +112,7 @@ class TrainStream:
         blocks = SequenceBlocks(
             self._sequences,
             size=size,
-            length=metadata.max_seq_len,
+            length=row_length(config),
             pad=self._pad,
             joined=config.cross_document_attention,
             num_streams=config.num_streams if config.sources else None,
@@ -117,7 +121,9 @@ class TrainStream:
         names += source_count_names([source.name for source in config.sources])
         own: dict[int, dict[str, int]] = {}
         first = self._done // self._global_batch_size + 1
-        read = steps(blocks, size, self._accumulation, config.num_workers, names)
+        read = steps(
+            blocks, size, self._accumulation, config.num_workers, names, narrow=self._narrow
+        )
         for step, (batches, positions) in enumerate(read, first):
             own |= {stream: position.state() for stream, position in positions.items()}
             phase = bisect.bisect_right(self._first_steps, step) - 1

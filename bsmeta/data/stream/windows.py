@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.checks.problems import refuse
+from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.data.io.lines import Line
@@ -32,7 +33,8 @@ from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.packing import ChunkTable, PackedWindow
 from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.checks import row_budget_problems
+from bsmeta.metadata.mapping import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler
@@ -103,6 +105,7 @@ class WindowMaker:
         held_out: HeldOutDocuments | None = None,
         sample: Sequence[bytes] = (),
     ) -> None:
+        refuse(row_budget_problems(config))
         self._config = config
         self._seed = seed
         self._held_out = held_out
@@ -115,6 +118,10 @@ class WindowMaker:
             )
         self._bits = {key: 1 << i for i, key in enumerate(self._metadata.metadata_list)}
         self.decoder = make_decoder(self._metadata, config.columns, source, config.content)
+        self._text_decoder: Decoder | None = None
+        if config.row_budget == BY_TEXT:
+            text = replace(self._metadata, metadata_list=[], metadata_column_list=None)
+            self._text_decoder = make_decoder(text, config.columns, content=config.content)
         self._renderer = Renderer(self._metadata)
         self._encoder = DocumentEncoder(
             tokenizer,
@@ -168,6 +175,9 @@ class WindowMaker:
             shard=window.shard.name,
             packing=self._config.packing,
             capacity=self._metadata.max_seq_len,
+            metadata_room=(
+                metadata_room(self._config) if self._config.row_budget == BY_TEXT else None
+            ),
             seed=derive(self._seed, "window", window.epoch, window.shard.name, window.first),
         )
 
@@ -187,24 +197,55 @@ class WindowMaker:
         """The good documents, each with its number in the shard."""
         donors = self._donors(window)
         for index, (number, line) in enumerate(zip(window.numbers, window.lines, strict=False)):
-            generator = document_generator(self._seed, window.epoch, window.shard.name, number)
+            rendered: Rendered | None = None
             try:
-                document = self.decoder.decode(line)
-                if not document.text:
-                    rejecter.counts[EMPTY_TEXT] += 1
-                    continue
-                if self._is_held_out(document, window, number):
-                    rejecter.counts[TEST_OVERLAP] += 1
-                    continue
-                types = sampler.draw(document, generator)
-                if donors is not None:
-                    document = donors.with_values(index, document, SHUFFLED)
-                rendered = self._renderer.render(document, types)
-                check_length(rendered, self._config)
+                document = self._admitted(self.decoder, line, window, number, rejecter)
+                if document is not None:
+                    generator = document_generator(
+                        self._seed, window.epoch, window.shard.name, number
+                    )
+                    types = sampler.draw(document, generator)
+                    if donors is not None:
+                        document = donors.with_values(index, document, SHUFFLED)
+                    rendered = self._renderer.render(document, types)
+                    check_length(rendered, self._config)
             except BadDocument as error:
                 rejecter.reject(number, reason_of(line, error))
-            else:
+                rendered = self._text_alone(line, window, number, rejecter)
+            if rendered is not None:
                 yield number, rendered
+
+    def _admitted(
+        self, decoder: Decoder, line: Line, window: Window, number: int, rejecter: Rejecter
+    ) -> Document | None:
+        """The document of a line; None if it has no text or is held out, which is counted."""
+        document = decoder.decode(line)
+        if not document.text:
+            rejecter.counts[EMPTY_TEXT] += 1
+        elif self._is_held_out(document, window, number):
+            rejecter.counts[TEST_OVERLAP] += 1
+        else:
+            return document
+        return None
+
+    def _text_alone(
+        self, line: Line, window: Window, number: int, rejecter: Rejecter
+    ) -> Rendered | None:
+        """The text of a rejected document under `row_budget=text`, if only its metadata is bad.
+
+        Which documents are trained on must not depend on the metadata that is read.
+        """
+        if self._text_decoder is None:
+            return None
+        try:
+            document = self._admitted(self._text_decoder, line, window, number, rejecter)
+            if document is None:
+                return None
+            rendered = self._renderer.render(document, ())
+            check_length(rendered, self._config)
+        except BadDocument:
+            return None
+        return rendered
 
     def _donors(self, window: Window) -> Donors | None:
         """The documents whose values those of the window get, if values are shuffled."""

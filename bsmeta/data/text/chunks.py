@@ -1,17 +1,21 @@
 """Cut encoded documents into chunks that fit a sequence, each with its prefix.
 
 A document longer than `max_seq_len` is cut without splitting an inserted string (a tag, an entity).
-Training, evaluation and `explain` use the same chunks.
+Under `row_budget=text`, only its text (with EOS, and BOS before each chunk) is measured, so that it
+is cut at the same places whatever its metadata. Training, evaluation and `explain` use the same
+chunks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
+from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import EncodedDocument
 
 
@@ -26,6 +30,7 @@ class Chunk:
         stop: The token after its last token in this chunk.
         prefixed: Whether the prefix (or BOS alone) comes first.
         first_text_is_target: Whether the first text token after the prefix is in the loss.
+        left_out: Number of its metadata tokens that were left out for lack of room.
     """
 
     document: EncodedDocument
@@ -33,6 +38,7 @@ class Chunk:
     stop: int
     prefixed: bool
     first_text_is_target: bool = True
+    left_out: int = 0
 
     def __len__(self) -> int:
         return self.prefix_length + self.stop - self.start
@@ -41,6 +47,12 @@ class Chunk:
     def prefix_length(self) -> int:
         """Tokens of the prefix in this chunk."""
         return len(self.document.prefix_ids) if self.prefixed else 0
+
+    @property
+    def metadata_length(self) -> int:
+        """Tokens that are neither text nor BOS nor EOS."""
+        text = int(np.count_nonzero(self.document.is_text[self.start : self.stop]))
+        return len(self) - text - (self.document.bos if self.prefixed else 0)
 
     @property
     def ids(self) -> np.ndarray:
@@ -97,8 +109,12 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
     """The chunks of a document, in order; together they contain each of its tokens once.
 
     No chunk is longer than `max_seq_len`, none consists of EOS alone, and none ends inside an
-    inserted string, unless that string alone is longer than a chunk.
+    inserted string, unless that string alone is longer than a chunk. Under `row_budget=text`, none
+    has more than `max_seq_len` tokens of text and `metadata_room` tokens of metadata.
     """
+    if config.row_budget == BY_TEXT:
+        room = metadata_room(config)
+        return [within(chunk, room) for chunk in cut_by_text(encoded, config.metadata_config)]
     metadata = config.metadata_config
     end, prefix = len(encoded.ids), len(encoded.prefix_ids)
     chunks: list[Chunk] = []
@@ -112,6 +128,101 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
         chunks.append(Chunk(encoded, start, stop, prefixed, metadata.loss_on_first_text))
         start = stop
     return chunks
+
+
+def cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
+    """The chunks of a document, cut after so many tokens of text; EOS is one, BOS is in each.
+
+    Where there is no BOS, nothing but metadata comes before the first token of text of a chunk:
+    without metadata there is no loss on it, so there is none with metadata.
+    """
+    places = np.flatnonzero(encoded.is_text)
+    size, end = metadata.max_seq_len - encoded.bos, len(places)
+    later = encoded if metadata.prefix_on == "every_piece" else encoded.without_prefix
+    first_is_target = encoded.bos > 0 and metadata.loss_on_first_text
+    chunks: list[Chunk] = []
+    first = start = 0
+    while first < end - 1:  # EOS alone is not worth training on
+        last = min(first + size, end)
+        last -= last == end - 1
+        stop = int(places[last - 1]) + 1  # tags before a token come with it
+        document = later if chunks else encoded
+        chunks.append(Chunk(document, start, stop, True, first_is_target))
+        first, start = last, stop
+    return chunks
+
+
+def within(chunk: Chunk, most: int) -> Chunk:
+    """The chunk with at most so many tokens of metadata, and the same text (`row_budget=text`).
+
+    A prefix is cut but keeps its separator, or is left out if nothing else of it would fit. Then
+    come the inserted strings, up to the first that does not fit; appended metadata may be cut.
+    """
+    before = chunk.metadata_length
+    if before <= most:
+        return chunk
+    document, part = chunk.document, slice(chunk.start, chunk.stop)
+    prefix = chunk.prefix_length - document.bos
+    lead = max(document.lead - chunk.start, 0)
+    kept = min(prefix, most - lead)
+    if kept < prefix and kept <= len(document.separator):
+        kept = lead = 0
+    is_kept = document.is_text[part].copy()
+    is_kept[:lead] = True
+    inserted = np.flatnonzero(~is_kept)
+    inserted = inserted[inserted >= document.lead - chunk.start]
+    appended = document.suffix if chunk.stop == len(document.ids) else 0
+    is_kept[inserted[: fitting(document.run[part][inserted], most - kept - lead, appended)]] = True
+    shorter = replace(
+        _with_prefix_of(document, kept) if kept < prefix else document,
+        ids=document.ids[part][is_kept],
+        token_types=document.token_types[part][is_kept],
+        targets=document.targets[part][is_kept],
+        run=document.run[part][is_kept],
+        lead=lead,
+        suffix=int(is_kept[len(is_kept) - 1 - appended : -1].sum()) if appended else 0,
+        locate=partial(_located, document, part, is_kept),
+    )
+    cut_chunk = Chunk(shorter, 0, len(shorter.ids), True, chunk.first_text_is_target)
+    cut_chunk.left_out = chunk.left_out + before - cut_chunk.metadata_length
+    return cut_chunk
+
+
+def fitting(run: np.ndarray, most: int, divisible: int) -> int:
+    """How many of some inserted tokens fit, such that no string is divided.
+
+    Args:
+        run: The string of each token.
+        most: Number of tokens that there is room for.
+        divisible: How many of the last tokens may be divided anywhere.
+    """
+    count = min(most, len(run))
+    while 0 < count < len(run) - divisible and run[count - 1] == run[count]:
+        count -= 1
+    return count
+
+
+def _with_prefix_of(document: EncodedDocument, length: int) -> EncodedDocument:
+    """The document with a prefix cut to so many tokens besides BOS; with 0, without one."""
+    if not length:
+        return document.without_prefix
+    closing, last = len(document.separator), document.bos + length
+    head = last - closing
+    token_types = document.prefix_token_types[:last].copy()
+    token_types[head:] = token_types[head - 1]
+    return replace(
+        document,
+        prefix_ids=np.concatenate((document.prefix_ids[:head], document.separator)),
+        prefix_token_types=token_types,
+        prefix_targets=document.prefix_targets[:last],
+        prefix_cut=True,
+    )
+
+
+def _located(
+    document: EncodedDocument, part: slice, is_kept: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return document.text_starts[part][is_kept], document.text_ends[part][is_kept]
 
 
 def boundary(run: np.ndarray, start: int, stop: int) -> int:

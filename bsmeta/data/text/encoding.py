@@ -13,7 +13,7 @@ disjoint, one row per inserted string. Token types are uint8: 0 is text, 1 + i t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 
 import numpy as np
@@ -21,17 +21,11 @@ import xxhash
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.tokens import (
-    NO_IDS,
-    TextTokenizer,
-    Tokens,
-    covered_token_types,
-    mark_spans,
-    text_positions,
-)
+from bsmeta.data.text.bodies import NOTHING, Body, JointBodies, SeparateBodies, plain_tokens
+from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens, covered_token_types
 from bsmeta.metadata.rendering import Rendered
 from bsmeta.metadata.sampling import CONSTANT, RANDOM, WORDS
 
@@ -78,6 +72,9 @@ class EncodedDocument:
             string); -1 for text.
         lead: How many of the first of the n tokens only join the prefix to the body (the space
             between them, if it is a separate token); they are not targets.
+        bos: How many of the first prefix tokens are BOS (0 or 1).
+        separator: int32, the ids that close a prefix which is cut.
+        suffix: How many tokens before EOS are of appended metadata.
         locate: Computes `text_starts` and `text_ends`, which training does not need.
         prefix_cut: Whether the prefix was truncated because it was longer than allowed.
     """
@@ -91,7 +88,28 @@ class EncodedDocument:
     run: np.ndarray
     lead: int
     locate: Callable[[], tuple[np.ndarray, np.ndarray]]
+    bos: int = 0
+    separator: np.ndarray = field(default_factory=lambda: NO_IDS)
+    suffix: int = 0
     prefix_cut: bool = False
+
+    @cached_property
+    def is_text(self) -> np.ndarray:
+        """bool[n], which of the n tokens are of the text, or EOS."""
+        is_text = self.token_types == 0
+        is_text[: self.lead] = False
+        return is_text
+
+    @cached_property
+    def without_prefix(self) -> EncodedDocument:
+        """The same document with BOS alone before it."""
+        bos = slice(self.bos)
+        return replace(
+            self,
+            prefix_ids=self.prefix_ids[bos],
+            prefix_token_types=self.prefix_token_types[bos],
+            prefix_targets=self.prefix_targets[bos],
+        )
 
     @cached_property
     def _text_spans(self) -> tuple[np.ndarray, np.ndarray]:
@@ -138,8 +156,10 @@ class DocumentEncoder:
                 f"tokenizer_name: {tokenizer.name_or_path} has no eos_token; every document ends "
                 "in one, so name it in its tokenizer_config.json"
             )
-        texts = [
-            text for document in sample for text in (document.lead + document.body, document.prefix)
+        by_text = config.row_budget == BY_TEXT
+        texts = [document.prefix for document in sample]
+        texts += [
+            document.text if by_text else document.lead + document.body for document in sample
         ]
         self._tokenizer = TextTokenizer(tokenizer, backend, texts)
         self._eos = np.array([tokenizer.eos_token_id], np.int32)
@@ -148,7 +168,14 @@ class DocumentEncoder:
         if metadata.bos_token and tokenizer.bos_token_id is not None:
             self._bos = np.array([tokenizer.bos_token_id], np.int32)
         self._outside_targets, self._body_targets = loss_tables(metadata)
+        if by_text:
+            self._body_targets = ONLY_TEXT
         self._takes_written_tokens = metadata.special_tokens_in_text
+        self._bodies: JointBodies | SeparateBodies = (
+            SeparateBodies(self._tokenizer)
+            if by_text
+            else JointBodies(self._tokenizer, self._takes_written_tokens)
+        )
         (separator,) = self._tokenizer.encode([metadata.metadata_prefix_sep])
         self._separator = separator.ids
         self._filler = make_filler(tokenizer, metadata.metadata_values)
@@ -160,32 +187,34 @@ class DocumentEncoder:
                 f"metadata_prefix_sep ({len(self._separator)} tokens) and leave two tokens of "
                 f"max_seq_len={metadata.max_seq_len} for the text"
             )
+        room = metadata_room(config)
+        if 0 < room <= len(self._separator):
+            raise ConfigurationError(
+                f"data_config.row_metadata_budget={room}: no prefix would fit; expected more than "
+                f"metadata_prefix_sep ({len(self._separator)} tokens)"
+            )
 
     def encode(self, rendered: Sequence[Rendered]) -> list[EncodedDocument]:
-        """The documents' tokens, in one call of the tokenizer."""
-        texts = [document.lead + document.body for document in rendered]
+        """The documents' tokens, in a call of the tokenizer for the bodies and one for the rest."""
+        bodies = self._bodies.encode(rendered)
         with_prefix = [document for document in rendered if document.prefix]
         with_suffix = [document for document in rendered if document.suffix]
-        texts += [document.prefix for document in with_prefix]
+        texts = [document.prefix for document in with_prefix]
         texts += [document.suffix for document in with_suffix]
 
         def own(number: int) -> np.ndarray:
             """The parts of a text that come from the configuration; called for few texts only."""
-            if number < len(rendered):
-                return own_parts(rendered[number])
-            number -= len(rendered)
             if number < len(with_prefix):
                 return with_prefix[number].prefix_own
             return with_suffix[number - len(with_prefix)].suffix_own
 
         tokens = iter(self._tokenizer.encode(texts, None if self._takes_written_tokens else own))
-        bodies = [next(tokens) for _ in rendered]
         prefixes = [
             self._prefix(document, next(tokens)) if document.prefix else None
             for document in rendered
         ]
         suffixes = [
-            self._suffix(document, next(tokens)) if document.suffix else None
+            self._suffix(document, next(tokens)) if document.suffix else NOTHING
             for document in rendered
         ]
         return [
@@ -228,9 +257,9 @@ class DocumentEncoder:
     def _document(
         self,
         rendered: Rendered,
-        body: Tokens,
+        body: Body,
         prefix: tuple[np.ndarray, np.ndarray, bool] | None,
-        suffix: tuple[np.ndarray, np.ndarray] | None,
+        suffix: tuple[np.ndarray, np.ndarray],
     ) -> EncodedDocument:
         prefix_ids, prefix_token_types, prefix_cut = prefix or (*NOTHING, False)
         prefix_targets = self._outside_targets[prefix_token_types]
@@ -238,28 +267,22 @@ class DocumentEncoder:
             prefix_ids = np.concatenate((self._bos, prefix_ids))
             prefix_token_types = np.insert(prefix_token_types, 0, 0)
             prefix_targets = np.insert(prefix_targets, 0, False)
-        suffix_ids, suffix_token_types = suffix or NOTHING
-        parts = [body.ids, suffix_ids, self._eos] if suffix else [body.ids, self._eos]
-        ids = np.concatenate(parts)
-        token_types, targets, run = all_text(len(ids))
-        if len(rendered.spans) or suffix:
-            token_types, run = token_types.copy(), run.copy()
-            mark_spans(
-                token_types,
-                run,
-                *in_body(rendered, body),
-                rendered.spans,
-                rendered.span_token_types,
-            )
-            targets = self._body_targets[token_types]
+        suffix_ids, suffix_token_types = suffix
+        ids = np.concatenate((body.ids, suffix_ids, self._eos))
+        token_types, run = plain_tokens(len(ids))
+        targets = all_targets(len(ids))
+        if len(rendered.spans) or len(suffix_ids):
             appended = slice(len(body.ids), -1)
+            token_types, run = token_types.copy(), run.copy()
+            token_types[: len(body.ids)] = body.token_types
+            run[: len(body.ids)] = body.run
+            targets = self._body_targets[token_types]
             token_types[appended] = suffix_token_types
             targets[appended] = self._outside_targets[suffix_token_types]
             run[appended] = len(ids)  # a separate run
-        lead = body.within(rendered.lead) if rendered.lead else 0
-        if lead:
+        if body.lead:
             targets = targets.copy()
-            targets[:lead] = False
+            targets[: body.lead] = False
         return EncodedDocument(
             prefix_ids=prefix_ids,
             prefix_token_types=prefix_token_types,
@@ -268,48 +291,36 @@ class DocumentEncoder:
             token_types=token_types,
             targets=targets,
             run=run,
-            lead=lead,
-            locate=partial(locate, rendered, body, len(ids) - len(body.ids)),
+            lead=body.lead,
+            locate=partial(locate, body, len(rendered.text), len(suffix_ids) + 1),
+            bos=len(self._bos),
+            separator=self._separator,
+            suffix=len(suffix_ids),
             prefix_cut=prefix_cut,
         )
 
 
-def own_parts(rendered: Rendered) -> np.ndarray:
-    """The parts of lead and body that come from the configuration (int[m, 2])."""
-    lead = len(rendered.lead)
-    return np.concatenate(([[0, lead]], rendered.own + lead)) if lead else rendered.own
+ONLY_TEXT: Bools = np.arange(256) == 0
+"""The targets of `row_budget=text`, by token type."""
 
 
-def all_text(length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Types, targets and runs of tokens without metadata; slices of shared arrays."""
-    size = max(1 << (length - 1).bit_length(), 1 << 12)
-    token_types, targets, run = _all_text(size)
-    return token_types[:length], targets[:length], run[:length]
+def locate(body: Body, end: int, after: int) -> tuple[np.ndarray, np.ndarray]:
+    """Characters of the original text that tokens cover; none for the last `after` tokens."""
+    nowhere = np.full(after, end, np.int32)
+    starts, ends = body.locate()
+    return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
 
 
 @lru_cache
-def _all_text(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    arrays = np.zeros(size, np.uint8), np.ones(size, np.bool_), np.full(size, -1, np.int32)
-    for array in arrays:
-        array.flags.writeable = False
-    return arrays
+def _all_targets(size: int) -> Bools:
+    targets = np.ones(size, np.bool_)
+    targets.flags.writeable = False
+    return targets
 
 
-NOTHING = (NO_IDS, np.zeros(0, np.uint8))
-
-
-def in_body(rendered: Rendered, tokens: Tokens) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the body that its tokens cover; tokens of the lead cover none."""
-    lead = len(rendered.lead)
-    starts, ends = tokens.characters()
-    return (np.maximum(starts - lead, 0), np.maximum(ends - lead, 0)) if lead else (starts, ends)
-
-
-def locate(rendered: Rendered, body: Tokens, after: int) -> tuple[np.ndarray, np.ndarray]:
-    """Characters of the original text that tokens cover; none for the last `after` tokens."""
-    nowhere = np.full(after, len(rendered.text), np.int32)
-    starts, ends = (text_positions(side, rendered.spans) for side in in_body(rendered, body))
-    return np.concatenate((starts, nowhere)), np.concatenate((ends, nowhere))
+def all_targets(length: int) -> Bools:
+    """The targets of tokens without metadata; a slice of a shared read-only array."""
+    return _all_targets(max(1 << (length - 1).bit_length(), 1 << 12))[:length]
 
 
 def make_filler(tokenizer: PreTrainedTokenizerBase, values: str) -> Filler | None:

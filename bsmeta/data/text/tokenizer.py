@@ -18,9 +18,13 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import BY_TEXT
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 from bsmeta.metadata.rendering import Renderer
+
+RESERVED_TOKENS = 64
+"""Special tokens that the vocabulary of every run has room for under `row_budget=text`."""
 
 
 def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
@@ -37,8 +41,31 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
             "a tokenizer that has an eos_token"
         )
     special = Renderer(config.data_config.metadata_config).special_tokens()
+    own = len(tokenizer)
     tokenizer.add_special_tokens({"additional_special_tokens": special})
+    if config.data_config.row_budget == BY_TEXT:
+        fill_up(tokenizer, own + RESERVED_TOKENS)
     return tokenizer
+
+
+def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
+    """Adds special tokens that nothing uses, so that the vocabulary has the given size.
+
+    Runs with different metadata then have embeddings of the same size and with the same initial
+    weights.
+
+    Raises:
+        ConfigurationError: If the vocabulary is larger.
+    """
+    missing = size - len(tokenizer)
+    if missing < 0:
+        raise ConfigurationError(
+            f"data_config.metadata_config: {RESERVED_TOKENS - missing} special tokens (of "
+            f"num_meta_tokens and the delimiters of prefix and tags); data_config.row_budget="
+            f"{BY_TEXT} reserves {RESERVED_TOKENS} for the metadata of any run; use fewer"
+        )
+    unused = [f"<|unused_{number}|>" for number in range(missing)]
+    tokenizer.add_special_tokens({"additional_special_tokens": unused}, False)
 
 
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import missing_shards
-from bsmeta.config.data import DataConfig, local_dataset, train_files
+from bsmeta.config.data import BY_TEXT, DataConfig, local_dataset, train_files
 from bsmeta.config.launch import Launch
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.summary import evaluations
@@ -17,6 +17,7 @@ def rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
     length = data.metadata_config.max_seq_len
     plan = BatchPlan.of(config, launch.num_processes)
     batch = plan.global_batch
+    tokens = "text tokens" if data.row_budget == BY_TEXT else "tokens"
     return [
         ("model", _model(config)),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
@@ -30,13 +31,13 @@ def rows(config: CausalLMConfig, launch: Launch) -> list[Row]:
         (
             "global batch",
             f"{plan.micro_batch} (micro-batch) x {plan.accumulation} (accumulation) x "
-            f"{plan.processes} (processes) = {batch:,} sequences = {batch * length:,} tokens of "
+            f"{plan.processes} (processes) = {batch:,} sequences = {batch * length:,} {tokens} of "
             f"{length:,} a sequence",
         ),
         (
             "steps",
-            f"{config.max_train_steps:,} x {batch * length:,} tokens = "
-            f"{config.max_train_steps * batch * length:,} tokens",
+            f"{config.max_train_steps:,} x {batch * length:,} {tokens} = "
+            f"{config.max_train_steps * batch * length:,} {tokens}",
         ),
         ("evaluation", evaluations(config) if data.validation_file else "–"),
     ]

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBa
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.files import positions_problems
 from bsmeta.config.checks.problems import refuse
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan
@@ -126,7 +126,7 @@ class CausalLanguageModel:
         return Shape(
             model,
             rows=config.data_config.per_device_train_batch_size,
-            length=config.data_config.metadata_config.max_seq_len,
+            length=row_length(config.data_config),
             keeps_scores=config.attn_implementation == "eager",
             recompute_every=config.gradient_checkpointing_every,
             loss_chunk=config.loss_chunk_logits,
@@ -143,6 +143,8 @@ class CausalLanguageModel:
             global_batch_size=BatchPlan.of(config, world_size).global_batch,
             max_train_steps=config.max_train_steps,
             state=state,
+            # Each shape would be compiled for itself.
+            fixed_length=config.torch_compile or self._attention == layers.FLEX,
         )
         return WithBorders(stream) if self._attention == layers.FLASH else stream
 
