@@ -31,9 +31,9 @@ REPEATS = int(os.environ.get("KNOWN_ANSWERS_REPEATS", "2"))
 
 
 def make_study(folder: Path, monkeypatch: pytest.MonkeyPatch, corpus_seed: int = 0) -> StudyConfig:
-    SCRIPT["write_corpus"](folder / "corpus", corpus_seed)
+    SCRIPT["write_corpus"](folder / "corpus", seed=corpus_seed)
     monkeypatch.setenv("KNOWN_ANSWERS", str(folder))
-    return load_study(SCRIPT["STUDY"])
+    return load_study(SCRIPT["STUDY_OF"]["topics"])
 
 
 def train(study: StudyConfig) -> None:
@@ -65,6 +65,35 @@ def test_the_metadata_says_exactly_its_bits_of_the_topic(tmp_path: Path) -> None
             following.setdefault(first, set()).add(second)
     assert Counter(map(len, following.values())) == {2: 16}
     assert SCRIPT["TEXT_BITS"] == 3 + 4 + 5
+
+
+def test_a_leaf_shows_its_place_and_the_productions_above_it(tmp_path: Path) -> None:
+    SCRIPT["write_corpus"](tmp_path, "hierarchy", documents=2000, held_out=50)
+    lines = gzip.decompress((tmp_path / "train-0.jsonl.gz").read_bytes()).splitlines()
+    documents = [json.loads(line) for line in lines]
+    assert {len(document["text"]) for document in documents} == {12}
+    values: dict[int, dict[str, set[str]]] = {level: {} for level in range(3)}
+    for document in documents:
+        leaves = document["text"][1:9]
+        for level in range(3):
+            (record,) = document[f"metadata_level_{level}"]
+            assert len(record["value"]) == 2**level
+            for place, leaf in enumerate(leaves):
+                node = record["value"][place >> (3 - level)]
+                values[level].setdefault(leaf, set()).add(node)
+    # a leaf has one production above it at each level, and each names half of the leaves below it
+    assert all(len(names) == 1 for level in values for names in values[level].values())
+    assert all(len(values[level]) == 64 for level in range(3))
+    # after the leaf before it: three bits are new at the first, two at the fifth
+    following = Counter(
+        len({document["text"][place : place + 2] for document in documents})
+        // len({document["text"][place] for document in documents})
+        for place in range(8)
+    )
+    assert following == {8: 1, 4: 1, 2: 2, 1: 4}
+    assert [SCRIPT["revealed"](place) for place in range(9)] == [
+        [0, 1, 2], [], [2], [], [1, 2], [], [2], [], [],
+    ]  # fmt: skip
 
 
 def test_an_answer_is_compared_with_the_interval_and_its_tolerance() -> None:
