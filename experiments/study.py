@@ -105,7 +105,7 @@ def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launch
     further = downstream_tables(study, list(results.arms), results.seeds)
     commands = {run.name: launcher.line(run) or "" for run in runs}
     files = write_report(results, file, commands, further)
-    print_tables([*claim_tables(results), *exploratory_tables(results)[:2], *further])
+    print_tables([*claim_tables(results)[:1], *exploratory_tables(results)[:2], *further])
     print(*sentences(results), sep="\n")
     print(f"written to {study.out_dir}: {', '.join(file.name for file in files)}")
     return 0

@@ -26,12 +26,12 @@ def declared_table(study: StudyConfig) -> Table:
     """One row per declared claim: what would be found, before anything is measured."""
     seeds, count = len(study.seeds), len(study.claims)
     note = (
-        f"Power: the probability that the claim is supported with {seeds} seeds and {count} "
-        "claims, if the difference is the smallest of interest, at the standard deviation over "
-        "seeds and the standard error over documents of a pilot."
+        "Pilot: standard deviation over seeds and standard error over documents of the difference. "
+        f"Power: probability that the claim is supported, with {seeds} seeds and {count} claims, if "
+        "the difference is the smallest of interest."
     )
-    heads = ["claim", "bits per byte of", "minus those of", "smallest difference of interest"]
-    table = Table("Declared claims", note, [*heads, "pilot", "power"])
+    heads = ["claim", "smallest difference", "pilot", "power", "bits per byte of", "minus those of"]
+    table = Table("Declared claims", note, heads)
     for claim in study.claims.values():
         power = predicted_power(claim, seeds, count)
         pilot = NONE
@@ -39,10 +39,10 @@ def declared_table(study: StudyConfig) -> Table:
             pilot = f"{claim.pilot_deviation:.4f}, {claim.pilot_document_error:.4f}"
         table.rows.append([
             claim.label,
-            *_sides(study, claim),
             f"{claim.smallest_difference:.4f}",
             pilot,
             NONE if power is None else f"{power:.0%}",
+            *_sides(study, claim),
         ])  # fmt: skip
     return table
 

@@ -91,9 +91,9 @@ def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
     """The verdict on every declared claim."""
     readings = {name: _read(study, claim, measured) for name, claim in study.claims.items()}
     decided = {
-        name: one.effect
-        for name, one in readings.items()
-        if one.effect is not None and not one.reason
+        name: reading.effect
+        for name, reading in readings.items()
+        if reading.effect is not None and not reading.reason
     }
     p_values = {name: effect.p_value for name, effect in decided.items()}
     halves = simultaneous_half_widths(
@@ -102,16 +102,25 @@ def decide(study: StudyConfig, measured: Measured) -> list[Claim]:
     half_of = dict(zip(decided, halves, strict=True))
     corrected = holm([p_values.get(name, 1.0) for name in readings])
     found = []
-    for (name, one), holm_p in zip(readings.items(), corrected, strict=True):
-        value, half = one.effect.value if one.effect else 0.0, half_of.get(name, math.inf)
+    for (name, reading), holm_p in zip(readings.items(), corrected, strict=True):
         config, count = study.claims[name], len(study.claims)
+        value = reading.effect.value if reading.effect else 0.0
+        half = half_of.get(name, math.inf)
         found.append(
             Claim(
-                name, config, count, predicted_power(config, len(study.seeds), count), one.effect,
-                one.reason, p_values.get(name, 1.0), holm_p, value - half, value + half,
-                one.amounts,
+                name=name,
+                config=config,
+                count=count,
+                power=predicted_power(config, len(study.seeds), count),
+                effect=reading.effect,
+                reason=reading.reason,
+                p_value=p_values.get(name, 1.0),
+                corrected=holm_p,
+                low=value - half,
+                high=value + half,
+                amounts=reading.amounts,
             )
-        )  # fmt: skip
+        )
     return found
 
 

@@ -35,7 +35,7 @@ class Measured:
         self.arms = [arm for arm in study.arms if (arm, self.seeds[0]) in found]
         self._edges = np.array(study.measure.position_edges)
         self._found = found
-        places = common([one.digests for one in found.values()])
+        places = common([run.digests for run in found.values()])
         self._places = dict(zip(found, places, strict=True))
         first = found[self.arms[0], self.seeds[0]]
         own = self._places[self.arms[0], self.seeds[0]]
@@ -128,7 +128,7 @@ class Measured:
         """By axis: what was used up to each checkpoint (geometric mean over seeds)."""
         runs = [self._found[arm, seed] for seed in self.seeds]
         return {
-            axis: np.exp(np.mean([np.log(getattr(one, name)) for one in runs], axis=0))
+            axis: np.exp(np.mean([np.log(getattr(run, name)) for run in runs], axis=0))
             for axis, name in _COUNTS.items()
         }
 
@@ -170,8 +170,8 @@ def _refuse_other_data(study: StudyConfig, found: dict[tuple[str, int], Measurem
     (arm, seed), first = next(iter(found.items()))
     others = [
         f"{name} seed {number}"
-        for (name, number), one in found.items()
-        if one.facts["shards"] != first.facts["shards"]
+        for (name, number), run in found.items()
+        if run.facts["shards"] != first.facts["shards"]
     ]
     if others:
         raise DataError(
@@ -188,7 +188,7 @@ def largest_block(
 
     None if the baseline shares no seed with another arm.
     """
-    by_arm = {arm: {seed for one, seed in found if one == arm} for arm in study.arms}
+    by_arm = {arm: {seed for name, seed in found if name == arm} for arm in study.arms}
     base = by_arm[study.baseline]
     blocks: list[tuple[list[str], list[int]]] = [([], [])]
     for own in by_arm.values():

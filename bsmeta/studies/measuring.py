@@ -182,7 +182,9 @@ class _Scorer:
         types = {}
         if is_last and self.has_metadata and self._settings.each_type:
             chosen = [
-                one for one in self._settings.combinations if set(one.split("+")) <= {*self._types}
+                names
+                for names in self._settings.combinations
+                if set(names.split("+")) <= {*self._types}
             ]
             types = self._types_of(self._evaluation([EACH], chosen).run(model, device))
         return _Score(
@@ -199,7 +201,7 @@ class _Scorer:
         for name, compared in sums.items():
             group, _, types = name.partition("/")
             if group in (EACH, CHOSEN):
-                each = [sums[f"{EACH}/{one}"].takes_part for one in types.split("+")]
+                each = [sums[f"{EACH}/{type_}"].takes_part for type_ in types.split("+")]
                 found[types] = np.where(np.all(each, axis=0)[:, None], _gain(compared), np.nan)
         return found
 

@@ -172,7 +172,7 @@ def _gains(study: StudyConfig, measured: Measured, arm: str) -> Iterator[Gain]:
     """The gains of an arm over parts of the documents, at the last checkpoints."""
     everything = np.ones(len(measured.digests), bool)
     edges = study.measure.position_edges
-    parts = [(one.by, one.name, one.members, slice(None)) for one in _slices(study, measured)]
+    parts = [(own.by, own.name, own.members, slice(None)) for own in _slices(study, measured)]
     parts += [
         ("position", f"from byte {edge:,}", everything, slice(number, number + 1))
         for number, edge in enumerate(edges)

@@ -134,8 +134,8 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
     claims, declared, precision = claim_tables(results)
     assert claims.rows[0][5] == "supported"
     assert claims.rows[1][1:] == ["–", "–", "–", "–", "open"]
-    assert declared.rows[0] == ["URL beats text alone", "URL, without metadata", "text alone",
-                                "0.1000", "0.0200, 0.0000", "72%"]  # fmt: skip
+    assert declared.rows[0] == ["URL beats text alone", "0.1000", "0.0200, 0.0000", "72%",
+                                "URL, without metadata", "text alone"]  # fmt: skip
     assert precision.rows[1][1:] == ["–", "–", "–"]
     table = effect_table(results)
     assert [row[:2] for row in table.rows] == [
@@ -205,10 +205,10 @@ def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
     (row,) = declared_table(replace(study, claims={"a": saving})).rows
     assert row == [
         "saves a tenth",
-        "URL, without metadata, after 50% of the text tokens, bytes from 100 on minus bytes 0 to "
-        "99",
-        "text alone, after 56% of the text tokens",
         "0.0200",
         "–",
         "–",
+        "URL, without metadata, after 50% of the text tokens, bytes from 100 on minus bytes 0 to "
+        "99",
+        "text alone, after 56% of the text tokens",
     ]
