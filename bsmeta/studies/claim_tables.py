@@ -27,8 +27,8 @@ def declared_table(study: StudyConfig) -> Table:
     seeds, count = len(study.seeds), len(study.claims)
     note = (
         "Pilot: standard deviation over seeds and standard error over documents of the difference. "
-        f"Power: probability that the claim is supported, with {seeds} seeds and {count} claims, if "
-        "the difference is the smallest of interest."
+        f"Power: probability that the claim is supported, with {seeds} seeds and {count} claims, "
+        "if the difference is the smallest of interest."
     )
     heads = ["claim", "smallest difference", "pilot", "power", "bits per byte of", "minus those of"]
     table = Table("Declared claims", note, heads)
