@@ -106,7 +106,7 @@ def test_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
     assert "15 pages, 15 rows in 5 shards" in run()
     # A changed input is a task again.
     write_pages(pages / "1.jsonl.gz", some_pages(9))
-    assert "queued as job 1: 1 tasks" in run()
+    assert "queued as job 1: 1 task;" in run()
     assert len(rows(tmp_path / "out/1.jsonl.gz")) == 9
 
 
