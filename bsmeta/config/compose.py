@@ -168,6 +168,7 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     OmegaConf.register_new_resolver("repo", _in_project, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
     OmegaConf.register_new_resolver("precision", _precision, replace=True)
+    OmegaConf.register_new_resolver("schedule", _schedule, replace=True)
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
 
 
@@ -215,6 +216,7 @@ def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
 
 def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
     """Like `to_plain`, but replaces bad values by the schema's defaults and returns problems."""
+    hydra_ext.note_written(composed)
     found = resolve(composed)
     plain = OmegaConf.to_object(composed)
     if not isinstance(plain, schema):
@@ -307,6 +309,12 @@ def _precision(value: bool | str) -> str:
     """`mixed_precision` where a configuration says whether (true, false) or names the type."""
     names = {"true": "bf16", "false": "no"}
     return names.get(str(value).lower(), str(value))
+
+
+def _schedule(name: str) -> str:
+    """`lr_scheduler_type` for a name of the published system, whose steps become a cosine."""
+    names = {"LINEAR_WITH_WARMUP": "linear", "CONSTANT_WITH_WARMUP": "constant"}
+    return names.get(name, "cosine")
 
 
 def _share(share: float, whole: float) -> int:

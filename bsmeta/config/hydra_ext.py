@@ -24,7 +24,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from bsmeta.config import interpolation
 from bsmeta.config.describe import PARTS
@@ -45,11 +45,13 @@ class Reading:
     files: list[Path] = field(default_factory=list)
     # For each config file: its package, such as `data_config` or "", and its keys and values.
     contents: dict[Path, tuple[str, dict[Any, Any]]] = field(default_factory=dict)
+    written: dict[str, Any] = field(default_factory=dict)  # as composed, with every ${…}
 
     def clear(self) -> None:
         """Clears the record of files read."""
         self.files.clear()
         self.contents.clear()
+        self.written = {}
 
 
 reading = Reading()
@@ -74,6 +76,18 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
 def composed_files() -> list[str]:
     """The files that the configuration was composed from, in the order in which they were read."""
     return [shown_path(file) for file in reading.files]
+
+
+def note_written(composed: DictConfig) -> None:
+    """Keeps a composed configuration as it is written, before its `${…}` are replaced."""
+    written = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(written, dict)
+    reading.written = {str(name): value for name, value in written.items()}
+
+
+def unread_keys(name: str) -> list[str]:
+    """The keys below a key of the configuration that no `${…}` of it names."""
+    return interpolation.unread(reading.written, name) if name in reading.written else []
 
 
 def overridden_keys() -> list[str]:

@@ -180,6 +180,7 @@ def _literal(value: Any) -> str:
 
 
 _VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
 
 
 def resolve(composed: DictConfig) -> list[Problem]:
@@ -189,12 +190,15 @@ def resolve(composed: DictConfig) -> list[Problem]:
         The problems; a value that cannot be resolved is replaced by the schema's default.
     """
     problems = []
+    written = OmegaConf.to_container(composed, resolve=False)
     for section, name, key in reversed(list(_interpolations(composed, ""))):
         text = OmegaConf.to_container(section, resolve=False)[name]  # type: ignore[index]
         try:
             _settle(section, name)
         except (OmegaConfBaseException, yaml.YAMLError, TypeError) as error:
-            problems.append(_problem(key, str(text), _field_type(section, name), error))
+            variables = [*dict.fromkeys(_variables(text, written, ()))]
+            kind = _field_type(section, name)
+            problems.append(_problem(key, str(text), variables, kind, error))
             schema = OmegaConf.get_type(section)
             if dataclasses.is_dataclass(schema):
                 section[name] = getattr(schema(), name)
@@ -248,8 +252,62 @@ def _holds_values(kind: Any) -> bool:
     return typing.get_origin(kind) in (list, dict) or dataclasses.is_dataclass(kind)
 
 
-def _problem(key: str, text: str, kind: Any, error: Exception) -> Problem:
-    variables = _VARIABLE.findall(text)
+def _variables(value: Any, written: Any, seen: tuple[str, ...]) -> Iterator[str]:
+    """Yields the environment variables of a value as written, and of the keys it refers to."""
+    for text in _texts(value):
+        yield from _VARIABLE.findall(text)
+        for name in _REFERENCE.findall(text):
+            if name not in seen:
+                yield from _variables(_at(written, name), written, (*seen, name))
+
+
+def unread(written: dict[str, Any], name: str) -> list[str]:
+    """The dotted keys below a key that nothing refers to; a whole branch by its name.
+
+    Args:
+        written: A configuration as composed, before `resolve`.
+        name: A key of it. Where nothing refers to any part of it, the result is [].
+    """
+    references = {found for text in _texts(written) for found in _REFERENCE.findall(text)}
+    inside = {found for found in references if f"{found}.".startswith(f"{name}.")}
+    return [*_unread(written[name], name, inside)] if inside else []
+
+
+def _unread(value: Any, name: str, references: set[str]) -> Iterator[str]:
+    if name in references:
+        return
+    if not any(found.startswith(f"{name}.") for found in references):
+        yield name
+    elif isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _unread(entry, f"{name}.{key}", references)
+    elif isinstance(value, list):
+        for at, entry in enumerate(value):
+            if isinstance(entry, (dict, list)):  # a list of values is read as a whole
+                yield from _unread(entry, f"{name}.{at}", references)
+    else:
+        yield name
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _texts(entry)
+
+
+def _at(values: Any, name: str) -> Any:
+    """The value at a dotted key of nested dicts and lists; None if there is none."""
+    for part in name.split("."):
+        if isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _problem(key: str, text: str, variables: list[str], kind: Any, error: Exception) -> Problem:
     pass_it = f"pass {key}=…" if not key.rpartition(".")[2].isdecimal() else "write the value there"
     unset = [name for name in variables if f"Environment variable '{name}' not found" in str(error)]
     if unset:
@@ -261,7 +319,9 @@ def _problem(key: str, text: str, kind: Any, error: Exception) -> Problem:
             fix=f"export {unset[0]}=…, or {pass_it}",
         )
     reason = re.sub(r"^While dereferencing interpolation '.*?': ", "", str(error).splitlines()[0])
-    found = "; ".join([show(text), *(f"{name}={os.environ.get(name)}" for name in variables)])
+    values = [(name, os.environ.get(name)) for name in variables]
+    named = [f"{name} is unset" if value is None else f"{name}={value}" for name, value in values]
+    found = "; ".join([show(text), *named])
     if isinstance(error, InterpolationResolutionError) and not variables:
         expected, fix = (
             "a key, or a resolver (oc.env, repo, from_file)",
@@ -269,5 +329,6 @@ def _problem(key: str, text: str, kind: Any, error: Exception) -> Problem:
         )
     else:
         expected = f"a value of type {type_name(kind)}" if kind else "a value that fits"
-        fix = f"export {variables[0]} with another value, or {pass_it}" if variables else pass_it
+        names = " or ".join(variables)
+        fix = f"export {names} with another value, or {pass_it}" if variables else pass_it
     return Problem(key, HYDRA, found, f"{expected} ({reason})", fix)

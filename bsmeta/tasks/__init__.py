@@ -104,6 +104,7 @@ def _spelling(
         value_problems=spelling_checks.value_problems,
         start_problems=spelling_checks.start_problems,
         summary=spelling_checks.summary_rows,
+        notes=spelling_checks.notes,
         evaluate=_evaluate_spelling,
         programs=("evaluate.py", "predict.py"),
         metrics=metrics,

@@ -11,6 +11,7 @@ from typing import Any
 
 from bsmeta.config.checks.files import is_path, missing
 from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, show
+from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.spelling import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
@@ -166,3 +167,14 @@ def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
             f"{config.batch_max_length:,} padded tokens; buckets of {config.bucket_span}",
         ),
     ]
+
+
+def notes(config: SpellingConfig) -> Iterator[str]:
+    """Yields what a configuration of the published system says that has no effect here."""
+    unread = unread_keys("document")
+    if unread:
+        yield f"{', '.join(unread)}: without a counterpart here, so not used"
+    kind = (config.document.get("lr_scheduler") or {}).get("type", "")
+    if unread and str(kind).startswith("STEP"):
+        falls = f"falls as lr_scheduler_type={config.lr_scheduler_type}, not in steps"
+        yield f"document.lr_scheduler.type: {kind}: the learning rate {falls}"

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from bsmeta.config import interpolation
 from bsmeta.config.compose import register, to_plain
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import SedWordsConfig
+from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
 from tests.config.test_refusals import start
 from tests.conftest import REPOSITORY
 
@@ -27,16 +27,20 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-def compose(folder: Path = FOLDER, **overrides: Any) -> SedWordsConfig:
-    """What `--config-dir FOLDER --config-name train_sed_words key=value …` composes."""
-    register(SedWordsConfig)
-    values = yaml.safe_load((folder / "train_sed_words.yaml").read_text())
-    values.pop("defaults")
-    expanded = interpolation.expand(values, folder, "train_sed_words.yaml")
-    composed = OmegaConf.merge(OmegaConf.structured(SedWordsConfig), expanded, overrides)
+def compose(
+    folder: Path = FOLDER, schema: type[SpellingConfig] = SedWordsConfig, **overrides: Any
+) -> SpellingConfig:
+    """What `--config-dir FOLDER --config-name train_TASK key=value …` composes."""
+    register(schema)
+    name = f"train_{schema().task}.yaml"
+    values = yaml.safe_load((folder / name).read_text())
+    assert values.pop("defaults")[1:3] == ["published", "_self_"]
+    shared = yaml.safe_load((folder / "published.yaml").read_text())
+    expanded = interpolation.expand(values, folder, name)
+    composed = OmegaConf.merge(OmegaConf.structured(schema), shared, expanded, overrides)
     assert isinstance(composed, DictConfig)
     OmegaConf.set_struct(composed, True)
-    return to_plain(composed, SedWordsConfig)
+    return to_plain(composed, schema)
 
 
 def test_every_key_of_the_example_has_its_value() -> None:
@@ -88,6 +92,19 @@ def test_an_unset_variable_without_a_default_is_named(monkeypatch: pytest.Monkey
         compose()
 
 
+def test_a_variable_that_does_not_fit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSC_DATA_LIMIT", "abc")  # within a list that a key refers to
+    monkeypatch.setenv("NSC_HIDDEN_DIM", "wide")  # in a file that the example names
+    with pytest.raises(ConfigurationError) as caught:
+        compose()
+    limits, width = str(caught.value).split("\n2. ")
+    assert "1. dataset_limits in" in limits
+    assert "; NSC_DATA_LIMIT=abc, expected" in limits
+    assert "Fix: export NSC_DATA_LIMIT with another value, or pass dataset_limits=…" in limits
+    assert width.startswith("small_model.width in")
+    assert "; NSC_HIDDEN_DIM=wide, expected" in width
+
+
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     folder = shutil.copytree(FOLDER, tmp_path / "configs")
     (folder / "preprocessing" / "mixed_noise.yaml").unlink()
@@ -107,3 +124,133 @@ def test_the_command_line_of_train_py(tmp_path: Path) -> None:
     wrong = start(tmp_path, *arguments, "document.epochs=many", "check_only=true")
     assert wrong.returncode == 2
     assert "num_train_epochs in Hydra configuration" in wrong.stderr
+
+
+# Written for this test, with the keys that the published files have, not with their content.
+TRAINING = """
+experiment_dir: runs
+data_dir: texts
+datasets: ['${oc.env:NSC_DATA_DIR}/one${oc.env:NSC_DATA_DIR_POSTFIX,""}']
+dataset_limits: [7]
+val_splits: [3]
+experiment_name: mini
+epochs: 2
+batch_max_length: 1024
+bucket_span: 8
+log_per_epoch: 5
+eval_per_epoch: 2
+seed: 1
+mixed_precision: false
+optimizer: {type: ADAMW, lr: 0.01, weight_decay: 0.02, zero_redundancy: false}
+"""
+STEPS = "lr_scheduler: {type: STEP_WITH_WARMUP, warmup_steps: 0.1, reduce_factor: 0.5, "
+STEPS += "reduce_at: [0.6]}\n"
+NOISE = "edit_token_p: 0.3, artificial_num_edits_p: 0.7, word_misspellings_file: m.json, "
+NOISE += "artificial_p: 0.4, re_weight_edit_token_p: true"
+GRAPH = f"""
+variant:
+  type: SED_WORDS
+  preprocessing: {{type: MIXED_NOISE, {NOISE}}}
+  tokenizer: {{type: BPE, file_path: t.pkl}}
+  data_scheme: word_graph
+  add_word_features: true
+  dictionary_file: ${{oc.env:NSC_DICTIONARY,${{oc.env:NSC_DATA_DIR}}/words.txt}}
+  index: ${{oc.env:NSC_SPELL_CHECK_INDEX,null}}
+model:
+  type: MODEL_FOR_MULTI_NODE_CLASSIFICATION
+  embedding: {{embed_positions: true}}
+  gnn: {{type: GENERAL_GNN, num_layers: 2, dropout: 0.3, norm: layer}}
+  node_hidden_dim: ${{oc.env:NSC_HIDDEN_DIM,64}}
+  edge_hidden_dim: 32
+  num_classes: {{word: 2}}
+"""
+CORRECTION = """
+variant: {type: SEC_NMT, input_tokenizer: {type: BPE}, data_scheme: tensor}
+model:
+  type: MODEL_FOR_SEQ2SEQ
+  max_length: 512
+  hidden_dim: 32
+  dropout: 0.2
+  num_encoder_layers: 2
+  num_decoder_layers: 1
+pin_memory: true
+"""
+FINE_TUNING = f"""
+variant:
+  type: SED_SEQUENCE
+  preprocessing:
+    type: SWITCH
+    cfgs: [{{type: MIXED_NOISE, min_edit_tokens: 1, {NOISE}}}, {{type: NONE}}]
+    probabilities: [0.75, 0.25]
+model: {{type: MODEL_FOR_SEQUENCE_CLASSIFICATION, hidden_dim: 32, dropout: 0.2, num_layers: 2}}
+lr_scheduler: {{type: LINEAR_WITH_WARMUP, warmup_steps: 0.1, max_reduce_factor: 0.01}}
+start_from_checkpoint: runs/sed_words/model
+"""
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in the layout of the published one, with our files beside it."""
+    folder = tmp_path / "configs"
+    (folder / "train").mkdir(parents=True)
+    for file in (FOLDER / "published.yaml", *FOLDER.glob("train_*.yaml")):
+        shutil.copy(file, folder)
+    own = {"graph": GRAPH + STEPS, "correction": CORRECTION + STEPS, "tuning": FINE_TUNING}
+    for name, text in own.items():
+        (folder / "train" / f"{name}.yaml").write_text(TRAINING + text)
+    return folder
+
+
+def test_a_published_model_of_graphs(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSC_CONFIG", "train/graph.yaml")
+    config = compose(published)
+    model, noise = config.small_model, config.noise
+    assert (model.width, model.layers, model.dropout) == (64, 2, 0.3)
+    assert (noise.word_probability, noise.edit_probability) == (0.3, 0.7)
+    assert (noise.artificial_share, noise.misspellings, noise.clean_share) == (0.4, "m.json", 0.0)
+    assert (config.lr_scheduler_type, config.warmup_share) == ("cosine", 0.1)
+    assert (config.datasets, config.model_name) == (["texts/one"], None)
+
+
+def test_a_published_model_that_corrects(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSC_CONFIG", "train/correction.yaml")
+    config = compose(published, SecConfig)
+    model, noise = config.small_model, config.noise
+    assert (model.width, model.layers, model.dropout) == (32, 2, 0.2)
+    assert (noise.word_probability, noise.misspellings) == (0.2, "codespell")  # it names none
+    assert config.out_dir == "runs/sec/mini"
+
+
+def test_a_published_fine_tuning(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSC_CONFIG", "train/tuning.yaml")
+    config = compose(published, SedSequenceConfig)
+    assert config.model_name == "runs/sed_words/model"
+    assert (config.lr_scheduler_type, config.min_learning_rate_ratio) == ("linear", 0.01)
+    assert (config.noise.word_probability, config.noise.clean_share) == (0.3, 0.25)
+
+
+def test_published_keys_without_a_counterpart_are_named(published: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts" / "one").mkdir(parents=True)
+    (tmp_path / "texts" / "one" / "texts.txt").write_text("One text.\n")
+    (tmp_path / "m.json").write_text('{"text": ["txet"]}')
+    done = start(
+        tmp_path,
+        *("--config-dir", str(published), "--config-name", "train_sed_words"),
+        "check_only=true",
+        NSC_CONFIG="train/graph.yaml",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    branches = {
+        "": "data_dir",
+        "variant.": "type tokenizer data_scheme add_word_features dictionary_file index",
+        "variant.preprocessing.": "type re_weight_edit_token_p",
+        "model.": "type embedding edge_hidden_dim num_classes",
+        "model.gnn.": "type norm",
+        "optimizer.": "type zero_redundancy",
+        "lr_scheduler.": "reduce_factor reduce_at",
+    }
+    expected = {f"document.{at}{name}" for at, names in branches.items() for name in names.split()}
+    note = next(line for line in done.stdout.splitlines() if line.startswith("note: document.data"))
+    names, _, rest = note.removeprefix("note: ").partition(": ")
+    assert (set(names.split(", ")), rest) == (expected, "without a counterpart here, so not used")
+    assert "STEP_WITH_WARMUP: the learning rate falls as lr_scheduler_type=cosine" in done.stdout
