@@ -71,12 +71,15 @@ def run_entry_point(
         whole = "all" in sys.argv[1:]
         print(describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole))
         sys.exit(0)
+    console = logging.StreamHandler()
+    console.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
     logging.basicConfig(
         level=logging.WARNING,
+        handlers=[console],
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
-    logging.getLogger("bsmeta").setLevel(logging.INFO if rank() == 0 else logging.WARNING)
+    logging.getLogger("bsmeta").setLevel(logging.DEBUG)  # for the logs in the run folder
     register(schema)
     codes: list[int] = []
 

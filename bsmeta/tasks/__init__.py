@@ -15,7 +15,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig
 from bsmeta.config.summary import notes
 from bsmeta.config.task_entry import TaskEntry
-from bsmeta.data.stream.preview import column_problems, missing_types
+from bsmeta.data.stream.preview import column_problems, missing_types, type_problems
 from bsmeta.metadata.checks import metadata_notes, metadata_problems, row_budget_problems
 from bsmeta.tasks.base import Task
 from bsmeta.tasks.causal_lm import summary
@@ -37,6 +37,7 @@ def _causal_lm_values(config: CausalLMConfig, overridden: Collection[str]) -> It
     yield from causal_lm_checks.value_problems(config, overridden)
     if not [*data_problems(config.data_config)]:
         yield from column_problems(config.data_config)
+        yield from type_problems(config.data_config)
 
 
 def _causal_lm_notes(config: CausalLMConfig) -> list[str]:

@@ -16,6 +16,7 @@ from bsmeta.config.steps import Schedule
 from bsmeta.tasks.base import HasEpochs, Task
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
+from bsmeta.training.process_log import ProcessLog
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.retention import explain_full_disk
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
@@ -56,7 +57,8 @@ def run(
         watchdog.out_dir = folder.path
         stop.leave = lambda name: _leave_start(folder, watchdog, name)
         try:
-            code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
+            with ProcessLog(processes.rank, processes.size) as folder.log:
+                code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
         except Exception as error:
             ending = watchdog.explain(explain_full_disk(error, folder.path))
             if watchdog.is_reporter():

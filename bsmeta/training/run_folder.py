@@ -18,6 +18,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import CONFIG
+from bsmeta.training.process_log import ProcessLog
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +93,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.log: ProcessLog | None = None  # of this process
         self._lock = FileLock(path / _LOCK)
 
     def open(self, config: Any, *, resume: bool, overwrite: bool) -> None:

@@ -165,7 +165,7 @@ class StepRunner:
         if not self._all_have_data(step, fetched):
             return StepStats(DataStats(), stop=1.0)
         self._next = fetched
-        self._watchdog.enter(f"step {step}: all-reduce")
+        self._watchdog.enter(f"step {step}: all-reduce", logged=False)
         reduced = ReducedStats(self._processes, self._own_stats(), [], None)
         self._next_targets = reduced.next_targets
         return reduced.read()
@@ -247,7 +247,7 @@ class StepRunner:
         return fetched
 
     def _all_have_data(self, step: int, fetched: _Fetched | None) -> bool:
-        self._watchdog.enter(f"step {step}: waiting for the data of the other ranks")
+        self._watchdog.enter(f"step {step}: waiting for the data of the other ranks", logged=False)
         return self._processes.agree(fetched is not None)
 
     def _fetch(self, step: int) -> _Fetched | None:
@@ -283,5 +283,5 @@ class StepRunner:
 
     def _doing(self, step: int, what: str) -> Any:
         """Names the phase of the loop, for the watchdog and the trace."""
-        self._watchdog.enter(f"step {step}: {what}")
+        self._watchdog.enter(f"step {step}: {what}", logged=False)
         return self._profile.range(what)

@@ -128,6 +128,8 @@ class Trainer:
             self.saver.retention.protect(resume.saved)
         self._open_stream(saved_data)
         self.processes.on_main(lambda: self.run.begin(self.config, self.progress.step))
+        if self.run.log is not None:
+            self.run.log.open(self.run.path)
         with self._track() as self.tracker:
             self.log = StepLog(
                 self.config, self.schedule, self.run, self.processes, self.tracker,

@@ -100,8 +100,15 @@ class Watchdog:
         """Stops monitoring; this rank sends no more heartbeats."""
         self._stopped.set()
 
-    def enter(self, phase: str) -> None:
-        """Sets the phase that the loop is in, which is progress."""
+    def enter(self, phase: str, *, logged: bool = True) -> None:
+        """Sets the phase that the loop is in, which is progress.
+
+        Args:
+            phase: What it does now, such as `step 8: saving`.
+            logged: Whether the log of the process has a line for it.
+        """
+        if logged:
+            logger.debug(phase)
         self._phase = (phase, time.time(), self._phase[-1] + 1)
         report_progress()
 

@@ -29,7 +29,7 @@ from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position, sequence_order
-from bsmeta.data.stream.preview import check_columns
+from bsmeta.data.stream.preview import check_columns, check_types
 from bsmeta.data.stream.sources import Corpus, Source, corpora_fingerprint, open_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker
 
@@ -196,6 +196,7 @@ class LiveStreams:
         self._phases = phases
         corpora = open_corpora(config)
         self.shards = [shard for corpus in corpora for shard in corpus.shards]
+        check_types(config, {one.name: (one.shards, one.source.first_lines) for one in corpora})
         kept_out = held_out(config, Cache(config.cache_dir))
         order = sequence_order(config)
         self._streams: list[tuple[Corpus, Sequence[Share], WindowMaker]] = []

@@ -1,13 +1,15 @@
 """Check the first documents before a run for the text and the metadata that it should train on.
 
-A path of `data_config.columns` that no document has is an error. A type that no document has is
-only a note (`metadata_list` may name more types than a data set has), but with a misspelled type
-the run would silently train on text alone.
+A path of `data_config.columns` that no document has is an error, as is a type that is neither known
+to the project nor in any of the first documents: a misspelled one would silently be left out. A
+known type that no document has is only a note, as `metadata_list` may name more types than a data
+set has.
 """
 
 from __future__ import annotations
 
 import contextlib
+import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,16 +18,20 @@ import msgspec
 from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.config.errors import UserError
-from bsmeta.config.metadata import phase_configs
+from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
-from bsmeta.metadata.mapping import TEXT, make_decoder
-from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.mapping import SOURCE_KEY, TEXT, make_decoder
+from bsmeta.metadata.metadata_type import CONFIG_KEY
+from bsmeta.metadata.processors import PROCESSORS, type_of
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 DOCUMENTS = 64
+MANY_DOCUMENTS = 2048  # looked at before a type is refused that is in none of them
+MISSPELLED = 0.75  # smallest difflib ratio of a misspelling: titel, urls; not language_score
 SHARDS = (3, 16)  # looked at; more where something is missing, as shards may be of many kinds
 SHOWN = 40  # columns in a message
+SampledShards = tuple[Sequence[Shard], Callable[[Shard, int], list[bytes]]]
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _RECORDS = msgspec.json.Decoder(list[dict[str, msgspec.Raw]] | None)
 _NAME = msgspec.json.Decoder(str)
@@ -40,6 +46,78 @@ def column_problems(config: DataConfig) -> Iterator[Problem]:
     for name, data in source_configs(config).items():
         with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
             yield from _absent_paths(config, name, _local_shards(data), _first_lines)
+
+
+def type_problems(config: DataConfig) -> list[Problem]:
+    """The types of `metadata_list` that are unknown and in none of the first documents.
+
+    None if not all shards are on a local disk; the run itself then calls `check_types`.
+    """
+    shards = {name: _local_shards(data) for name, data in source_configs(config).items()}
+    if not all(shards.values()):
+        return []
+    return _unknown_types(config, {name: (own, _first_lines) for name, own in shards.items()})
+
+
+def check_types(config: DataConfig, sources: Mapping[str, SampledShards]) -> None:
+    """Raises an error for a type that is unknown and in none of the first documents.
+
+    Args:
+        sources: The shards of each source and the function that reads their first lines, by name.
+    """
+    refuse(_unknown_types(config, sources))
+
+
+def _unknown_types(config: DataConfig, sources: Mapping[str, SampledShards]) -> list[Problem]:
+    own, wanted = source_configs(config), _wanted(config.metadata_config)
+    mapped = {kind for data in own.values() for kind in data.columns if kind != TEXT}
+    unknown = wanted - {*PROCESSORS, *mapped, SOURCE_KEY}
+    if all(data.columns for data in own.values()) and wanted & mapped:
+        # One list may serve several corpora, each with its own columns: only misspellings.
+        names = [*mapped, *PROCESSORS]
+        unknown = {one for one in unknown if difflib.get_close_matches(one, names, 1, MISSPELLED)}
+    unmapped = [one for name, one in sources.items() if not own[name].columns]
+    lines: list[bytes] = []
+    found: set[str] = set()
+    for count in (DOCUMENTS, MANY_DOCUMENTS):
+        if not unknown:
+            return []
+        lines = _sample(unmapped, count)
+        found = {*_columns(lines)}
+        unknown -= found
+        if unmapped and not lines:  # the run itself reports why
+            return []
+    there = sorted({*found, *mapped})
+    return [_unknown_problem(config, unknown, there, lines)] if unknown else []
+
+
+def _sample(sources: Sequence[SampledShards], count: int) -> list[bytes]:
+    """The first lines of some shards of each source, about `count` of each source."""
+    lines: list[bytes] = []
+    for shards, read in sources:
+        few = some_of(shards, SHARDS[-1])
+        for shard in few:
+            with contextlib.suppress(UserError, OSError, EOFError):  # the run itself reports these
+                lines += read(shard, -(-count // len(few)))
+    return lines
+
+
+def _unknown_problem(
+    config: DataConfig, unknown: set[str], there: Sequence[str], lines: Sequence[bytes]
+) -> Problem:
+    key, named = f"{CONFIG_KEY}.metadata_list", config.metadata_config.metadata_list
+    known = [*there, *PROCESSORS]
+    missing = [name for name in named if name in unknown]
+    where = f"none of the first {len(lines):,} documents has"
+    if not lines:
+        where = "data_config.columns does not have"
+    expected = f"types that there are: {', '.join(there) or 'none'}{nearest(missing[0], known)}"
+    fixed = dict.fromkeys(closest(name, known) if name in missing else name for name in named)
+    fix = f"{key}=[{','.join(fixed)}], or leave {', '.join(missing)} out"
+    plain = [name for name in missing if _is_plain(name, lines)]
+    if plain:
+        fix = f"data_config.columns={{{plain[0]}: {plain[0]}}} uses a plain column"
+    return Problem(key, HYDRA, f"{', '.join(missing)}, which {where}", expected, fix)
 
 
 def check_columns(
@@ -158,14 +236,16 @@ def missing_types(config: DataConfig) -> list[str]:
     None if there are no such types, or if the shards are not on a local disk. Shards that cannot
     be read are ignored here: the run itself reports them.
     """
-    metadata = config.metadata_config
-    phases = phase_configs(metadata)
-    wanted = {
-        name for phase in phases if phase.metadata_probability > 0 for name in phase.metadata_list
-    }
-    wanted -= {name for name in wanted if type_of(name).always_present}
+    wanted = _wanted(config.metadata_config)
     found = [_missing_types(data, name, wanted) for name, data in source_configs(config).items()]
     return [message for message in found if message]
+
+
+def _wanted(config: MetadataConfig) -> set[str]:
+    """The types that documents may be given, except those that every document has."""
+    phases = [phase for phase in phase_configs(config) if phase.metadata_probability > 0]
+    wanted = {name for phase in phases for name in phase.metadata_list}
+    return {name for name in wanted if not type_of(name).always_present}
 
 
 def _missing_types(config: DataConfig, source: str, wanted: set[str]) -> str:
