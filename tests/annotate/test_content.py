@@ -77,7 +77,7 @@ def test_rows_can_be_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     line = gzip.decompress(shard.read_bytes()).splitlines()[0]
     document = make_decoder(config(["html"]), {}, content="trafilatura").decode(line)
     assert document.text == LINES[3]
-    assert [tag.value for tag in document.records("html")] == ["body", "main", "article", "p"]
+    assert [tag.value for tag in document.records("html")] == ["p", "article", "main", "body"]
 
 
 def test_a_failure_is_counted_and_keeps_what_was_found(
