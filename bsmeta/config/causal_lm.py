@@ -14,6 +14,22 @@ from bsmeta.config.schema import PretrainedConfig
 
 
 @dataclass(kw_only=True)
+class ModelCardConfig:
+    """What only the author knows of a model card's front matter, in the form of the Hub.
+
+    https://huggingface.co/docs/hub/model-cards lists the identifiers.
+    """
+
+    license: list[str] = key(
+        [], "license identifiers of the model, as the Hub lists them: apache-2.0, other, …"
+    )
+    datasets: list[str] = key(
+        [], "owner/name on the Hub of further training data; that of hf:// files is added"
+    )
+    language: list[str] = key([], "ISO 639 codes of the languages of the training data: en, …")
+
+
+@dataclass(kw_only=True)
 class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 
@@ -50,6 +66,7 @@ class CausalLMConfig(PretrainedConfig):
         at_least=1,
         heading="Evaluation during training",
     )
+    model_card: ModelCardConfig = key(ModelCardConfig, "front matter of the model card")
 
 
 @dataclass(kw_only=True)

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room, train_entries
+from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
@@ -48,7 +48,7 @@ def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) ->
         "## How a document must read",
         *_recipe(config.data_config),
         "## Metrics",
-        _metrics(events.get("eval")),
+        _metrics(config, events.get("eval")),
         "## Training",
         *_training(config, events.get("step"), command),
     ]
@@ -105,7 +105,20 @@ def _front_matter(config: CausalLMConfig) -> str:
     }
     if config.model_config_file is None and not Path(config.model_name).exists():
         values["base_model"] = config.model_name
+    card = asdict(config.model_card)
+    on_hub = [_hub_dataset(entry) for _, entry in train_entries(config.data_config)]
+    card["datasets"] = list(dict.fromkeys([*card["datasets"], *filter(None, on_hub)]))
+    values |= {name: given for name, given in card.items() if given}
     return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _hub_dataset(entry: str) -> str | None:
+    """The `owner/name` of an entry `hf://datasets/owner/name@revision/…`; None for other files."""
+    dataset = f"{SCHEME}datasets/"
+    if not entry.startswith(dataset):
+        return None
+    owner, name = entry.removeprefix(dataset).split("/")[:2]
+    return f"{owner}/{name.partition('@')[0]}"
 
 
 def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
@@ -178,7 +191,7 @@ def _alone(key: str, config: MetadataConfig) -> str:
     return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
 
 
-def _metrics(event: dict[str, Any] | None) -> str:
+def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
     if event is None:
         return "Not evaluated."
     rows = [
@@ -192,8 +205,14 @@ def _metrics(event: dict[str, Any] | None) -> str:
         interval = f" The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
     return "\n".join(
         [
-            f"At step {event['step']:,}, on {event['documents']:,} held-out documents, over "
-            f"identical text bytes.{interval}",
+            f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "
+            f"documents with metadata among the first {config.eval_documents:,} of the held-out "
+            "shard (`eval_documents`), in the chunks used in training, most of which begin without "
+            f"context, over identical text bytes.{interval}",
+            "",
+            "`python bsmeta/evaluate.py checkpoint=RUN` scores the whole shard in overlapping "
+            "windows, where metadata helps less; with `windows=all_pieces "
+            f"max_documents={config.eval_documents}` it repeats the metrics here.",
             "",
             "| figure | value |",
             "|---|---|",

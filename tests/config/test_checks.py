@@ -19,7 +19,7 @@ import pytest
 
 from bsmeta import train
 from bsmeta.config import checks
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import exit_code
 from bsmeta.config.data import DataConfig, SourceConfig
@@ -670,6 +670,18 @@ BROKEN: dict[str, Broken] = {
         },
         hydra={"data_config.metadata_config.metadata_probability": 1.5},
         json={"gradient_clipping": 2.0},
+    ),
+    "what the Hub would reject on the model card": Broken(
+        {
+            "model_card.license": "model_card.license=[apache-2.0]",
+            "model_card.datasets": "model_card.datasets=[OWNER/NAME]",
+            "model_card.language": "model_card.language=[en]",
+        },
+        hydra={
+            "model_card": ModelCardConfig(
+                license=["Apache License 2.0"], datasets=["a/b/c"], language=["English"]
+            )
+        },
     ),
     "a negative interval": Broken({"save_steps": "save_steps=1"}, hydra={"save_steps": -1}),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.model_card import example, last_events, model_card
+from bsmeta.evaluation.model_card import METRICS, example, last_events, model_card
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
 
 EVENTS = [
     {"event": "step", "step": 4, "loss": 9.0, "tokens": 400},
@@ -54,6 +60,8 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["bsmeta", "metadata"],
+        "license": ["bsd-3-clause", "bsl-1.0", "postgresql", "other"],
+        "language": ["en"],
     }
     assert "from random weights, for 8 steps (12,345 tokens)" in card
     assert (
@@ -65,7 +73,12 @@ def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
     assert (
         "| `title` | `Title: The first program \\|\\|\\| Ada Lovelace wrote a program.` |" in card
     )
-    assert "At step 8, on 16 held-out documents, over identical text bytes." in card
+    assert (
+        "The evaluation during training, at step 8: on 16 documents with metadata among the first "
+        "16 of the held-out shard (`eval_documents`), in the chunks used in training, most of "
+        "which begin without context, over identical text bytes."
+    ) in card
+    assert "with `windows=all_pieces max_documents=16` it repeats the metrics here." in card
     assert "-0.3750 to -0.1250 (95% bootstrap interval)" in card
     assert "| bits per byte with all metadata, same text | 2.2500 |" in card
     assert "accelerate launch bsmeta/train.py --config-name demo 'data_config.a=1 2'\n" in card
@@ -87,6 +100,26 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
     assert "from the weights of gpt2 on documents" in card
     assert "Not evaluated." in card
     assert "accelerate launch" not in card
+
+
+def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
+    card = model_card(config, folder / "none.jsonl", ["pytest"])
+    front: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
+    return front
+
+
+def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
+    config: CausalLMConfig, tmp_path: Path
+) -> None:
+    files = ["hf://datasets/owner/pages@v1/a.jsonl.gz", "hf://datasets/owner/pages/b.jsonl.gz"]
+    data = replace(config.data_config, train_file=files)
+    given = ModelCardConfig(license=["apache-2.0"], datasets=["owner/more"], language=["en", "de"])
+    front = front_matter(replace(config, data_config=data, model_card=given), tmp_path)
+    assert front["license"] == ["apache-2.0"]
+    assert front["datasets"] == ["owner/more", "owner/pages"]
+    assert front["language"] == ["en", "de"]
+    unnamed = front_matter(replace(config, model_card=ModelCardConfig()), tmp_path)
+    assert {"license", "datasets", "language"}.isdisjoint(unnamed)
 
 
 @pytest.mark.parametrize(
@@ -130,3 +163,19 @@ def test_the_last_whole_event_of_a_kind_counts(metrics: Path) -> None:
     events = last_events(metrics)
     assert (events["step"]["step"], events["eval"]["step"]) == (8, 8)
     assert last_events(metrics.with_name("none")) == {}
+
+
+@pytest.mark.slow
+def test_the_evaluation_that_the_card_names_repeats_its_metrics(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = "max_train_steps=2 num_warmup_steps=0 eval_steps=2 eval_documents=3 trackers=[]"
+    launch(TRAIN, "--config-name", "demo", *settings.split(), f"out_dir={run}")
+    card = (run / "model" / "README.md").read_text()
+    (named,) = re.findall(r"`(windows=all_pieces max_documents=3)`", card)
+    launch(EVALUATE, f"checkpoint={run}", *named.split(), f"out_dir={tmp_path / 'report'}")
+    (model,) = json.loads((tmp_path / "report" / "evaluation.json").read_text())["models"]
+    whole = next(row for row in model["comparisons"] if row["name"] == "all")
+    for name in ("bits_per_byte_without", "bits_per_byte_with", "difference"):
+        assert f"| {METRICS[name]} | {whole[name]:.4f} |" in card

@@ -28,6 +28,11 @@ from bsmeta.config.launch import Launch
 
 _HELD_OUT = "data_config.validation_file"
 _WEB = ("http://", "https://")
+_CARD_FORMS = {
+    "license": (r"[a-z0-9]+([.-][a-z0-9]+)*", "identifiers of the Hub", "apache-2.0"),
+    "datasets": (r"[\w.-]+(/[\w.-]+)?", "names of data sets on the Hub", "OWNER/NAME"),
+    "language": (r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", "codes of ISO 639", "en"),
+}
 
 
 def check_data(config: DataConfig) -> None:
@@ -165,7 +170,17 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
     yield from data_problems(data)
+    yield from _card_problems(config)
     yield from file_problems(config)
+
+
+def _card_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields values that the Hub would reject in the front matter of the model card."""
+    for name, (form, expected, example) in _CARD_FORMS.items():
+        values = getattr(config.model_card, name)
+        if not all(re.fullmatch(form, value) for value in values):
+            key = f"model_card.{name}"
+            yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
 
 
 def start_problems(
