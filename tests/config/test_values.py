@@ -191,7 +191,7 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
     file = tmp_path / "study.yaml"
     file.write_text(
         "out_dir: runs/s\nconfig: v2\nbaseline: a\narms: {a: {}}\nseeds: [1, -1]\n"
-        "curve: [0.5, 1.5]\nmeasure: {resamples: 9, windows: all}\ndownstream: {limit: 0}\n"
+        "curve: [0.5, 1.5]\nmeasure: {sites: -1, windows: all}\ndownstream: {limit: 0}\n"
     )
     with pytest.raises(ConfigurationError) as caught:
         load_study(file)
@@ -199,7 +199,7 @@ def test_a_study_refuses_nested_values(tmp_path: Path) -> None:
         f'{file}: measure.windows="all": expected one of sliding, all_pieces, first_piece',
         f"{file}: seeds=-1: expected 0 to 4294967295",
         f"{file}: curve=1.5: expected 1 or less",
-        f"{file}: measure.resamples=9: expected 100 or more",
+        f"{file}: measure.sites=-1: expected 0 or more",
         f"{file}: downstream.limit=0: expected 1 or more",
     ]
 
