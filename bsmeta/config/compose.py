@@ -296,12 +296,17 @@ def report(error: BaseException) -> int:
             wait_for_reporter()
         message = f"configuration error: {error}"
     elif isinstance(error, UserError):
-        message = f"[rank {rank()}] error: {error}"
+        message = f"{_which_rank()}error: {error}"
     else:
         message = "".join(traceback.format_exception(error))
     print(redact(message), file=sys.stderr, flush=True)
     announce(error)
     return EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
+
+
+def _which_rank() -> str:
+    """The rank in front of an error that may be of one process only; nothing if there is one."""
+    return f"[rank {rank()}] " if os.environ.get("WORLD_SIZE", "1") != "1" else ""
 
 
 def _in_project(path: str) -> str:

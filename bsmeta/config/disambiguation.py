@@ -35,6 +35,10 @@ class DisambiguationDataConfig(TableDataConfig):
         "entity_table, with its name and .vectors",
         is_path=True,
     )
+    overwrite_prep: bool = key(
+        False,
+        "encode the sentences again if the file or a setting has changed since; false: refuse",
+    )
     prep_workers: int = key(1, "processes that encode the sentences on a machine", at_least=1)
     max_mentions: int = key(
         10, "mentions of a row; a sentence with more becomes several rows", at_least=1

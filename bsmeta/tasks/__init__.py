@@ -127,7 +127,7 @@ def _evaluate_disambiguator(config: Any, locations: Sequence[Any], ranks: Any, d
 
 def _prepare_disambiguation(config: DisambiguationConfig) -> bool:
     if config.prep_only:
-        from bsmeta.tasks.disambiguation.data import prepare
+        from bsmeta.tasks.disambiguation.start import prepare
 
         prepare(config)
     return config.prep_only

@@ -39,6 +39,39 @@ def release_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (*_SIGNALS, *_FROM_TERMINAL))
 
 
+class _Children:
+    """How processes that are forked from this one handle signals.
+
+    Attributes:
+        are_plain: Whether as any program does.
+    """
+
+    are_plain = False
+
+    def begin(self) -> None:
+        """Runs in each of them."""
+        if self.are_plain:
+            signal.set_wakeup_fd(-1)
+            for number in (*_SIGNALS, *_FROM_TERMINAL):
+                signal.signal(number, signal.SIG_DFL)
+            release_signals()
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+@contextmanager
+def plain_children() -> Iterator[None]:
+    """Processes that are forked inside handle signals as any program does, and end with this one.
+
+    With the handling of a run, a pool could not end its workers: SIGTERM would be blocked in them,
+    or reach the run itself through the pipe that they share with it.
+    """
+    _CHILDREN.are_plain = True
+    try:
+        yield
+    finally:
+        _CHILDREN.are_plain = False
+
+
 class WaitEnded(BaseException):
     """A signal arrived while the run waited; not an `Exception`, or retries would catch it."""
 
@@ -163,3 +196,7 @@ class _Lossy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+_CHILDREN = _Children()
+os.register_at_fork(after_in_child=_CHILDREN.begin)

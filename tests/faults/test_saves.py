@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 import xxhash
 from _pytest.mark import ParameterSet
 
+from tests.disks import mounted
 from tests.faults.conftest import (
     RESUME,
     Run,
@@ -189,13 +189,8 @@ def test_row_8_retention_in_a_run(complete: Start, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 400 kB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode != 0:
-        pytest.skip("mounting a small file system needs the rights of root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "disk", "400k") as folder:
+        yield folder
 
 
 @pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])

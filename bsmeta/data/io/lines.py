@@ -16,6 +16,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import IndexCache, ShardIndex
@@ -222,10 +223,15 @@ def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
 
 @contextmanager
 def progress_bar(path: Path, name: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the bytes of a file, on standard error."""
+    """A progress bar over the bytes of a file, on standard error; also progress of the run."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
         size = path.stat().st_size if path.exists() else None
         task = progress.add_task(name, total=size)
-        yield lambda done: progress.update(task, completed=done)
+
+        def advance(done: int) -> None:
+            progress.update(task, completed=done)
+            report_progress()
+
+        yield advance

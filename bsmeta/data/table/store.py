@@ -30,7 +30,12 @@ KEY = "key.json"
 
 
 def open_store(
-    folder: Path, key: Mapping[str, Any], build: Callable[[], Dataset | Iterable[pa.RecordBatch]]
+    folder: Path,
+    key: Mapping[str, Any],
+    build: Callable[[], Dataset | Iterable[pa.RecordBatch]],
+    *,
+    overwrite: bool = False,
+    remedy: str = "delete the folder to build it again",
 ) -> Dataset:
     """The rows of a store, which is built first if there is none.
 
@@ -42,25 +47,31 @@ def open_store(
             setting.
         build: Builds the rows: a dataset (`Dataset.map(num_proc=...)` inside), or batches of rows,
             the first not empty, which are written as they come.
+        overwrite: Replace a store that was built from another source or with other settings.
+        remedy: How to do so, for the message that refuses it.
 
     Raises:
         ConfigurationError: If the store was built from another source or with other settings.
-        DataError: If the store is damaged.
+        DataError: If the store is damaged, or cannot be written.
     """
     from datasets import load_from_disk
 
     now = json.loads(json.dumps(key))  # as it reads back: tuples are lists
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with exclusively(f"{folder}.lock", f"the rows of {folder}"):
-        if not folder.exists():
-            with opaque_work():
-                _write(folder, now, build())
-        saved = _read_key(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with exclusively(f"{folder}.lock", f"the rows of {folder}"):
+            if overwrite and folder.exists() and _read_key(folder)["key"] != now:
+                shutil.rmtree(folder)  # processes that have mapped its files keep them
+            if not folder.exists():
+                with opaque_work():
+                    _write(folder, now, build())
+            saved = _read_key(folder)
+    except OSError as error:
+        raise unwritable(folder, error) from error
     differences = "\n".join(differing(saved["key"], now, "in the store"))
     if differences:
         raise ConfigurationError(
-            f"{folder} was built with other settings; restore them, or delete the folder to build "
-            f"it again:\n{differences}"
+            f"{folder} was built with other settings; restore them, or {remedy}:\n{differences}"
         )
     if os.environ.get("LOCAL_RANK", "0") == "0":
         _check_files(folder, saved["files"])
@@ -85,13 +96,17 @@ def _write(folder: Path, key: dict[str, Any], rows: Dataset | Iterable[pa.Record
 
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    if isinstance(rows, Dataset):
-        rows.save_to_disk(str(part))
-        count = len(rows)
-    else:
-        count = _write_batches(iter(rows), part)
-    files = {path.name: file_hash(path) for path in sorted(part.iterdir())}
-    (part / KEY).write_text(json.dumps({"key": key, "rows": count, "files": files}, indent=1))
+    try:
+        if isinstance(rows, Dataset):
+            rows.save_to_disk(str(part))
+            count = len(rows)
+        else:
+            count = _write_batches(iter(rows), part)
+        files = {path.name: file_hash(path) for path in sorted(part.iterdir())}
+        (part / KEY).write_text(json.dumps({"key": key, "rows": count, "files": files}, indent=1))
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)  # of no use, and the disk may be full
+        raise
     part.rename(folder)
 
 
@@ -120,6 +135,16 @@ def _check_files(folder: Path, hashes: Mapping[str, str]) -> None:
             raise _damaged(folder, str(error)) from error
         if found != expected:
             raise _damaged(folder, f"{name}: other bytes than were written")
+
+
+def unwritable(path: Path, error: OSError) -> DataError:
+    """The error to raise when a file or folder cannot be written, such as on a full disk."""
+    above = next(folder for folder in path.absolute().parents if folder.is_dir())
+    free = shutil.disk_usage(above).free
+    return DataError(
+        f"{path} cannot be written: {error} ({free / 1e6:,.1f} MB are free there); free some "
+        "space, or name another folder"
+    )
 
 
 def _read_key(folder: Path) -> dict[str, Any]:

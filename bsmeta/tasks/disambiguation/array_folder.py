@@ -2,7 +2,8 @@
 
 Each array is a file of bare values. `manifest.json` says which files and how much of each belong to
 the current version, so that replacing it is what changes the folder: values after the end of an
-array, and files that it does not name, were left by an interrupted change.
+array, and files that it does not name, were left by an interrupted change. It also has a checksum
+of each array.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import xxhash
 from bsmeta.config.errors import DataError
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 
 _BLOCK = 1 << 20  # values that are hashed at a time
 
@@ -28,6 +29,7 @@ class ArrayFolder:
 
     Args:
         folder: The folder.
+        verify: Compare the arrays with their checksums: for the first process that opens them.
 
     Attributes:
         folder: The folder.
@@ -38,22 +40,43 @@ class ArrayFolder:
         DataError: If there is no such folder, or it is damaged.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, verify: bool = True) -> None:
         self.folder = folder
         manifest = _read_manifest(folder)
         try:
             self._load(manifest)
         except FileNotFoundError:  # replaced since the manifest was read
-            self._load(_read_manifest(folder))
+            try:
+                self._load(_read_manifest(folder))
+            except FileNotFoundError as error:
+                raise _damaged(folder, f"{error.filename} is missing") from error
+        if verify:
+            self._verify()
 
     def _load(self, manifest: dict[str, Any]) -> None:
-        self.version: int = manifest["version"]
-        self.facts: dict[str, Any] = manifest["facts"]
-        self.files: dict[str, dict[str, Any]] = manifest["arrays"]
-        self._arrays = {name: _map(self.folder, **entry) for name, entry in self.files.items()}
+        try:
+            self.version: int = manifest["version"]
+            self.facts: dict[str, Any] = manifest["facts"]
+            self.files: dict[str, dict[str, Any]] = manifest["arrays"]
+            self._arrays = {name: _map(self.folder, entry) for name, entry in self.files.items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise _damaged(self.folder, f"{MANIFEST}: {error!r}") from error
+
+    def _verify(self) -> None:
+        for name, entry in self.files.items():
+            if _checksum(self._arrays[name]) != entry["xxh3"]:
+                raise _damaged(self.folder, f"{entry['file']} does not match its checksum")
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._arrays:
+            raise _damaged(self.folder, f"{MANIFEST} has no array {name!r}")
         return self._arrays[name]
+
+    def fact(self, name: str) -> Any:
+        """What the writer has saved under a name."""
+        if name not in self.facts:
+            raise _damaged(self.folder, f"{MANIFEST} has no fact {name!r}")
+        return self.facts[name]
 
 
 class ArrayWriter:
@@ -82,27 +105,27 @@ class ArrayWriter:
             file.truncate(end)  # removes what an interrupted change has appended
             file.seek(end)
             _write(file, values)
-        entry["length"] += len(values)
+        entry |= {"length": entry["length"] + len(values), "xxh3": None}
 
     def replace(self, name: str, values: np.ndarray) -> None:
         """Writes an array to a new file; readers of the version before keep theirs."""
         file_name = f"{name}.{self._version}.bin"
         with open(self._folder / file_name, "wb") as file:
             _write(file, values)
-        self._files[name] = {"file": file_name, "dtype": values.dtype.str, "length": len(values)}
+        self._files[name] = {"file": file_name, "dtype": values.dtype.str, "length": len(values),
+                             "xxh3": _checksum(values)}  # fmt: skip
 
     def content_hash(self) -> str:
         """The xxh3 of all arrays as they will be, in hexadecimal."""
-        content = xxhash.xxh3_128()
-        for name, entry in sorted(self._files.items()):
-            values = _map(self._folder, **entry)
-            content.update(f"{name} {values.nbytes} ".encode())
-            for start in range(0, len(values), _BLOCK):
-                content.update(values[start : start + _BLOCK].data)
-        return content.hexdigest()
+        for entry in self._files.values():
+            if entry["xxh3"] is None:
+                entry["xxh3"] = _checksum(_map(self._folder, entry))
+        content = [(name, entry["xxh3"]) for name, entry in sorted(self._files.items())]
+        return xxhash.xxh3_128_hexdigest(json.dumps(content).encode())
 
     def commit(self, facts: dict[str, Any]) -> None:
         """Makes the change visible, and removes files that are no longer used."""
+        self.content_hash()  # every array has its checksum
         manifest = {
             "format": FORMAT,
             "version": self._version,
@@ -121,7 +144,8 @@ class ArrayWriter:
                 path.unlink(missing_ok=True)
 
 
-def _map(folder: Path, file: str, dtype: str, length: int) -> np.ndarray:
+def _map(folder: Path, entry: dict[str, Any]) -> np.ndarray:
+    file, dtype, length = entry["file"], entry["dtype"], entry["length"]
     path = folder / file
     size = length * np.dtype(dtype).itemsize
     found = path.stat().st_size
@@ -131,6 +155,14 @@ def _map(folder: Path, file: str, dtype: str, length: int) -> np.ndarray:
         return np.empty(0, dtype)
     # A plain array over the mapping: indexing a memmap costs several times as much.
     return np.asarray(np.memmap(path, dtype, mode="r", shape=(length,)))
+
+
+def _checksum(values: np.ndarray) -> str:
+    """The xxh3 of an array, in hexadecimal."""
+    content = xxhash.xxh3_128()
+    for start in range(0, len(values), _BLOCK):
+        content.update(np.ascontiguousarray(values[start : start + _BLOCK]).data)
+    return content.hexdigest()
 
 
 def _write(file: Any, values: np.ndarray) -> None:
@@ -150,7 +182,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _damaged(folder, f"{MANIFEST}: {error}") from error
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise _damaged(folder, f"{MANIFEST} is not of format {FORMAT}")
+        raise DataError(
+            f"{folder} is not of this version of bsmeta ({MANIFEST} is not of format {FORMAT}); "
+            "delete the folder and build it again"
+        )
     return manifest
 
 

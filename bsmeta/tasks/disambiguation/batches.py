@@ -29,10 +29,6 @@ Neighbors = Callable[[np.ndarray], np.ndarray]
 """The entities with the most similar texts, int64 [entities, n], -1 for none."""
 
 
-IGNORED = -1
-"""The target of a mention that is not trained on."""
-
-
 class TrainingBatches:
     """Makes the micro-batches of the training.
 
@@ -80,7 +76,7 @@ class TrainingBatches:
             candidates = candidates.first(self._config.max_train_candidates)
         draws = [_Draws(self._config.seed, epoch, row.number) for row in rows]
         masked = [
-            draw.mentions(self._mask_probability[row.entities])
+            draw.mentions(self._mask_probability[row.entities[:, 0]])
             for row, draw in zip(rows, draws, strict=True)
         ]
         tensors, tokens = self._mention_texts.tensors(rows, masked)
@@ -95,7 +91,7 @@ class TrainingBatches:
         if self._config.log_prior != "none":
             tensors["prior"] = torch.from_numpy(compared.prior)
         sizes = [tensors[name].numel() for name in ("input_ids", "entity_ids") if name in tensors]
-        trained = int((targets != IGNORED).sum())
+        trained = int(targets.any(1).sum())
         weak = sum(int((~row.is_gold).sum()) for row in rows)
         return MicroBatch(
             tensors=tensors,
@@ -115,9 +111,12 @@ class TrainingBatches:
         self, mentions: Mentions, candidates: Candidates, draws: Sequence[_Draws]
     ) -> _Compared:
         """The entities of a micro-batch, and which of them each mention is compared with."""
-        own = candidates.entities
+        own, is_gold = candidates.entities, candidates.is_gold
         if self._neighbors is not None:
-            own = np.concatenate([own, self._neighbors(mentions.entities)], axis=1)
+            more = self._neighbors(mentions.entities[:, 0])
+            more[(more[:, :, None] == mentions.entities[:, None, :]).any(2)] = -1
+            own = np.concatenate([own, more], axis=1)
+            is_gold = np.concatenate([is_gold, np.zeros(more.shape, bool)], axis=1)
         masked = np.zeros(own.shape, bool)
         for number, draw in enumerate(draws):
             of_row = mentions.rows == number
@@ -130,23 +129,19 @@ class TrainingBatches:
         if not len(keys):  # no mention has any candidate; the step needs a column all the same
             keys = np.zeros(1, np.int64)
         entities = keys // 2
-        rows = np.arange(len(own))
-        has_gold = candidates.gold >= 0
-        targets = np.where(has_gold, columns[rows, candidates.gold], IGNORED)
-        is_own = np.zeros((len(own), len(keys)), bool)
-        present = np.nonzero(columns >= 0)
-        is_own[present[0], columns[present]] = True
+        shape = (len(own), len(keys))
+        targets, is_own = _marked(shape, columns, is_gold), _marked(shape, columns, columns >= 0)
         if self._config.negatives == "own":
             allowed = is_own
-        else:  # all but the mention's entity in another form
-            allowed = entities[None, :] != mentions.entities[:, None]
-            allowed[rows[has_gold], targets[has_gold]] = True
+        else:  # all but the mention's entities in another form
+            is_meant = (entities[None, :, None] == mentions.entities[:, None, :]).any(2)
+            allowed = ~is_meant | targets
         prior = np.repeat(candidates.floor[:, None], len(keys), axis=1)
         width = candidates.entities.shape[1]
         present = np.nonzero(columns[:, :width] >= 0)
         prior[present[0], columns[:, :width][present]] = candidates.prior[present]
-        if not self._config.train_in_candidates:
-            targets = targets + 1  # column 0 is NIL, the target of mentions without a candidate
+        if not self._config.train_in_candidates:  # column 0 is NIL
+            targets = np.concatenate([~targets.any(1, keepdims=True), targets], axis=1)
         return _Compared(entities, (keys % 2).astype(bool), targets, allowed, prior)
 
     def _entity_tensors(
@@ -172,7 +167,8 @@ class _Compared:
     Attributes:
         entities: int64 [columns].
         is_masked: bool [columns]: whether the title is masked.
-        targets: int64 [mentions]: the column of the mention's entity; -1: it is not trained on.
+        targets: bool [mentions, columns (+1)]: those of the mention's entities; with NIL as an
+            answer, it is the first column. A mention without any is not trained on.
         allowed: bool [mentions, columns].
         prior: float32 [mentions, columns, 2].
     """
@@ -182,6 +178,14 @@ class _Compared:
     targets: np.ndarray
     allowed: np.ndarray
     prior: np.ndarray
+
+
+def _marked(shape: tuple[int, int], columns: np.ndarray, which: np.ndarray) -> np.ndarray:
+    """bool [mentions, columns]: the chosen ones of each mention's columns."""
+    marked = np.zeros(shape, bool)
+    chosen = np.nonzero(which)
+    marked[chosen[0], columns[chosen]] = True
+    return marked
 
 
 class _Draws:

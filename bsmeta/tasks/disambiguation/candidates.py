@@ -22,24 +22,29 @@ class Candidates:
         prior: float32 [mentions, K, 2]: the logarithm of each candidate's share of the scores, and
             minus that of its rank by score (from 1).
         floor: float32 [mentions, 2]: the same of an entity that is no candidate.
-        gold: int64 [mentions]: the place of the mention's entity among them, -1 if it is none.
+        is_gold: bool [mentions, K]: whether the mention means it.
     """
 
     entities: np.ndarray
     prior: np.ndarray
     floor: np.ndarray
-    gold: np.ndarray
+    is_gold: np.ndarray
+
+    @property
+    def place(self) -> np.ndarray:
+        """int64 [mentions]: the place of the most popular gold entity; -1 if there is none."""
+        return np.where(self.is_gold.any(1), self.is_gold.argmax(1), -1)
 
     def first(self, most: int) -> Candidates:
-        """At most so many candidates of each mention: its entity and the most popular others."""
+        """At most so many candidates of each mention: its entities and the most popular others."""
         if self.entities.shape[1] <= most:
             return self
-        rows = np.flatnonzero(self.gold >= most)
-        entities, prior, gold = self.entities.copy(), self.prior.copy(), self.gold.copy()
-        entities[rows, most - 1] = entities[rows, gold[rows]]
-        prior[rows, most - 1] = prior[rows, gold[rows]]
-        gold[rows] = most - 1
-        return Candidates(entities[:, :most], prior[:, :most], self.floor, gold)
+        order = np.argsort(~self.is_gold, axis=1, kind="stable")[:, :most]  # gold before the others
+        kept = np.sort(order, axis=1)
+        rows = np.arange(len(kept))[:, None]
+        return Candidates(
+            self.entities[rows, kept], self.prior[rows, kept], self.floor, self.is_gold[rows, kept]
+        )
 
 
 class DocumentCounts:
@@ -79,7 +84,8 @@ def candidates_of(
     Args:
         table: The entities.
         aliases: The number of each mention's alias; -1 has no candidates.
-        golds: The entity of each mention (NIL is never a candidate).
+        golds: int64 [mentions, most of one]: the entities of each mention; -1 for no more. (NIL is
+            never a candidate.)
         documents: The document of each mention.
         counts: If given, the mentions of that document are subtracted from the scores, as if it
             were not part of the training data that they count.
@@ -104,13 +110,8 @@ def candidates_of(
     ranks = np.argsort(order, axis=1) + 1
     prior = np.stack([np.log(scores + FLOOR) - log_totals[:, None], -np.log(ranks)], axis=2)
     floor = np.stack([np.log(FLOOR) - log_totals, -np.log(is_candidate.sum(1) + 1)], axis=1)
-    is_gold = is_candidate & (entities == golds[:, None])
-    return Candidates(
-        entities,
-        prior.astype(np.float32),
-        floor.astype(np.float32),
-        np.where(is_gold.any(1), is_gold.argmax(1), -1),
-    )
+    is_gold = is_candidate & (entities[:, :, None] == golds[:, None, :]).any(2)
+    return Candidates(entities, prior.astype(np.float32), floor.astype(np.float32), is_gold)
 
 
 _NONE = (np.empty(0, np.int32), np.empty(0, np.float32))

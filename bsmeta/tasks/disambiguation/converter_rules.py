@@ -227,8 +227,7 @@ def _popularity_mask(value: Any, source: Source) -> Converted:
 _LAUNCH = _no("of the launch: accelerate launch --num_processes N [--num_machines M]")
 _FOLDERS = _no("of the table's folder; built by bsmeta/entities.py")
 _CACHE = _no("the environment: HF_HOME")
-_STALE = _no("the store is refused by the name of the setting that changed; delete it then")
-_OUTPUT = _no("predict.py writes the predictions")
+_OUTPUT = _no("evaluations write mentions.jsonl; predict.py predicts new texts")
 _RESUME = _no("resume_from_checkpoint_dir=latest resumes out_dir, and skips what it has trained on")
 _OWN_MODEL = _no("the first generation's model only")
 
@@ -263,7 +262,7 @@ _BOTH: dict[str, Rule] = {
     "data_config.entity_prep_dir": _FOLDERS,
     "data_config.alias_cand_map": _FOLDERS,
     "data_config.alias_idx_map": _FOLDERS,
-    "data_config.overwrite_preprocessed_data": _STALE,
+    "data_config.overwrite_preprocessed_data": _to("data_config.overwrite_prep"),
     "data_config.print_examples_prep": _no("not offered"),
     "data_config.train_in_candidates": _to("train_in_candidates"),
     "data_config.word_embedding.cache_dir": _CACHE,

@@ -8,25 +8,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.config.errors import DataError
 from bsmeta.config.progress import reporting
-from bsmeta.data.table.store import saved_key
 from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.encoders import most_tokens
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.prep import open_prep
-from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from bsmeta.tasks.disambiguation.prep import Prep, open_prep
+from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer, pad
 
 SPLITS = ("train", "dev", "test")
 
@@ -35,16 +32,20 @@ class Sentences:
     """The rows of a split.
 
     Args:
-        store: The encoded sentences.
-        key: What the store was built from.
+        path: The file of the sentences.
+        prep: The encoded sentences.
 
     Attributes:
-        key: The same.
+        path: The same.
+        key: What the store was built from.
+        slices: The names of the slices that the lines define.
     """
 
-    def __init__(self, store: Dataset, key: dict[str, Any]) -> None:
-        self._store = store
-        self.key = key
+    def __init__(self, path: Path, prep: Prep) -> None:
+        self.path = path
+        self._store = prep.rows
+        self.key = prep.key
+        self.slices: list[str] = prep.facts["slices"]
 
     def __len__(self) -> int:
         return len(self._store)
@@ -52,8 +53,7 @@ class Sentences:
     @cached_property
     def lengths(self) -> np.ndarray:
         """int64: the number of tokens of each row."""
-        column = self._store.with_format("arrow")[:]["input_ids"].combine_chunks()
-        return np.asarray(column.value_lengths().to_numpy()).astype(np.int64)
+        return np.asarray(self._column("input_ids").value_lengths().to_numpy()).astype(np.int64)
 
     def read(self, numbers: Sequence[int] | np.ndarray) -> list[Row]:
         """Some rows."""
@@ -70,7 +70,7 @@ class Sentences:
                     starts=own["start"],
                     ends=own["end"],
                     aliases=own["alias"],
-                    entities=own["entity"],
+                    entities=pad(columns["entities"][place], -1),
                     is_gold=own["gold"].astype(bool),
                     positions=own["position"],
                     slices=[tuple(names) for names in columns["slices"][place]],
@@ -79,21 +79,38 @@ class Sentences:
         return found
 
     def gold(self) -> list[Row]:
-        """All rows with a gold mention, without their weak labels."""
+        """All rows with a gold mention, without their weak labels.
+
+        Raises:
+            DataError: If there is none.
+        """
         rows = (_without_weak_labels(row) for row in self.read(range(len(self))))
-        return [row for row in rows if len(row.aliases)]
+        found = [row for row in rows if len(row.aliases)]
+        if not found:
+            raise DataError(f"{self.path} has no gold mention to score, only weak labels")
+        return found
 
-    def mentions(self, name: str) -> np.ndarray:
-        """A column of all mentions, one row after the other; `document` is that of each's row."""
-        table = self._store.with_format("arrow")[:]
-        if name == "document":
-            counts = table["alias"].combine_chunks().value_lengths().to_numpy()
-            return np.repeat(table["document"].to_numpy().astype(np.int64), counts)
-        flat = table[name].combine_chunks().flatten()
-        return np.asarray(flat.to_numpy(zero_copy_only=False)).astype(np.int64)
+    def aliases(self) -> np.ndarray:
+        """int64: the aliases of all mentions."""
+        return self._flat("alias")
+
+    def meanings(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """int64: each entity of each mention, with the mention's document and alias."""
+        counts = self._column("entities").flatten().value_lengths().to_numpy()
+        of_rows = self._column("alias").value_lengths().to_numpy()
+        documents = np.repeat(self._column("document").to_numpy().astype(np.int64), of_rows)
+        entities = self._column("entities").flatten().flatten().to_numpy().astype(np.int64)
+        return entities, np.repeat(documents, counts), np.repeat(self.aliases(), counts)
+
+    def _flat(self, name: str) -> np.ndarray:
+        values = self._column(name).flatten().to_numpy(zero_copy_only=False)
+        return np.asarray(values).astype(np.int64)
+
+    def _column(self, name: str) -> Any:
+        return self._store.with_format("arrow")[:][name].combine_chunks()
 
 
-_ARRAYS = ("input_ids", "start", "end", "alias", "entity", "gold", "position")
+_ARRAYS = ("input_ids", "start", "end", "alias", "gold", "position")
 
 
 def _without_weak_labels(row: Row) -> Row:
@@ -110,10 +127,13 @@ class Data:
 
     Args:
         config: The run.
+
+    Attributes:
+        config: The same.
     """
 
     def __init__(self, config: DisambiguationConfig) -> None:
-        self._config = config
+        self.config = config
         self.tokenizer: PreTrainedTokenizerBase = load_tokenizer(
             config.tokenizer_name or config.model_name
         )
@@ -122,18 +142,18 @@ class Data:
     @cached_property
     def table(self) -> EntityTable:
         """The entities."""
-        return EntityTable.open(Path(str(self._config.data_config.entity_table)))
+        return EntityTable.open(Path(str(self.config.data_config.entity_table)))
 
     @cached_property
     def texts(self) -> EntityTexts:
         """The texts of the entities."""
-        data = self._config.data_config
+        data = self.config.data_config
         return EntityTexts(self.table, self.tokenizer, data.entity_text, data.max_entity_length)
 
     @property
     def prep_dir(self) -> Path:
         """The folder of the encoded sentences."""
-        data = self._config.data_config
+        data = self.config.data_config
         if data.prep_dir is not None:
             return Path(data.prep_dir)
         return Path(str(data.train_file)).parent / "prep"
@@ -141,7 +161,7 @@ class Data:
     @property
     def vectors_dir(self) -> Path:
         """The folder of the vectors of entities."""
-        data = self._config.data_config
+        data = self.config.data_config
         if data.vectors_dir is not None:
             return Path(data.vectors_dir)
         table = Path(str(data.entity_table))
@@ -150,29 +170,31 @@ class Data:
     @property
     def limits(self) -> Limits:
         """What a row may hold."""
-        data = self._config.data_config
-        most = most_tokens(self._config, self.tokenizer)
+        data = self.config.data_config
+        most = most_tokens(self.config, self.tokenizer)
         room = most - Surround(self.tokenizer).count
         return Limits(data.max_mentions, data.max_words, room)
 
-    def split(self, name: str, file: str | None = None) -> Sentences | None:
-        """The sentences of a split; None if there is no file of it.
-
-        Args:
-            name: Of `SPLITS`, or that of another file.
-            file: The other file.
-        """
-        data = self._config.data_config
-        path = file if file is not None else getattr(data, f"{name}_file")
+    def split(self, name: str) -> Sentences | None:
+        """The sentences of a split of `SPLITS`; None if there is no file of it."""
+        path = getattr(self.config.data_config, f"{name}_file")
         if path is None:
             return None
         if name not in self._splits:
-            folder = self.prep_dir / name
-            prep = open_prep(
-                Path(path), self.table, self.tokenizer, folder, self.limits, data.prep_workers
-            )
-            self._splits[name] = Sentences(prep.rows, saved_key(folder))
+            self._splits[name] = self._sentences(Path(path), self.prep_dir / name)
         return self._splits[name]
+
+    def other(self, path: Path) -> Sentences:
+        """The sentences of another file; their store is found by the content of the file."""
+        return self._sentences(path, self.prep_dir / "other", by_content=True)
+
+    def _sentences(self, path: Path, folder: Path, *, by_content: bool = False) -> Sentences:
+        data = self.config.data_config
+        prep = open_prep(
+            path, self.table, self.tokenizer, folder, self.limits, by_content=by_content,
+            workers=data.prep_workers, overwrite=data.overwrite_prep,
+        )  # fmt: skip
+        return Sentences(path, prep)
 
     @cached_property
     def train(self) -> Sentences:
@@ -184,7 +206,7 @@ class Data:
     @cached_property
     def counts(self) -> np.ndarray:
         """int64 [entities]: how many training mentions have each entity."""
-        return training_counts(self.train.mentions("entity"), len(self.table))
+        return training_counts(self.train.meanings()[0], len(self.table))
 
     @cached_property
     def popularity(self) -> np.ndarray:
@@ -194,14 +216,14 @@ class Data:
     @cached_property
     def document_counts(self) -> DocumentCounts | None:
         """How often each document uses an alias for an entity, if the prior leaves it out."""
-        if self._config.log_prior != "leave_one_out":
+        if self.config.log_prior != "leave_one_out":
             return None
-        columns = [self.train.mentions(name) for name in ("document", "alias", "entity")]
-        return DocumentCounts(*columns)
+        entities, documents, aliases = self.train.meanings()
+        return DocumentCounts(documents, aliases, entities)
 
     def candidates(self, sentences: Sentences) -> np.ndarray:
         """int64: the distinct candidates of all mentions of a split, ascending."""
-        aliases = np.unique(sentences.mentions("alias"))
+        aliases = np.unique(sentences.aliases())
         own = aliases[aliases >= 0].tolist()
         lists = [self.table.candidates(alias)[0] for alias in reporting(own)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
@@ -209,45 +231,36 @@ class Data:
     def fill_frozen(self) -> None:
         """Computes the vectors of the training candidates, if their encoder is not trained."""
         if self.frozen is not None:
-            is_masked = self._config.data_config.mask_most_frequent > 0
+            is_masked = self.config.data_config.mask_most_frequent > 0
             self.frozen.fill(self.candidates(self.train), masked=is_masked)
 
     @cached_property
     def frozen(self) -> FrozenVectors | None:
         """The vectors of the entities' encoder, if it is not trained."""
-        return None if self._config.train_entity_encoder else self.vectors_before_training
+        return None if self.config.train_entity_encoder else self.vectors_before_training
 
     @cached_property
     def vectors_before_training(self) -> FrozenVectors:
         """The vectors of the entities' encoder before it is trained."""
         return FrozenVectors(
-            self._config, self.texts, self.tokenizer, len(self.table), self.vectors_dir
+            self.config, self.texts, self.tokenizer, len(self.table), self.vectors_dir
         )
 
     @cached_property
     def neighbors(self) -> Neighbors | None:
         """The hard negatives of each entity of the training data, if they are wanted."""
-        if self._config.hard_negatives == 0:
+        if self.config.hard_negatives == 0:
             return None
         entities = np.flatnonzero(self.counts)
         return Neighbors(
             self.vectors_before_training,
             entities[entities != NIL],
             len(self.table),
-            self._config.hard_negatives,
+            self.config.hard_negatives,
             self.vectors_dir,
         )
 
     @cached_property
     def detector(self) -> Detector:
         """Finds mentions in texts."""
-        return open_detector(self._config.data_config, self.table, self.prep_dir / "forms")
-
-
-def prepare(config: DisambiguationConfig) -> None:
-    """Encodes the sentences of all splits, and what else is computed once for the training."""
-    data = Data(config)
-    for name in SPLITS:
-        data.split(name)
-    data.fill_frozen()
-    data.neighbors  # noqa: B018 - computed when it is first read
+        return open_detector(self.config.data_config, self.table, self.prep_dir / "forms")

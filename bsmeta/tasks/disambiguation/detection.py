@@ -18,14 +18,16 @@ from pathlib import Path
 
 import numpy as np
 from ahocorasick_rs import AhoCorasick, MatchKind
-from filelock import FileLock
 
 from bsmeta.config.disambiguation import DisambiguationDataConfig
+from bsmeta.config.progress import exclusively
 from bsmeta.data.io.lines import progress_bar
 from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.data.table.store import unwritable
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST, ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import EntityTable, Strings
-from bsmeta.tasks.disambiguation.lines import Problems, read_lines
+from bsmeta.tasks.disambiguation.json_lines import Problems
+from bsmeta.tasks.disambiguation.lines import read_lines
 
 _EDGE = "\1"
 """Stands at both ends of every word while matching, so that matches end where words do."""
@@ -147,11 +149,14 @@ def open_detector(config: DisambiguationDataConfig, table: EntityTable, folder: 
         counts = _read_counts(folder) if (folder / MANIFEST).exists() else None
     else:
         key = {"file": file_hash(path), "alias_form": config.alias_form}
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if not _is_current(folder, key, table):
-                found = count_forms(path, table, config.alias_form)
-                _write_counts(folder, {**key, "entities": table.fingerprint}, found)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with exclusively(f"{folder}.lock", "the forms of aliases in the training sentences"):
+                if not _is_current(folder, key, table):
+                    found = count_forms(path, table, config.alias_form)
+                    _write_counts(folder, {**key, "entities": table.fingerprint}, found)
+        except OSError as error:
+            raise unwritable(folder, error) from error
         counts = _read_counts(folder)
     return Detector(table, config.alias_form, counts, config.min_mention_share)
 

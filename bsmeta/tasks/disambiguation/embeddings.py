@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.progress import exclusively, report_progress
+from bsmeta.data.table.store import unwritable
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_of, batches_within, spread
 from bsmeta.tasks.disambiguation.encoders import build_model
@@ -249,9 +250,14 @@ class Neighbors:
         folder.mkdir(parents=True, exist_ok=True)
         with exclusively(f"{file}.lock", "the nearest entities of each entity"):
             if not file.exists():
+                found = _nearest(vectors, entities, total, count)
                 part = file.with_suffix(".part.npy")
-                np.save(part, _nearest(vectors, entities, total, count))
-                os.replace(part, file)
+                try:
+                    np.save(part, found)
+                    os.replace(part, file)
+                except OSError as error:
+                    part.unlink(missing_ok=True)
+                    raise unwritable(file, error) from error
         self._found = np.load(file, mmap_mode="r")
 
     def __call__(self, entities: np.ndarray) -> np.ndarray:

@@ -20,6 +20,13 @@ from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
 NIL = 0
 NIL_ID = "NIL"
 
+_ARRAYS = (
+    *("ids", "titles", "descriptions", "aliases", "type_names", "relation_names"),
+    *("types", "types_ends", "relations", "relations_ends", "relation_objects"),
+    *("candidates", "candidate_scores", "candidates_ends"),
+)
+"""What a table has, beside the ends, hashes and orders of the texts."""
+
 
 class Strings:
     """Strings in two arrays: UTF-8, and where each begins (and the last one ends).
@@ -90,10 +97,12 @@ class EntityTable:
     """
 
     def __init__(self, arrays: ArrayFolder) -> None:
+        for name in _ARRAYS:
+            arrays[name]  # a table without one is refused now, not when it is needed
         self._arrays = arrays
         self.folder = arrays.folder
-        self.max_candidates: int = arrays.facts["max_candidates"]
-        self._versions: list[dict[str, Any]] = arrays.facts["versions"]
+        self.max_candidates: int = arrays.fact("max_candidates")
+        self._versions: list[dict[str, Any]] = arrays.fact("versions")
         self.fingerprint: str = self._versions[-1]["fingerprint"]
         self._ids = Strings(arrays, "ids")
         self._titles = Strings(arrays, "titles")
@@ -114,7 +123,7 @@ class EntityTable:
         return cls(ArrayFolder(folder))
 
     def __reduce__(self) -> tuple[Callable[[Path], EntityTable], tuple[Path]]:
-        return EntityTable.open, (self.folder,)  # another process maps the files, too
+        return _mapped, (self.folder,)  # another process maps the files, too
 
     def __len__(self) -> int:
         """Number of entities, with NIL."""
@@ -204,3 +213,7 @@ class EntityTable:
     def _slice(self, name: str, index: int) -> slice:
         ends = self._arrays[name]
         return slice(int(ends[index - 1]) if index else 0, int(ends[index]))
+
+
+def _mapped(folder: Path) -> EntityTable:
+    return EntityTable(ArrayFolder(folder, verify=False))

@@ -24,7 +24,7 @@ from typing import Any
 from bsmeta.config.errors import DataError
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.entity_sources import Sources
-from bsmeta.tasks.disambiguation.lines import Problems
+from bsmeta.tasks.disambiguation.json_lines import Problems
 from bsmeta.tasks.disambiguation.mappings import MappingFile, locate
 from bsmeta.tasks.disambiguation.profiles import (
     MAX_CANDIDATES,

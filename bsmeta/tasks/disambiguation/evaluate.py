@@ -7,10 +7,12 @@ training data of the run, which must still be there. Another model is scored bes
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bsmeta.config.disambiguation import DisambiguationConfig
@@ -19,12 +21,14 @@ from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.evaluation.checkpoints import Location, locate
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.data import Data, Sentences
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
-from bsmeta.tasks.disambiguation.report import report
-from bsmeta.tasks.disambiguation.results import Scored, results_of
+from bsmeta.tasks.disambiguation.report import mention_records, report
+from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.reports import begin, report_folder, training_run
+
+log = logging.getLogger(__name__)
 
 
 def run(
@@ -40,72 +44,104 @@ def run(
     for location in locations:
         train = training_run(config, location, DisambiguationConfig)
         train.tokenizer_name = location.model
-        own, other = train.data_config, None
         if config.per_device_eval_batch_size is not None:
-            own.per_device_eval_batch_size = config.per_device_eval_batch_size
-        split = "dev" if own.test_file is None else "test"
+            train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
+        data, other = Data(train), None
         if config.validation_file is not None:
-            own.test_file = config.validation_file
             other = Path(config.validation_file).name.partition(".")[0]
-            split = f"other-{other}"
-        model = load_model(Path(location.model)).to(device)
-        folder = report_folder(config, location, other)
-        if score_and_report(train, Data(train), model, split, context, folder) is None:
+            sentences: Sentences | None = data.other(Path(config.validation_file))
+        else:
+            sentences = last_split(data)
+        if sentences is None:
             raise DataError(
                 f"checkpoint={location.name}: its run has neither a dev_file nor a test_file; name "
                 "sentences: validation_file=FILE"
             )
+        model = load_model(Path(location.model)).to(device)
+        folder = report_folder(config, location, other)
+        score_and_report(train, data, model, sentences, context, folder)
+
+
+def last_split(data: Data) -> Sentences | None:
+    """The split of the last evaluation: test, or without one dev."""
+    return data.split("test") or data.split("dev")
 
 
 def score_and_report(
     config: DisambiguationConfig,
     data: Data,
     model: BiEncoder,
-    split: str,
+    sentences: Sentences,
     context: EvaluationContext,
     folder: Path,
-) -> Scored | None:
-    """Scores a split with a trained model and writes the report (rank 0).
+) -> Scored:
+    """Scores sentences with a trained model and writes the report (rank 0).
 
-    Every process calls it and gets the same; None if there is no such split.
+    Every process calls it and gets the same.
 
     Args:
         config: The run.
         data: Its data.
         model: The model.
-        split: `dev` or `test`; anything else names another file, which is then `test_file`.
+        sentences: The sentences.
         context: The processes.
         folder: Where the report goes.
     """
-    file = config.data_config.dev_file if split == "dev" else config.data_config.test_file
-    sentences = data.split(split, file)
-    if sentences is None:
-        return None
-    rows = sentences.gold()
-    if not rows:
-        raise DataError(f"{file} has no gold mention to score")
-    scored = Evaluator(config, data).score(model, rows, data.frozen, context)
+    missing = [name for name in config.eval_slices or [] if name not in
+               {*BUILT_IN, *sentences.slices}]  # fmt: skip
+    if missing and context.rank == 0:
+        log.warning("%s: its lines define no slice %s", sentences.path, ", ".join(missing))
+    scored = Evaluator(config, data).score(model, sentences.gold(), data.frozen, context)
     others = {}
     if config.compare_with is not None:
-        others[label_of(config.compare_with)] = other_model(config, split, context).is_right
+        others[label_of(config.compare_with)] = _other_model(
+            config, data, sentences, scored, context
+        ).is_right
     if context.rank == 0:
         results = results_of(
             scored,
             others,
-            source=Path(str(file)).name,
+            source=sentences.path.name,
             chosen=config.eval_slices,
             resamples=config.bootstrap_resamples,
             seed=config.seed,
         )
-        report(results, folder)
+        report(results, mention_records(scored, data.table, others), folder)
     return scored
 
 
-def other_model(config: DisambiguationConfig, split: str, context: EvaluationContext) -> Scored:
+def _other_model(
+    config: DisambiguationConfig,
+    data: Data,
+    sentences: Sentences,
+    scored: Scored,
+    context: EvaluationContext,
+) -> Scored:
     """Scores the same mentions with the model of `compare_with`, its texts and its encoding.
 
     Raises:
-        ConfigurationError: If it is no model of this task, or disambiguates other entities.
+        DataError: If its tokens are such that its rows cannot hold the same mentions.
+    """
+    location, other_data = compared_data(config)
+    model = load_model(Path(location.model)).to(context.device)
+    rows = other_data.other(sentences.path).gold()
+    evaluator = Evaluator(other_data.config, other_data, data.counts)
+    other = evaluator.score(model, rows, other_data.frozen, context)
+    for name in ("sentences", "positions"):
+        if not np.array_equal(getattr(other.answers, name), getattr(scored.answers, name)):
+            raise DataError(
+                f"compare_with={config.compare_with}: the rows of its model do not hold the same "
+                f"mentions of {sentences.path}; raise data_config.max_words, or leave out the "
+                "mentions that prep reports"
+            )
+    return other
+
+
+def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
+    """The model of `compare_with`, and the entities of this run as that model reads them.
+
+    Raises:
+        ConfigurationError: If it is no model of this task.
     """
     location = locate(str(config.compare_with))
     where = f"compare_with={config.compare_with}"
@@ -115,17 +151,11 @@ def other_model(config: DisambiguationConfig, split: str, context: EvaluationCon
     assert isinstance(other, DisambiguationConfig)
     own = config.data_config
     other.data_config = replace(
-        other.data_config, train_file=own.train_file, dev_file=own.dev_file,
-        test_file=own.test_file, entity_table=own.entity_table, prep_dir=own.prep_dir,
-        max_mentions=own.max_mentions, max_words=own.max_words,
+        other.data_config, train_file=own.train_file, entity_table=own.entity_table,
+        prep_dir=own.prep_dir, max_mentions=own.max_mentions, max_words=own.max_words,
     )  # fmt: skip
     other.tokenizer_name = location.model
-    data = Data(other)
-    model = load_model(Path(location.model)).to(context.device)
-    file = own.dev_file if split == "dev" else own.test_file
-    sentences = data.split(split, file)
-    assert sentences is not None  # this run has it
-    return Evaluator(other, data).score(model, sentences.gold(), data.frozen, context)
+    return location, Data(other)
 
 
 def label_of(folder: str) -> str:

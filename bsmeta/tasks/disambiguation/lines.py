@@ -1,141 +1,36 @@
-"""The lines of JSON files, and training lines of both generations: sentences with their mentions.
+"""Training lines of both generations: sentences with their mentions.
 
-The problems of a file are reported together. The first generation counts the words of a mention
-(`spans`), the second its characters (`char_spans`); both become characters.
+The first generation counts the words of a mention (`spans`), the second its characters
+(`char_spans`); both become characters.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 
+from bsmeta.config.checks.problems import nearest
 from bsmeta.config.errors import DataError
-from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import LineReader
-
-Form = TypeVar("Form")
-
-LISTED = 20
-"""Problems that an error lists."""
-
-_LINES = 1000
-
-
-class Problems:
-    """The problems of a file; reading ends when enough of them are known.
-
-    Args:
-        path: The file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._found: list[str] = []
-
-    def add(self, line: int | None, reason: str) -> None:
-        """Adds a problem of a line, numbered from 1; None in a file without lines.
-
-        Raises:
-            DataError: If it is the last one to be listed.
-        """
-        self._found.append(reason if line is None else f"line {line:,}: {reason}")
-        if len(self._found) == LISTED:
-            self._raise("the first ")
-
-    def close(self) -> None:
-        """Ends the file.
-
-        Raises:
-            DataError: If there are problems.
-        """
-        if self._found:
-            self._raise("")
-
-    def _raise(self, extent: str) -> None:
-        count = len(self._found)
-        named = "1 problem" if count == 1 else f"{extent}{count} problems"
-        listed = "\n  ".join(self._found)
-        raise DataError(f"{self._path}: {named}; correct the file\n  {listed}")
-
-
-class JsonLines(Generic[Form]):
-    """The lines of a `.jsonl(.gz|.zst)` file, decoded as a type; empty lines are skipped.
-
-    Args:
-        path: The file.
-        form: The type of a line.
-        problems: Collects lines that are not of this type, which are left out.
-        advance: Called now and then with the bytes of the file that have been read.
-    """
-
-    def __init__(
-        self,
-        path: Path,
-        form: type[Form],
-        problems: Problems,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        self._path = path
-        self._decoder = msgspec.json.Decoder(form)
-        self._problems = problems
-        self._advance = advance
-
-    def __iter__(self) -> Iterator[tuple[int, Form]]:
-        """Yields the number of each line, from 1, and its content.
-
-        Raises:
-            DataError: If the file cannot be read to its end.
-        """
-        with open_lines(self._path) as reader:
-            while not reader.ended:
-                yield from self.part(reader, reader.line, _LINES)
-                self._advance(reader.bytes_read)
-
-    def part(self, reader: LineReader, first: int, count: int) -> Iterator[tuple[int, Form]]:
-        """Yields up to `count` lines from line `first` (from 0) of an opened file; see above."""
-        for number, line in enumerate(reader.read(first, count), first + 1):
-            try:
-                decoded = self._decoder.decode(line)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                if bytes(line).strip():
-                    self._problems.add(number, str(error))
-                continue
-            yield number, decoded
-        if reader.damage:
-            raise DataError(f"{self._path}: damaged after line {reader.line:,}: {reader.damage}")
-
-
-@contextmanager
-def open_lines(path: Path, indexes: IndexCache | None = None) -> Iterator[LineReader]:
-    """A reader of the lines of a file, closed in the end.
-
-    Raises:
-        DataError: If the file cannot be opened.
-    """
-    try:
-        reader = LineReader(str(path), indexes)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        yield reader
-    finally:
-        reader.close()
-
+from bsmeta.tasks.disambiguation.json_lines import LINES, JsonLines, Problems, open_lines
 
 ALL_MENTIONS = "final_loss"
 """The slice of every gold mention; lines must not define it. Its metrics have no prefix."""
-
 MEMBER = 0.5
 """A mention is in a slice if its value there is greater."""
 
 _WORD = re.compile(r"\S+")
+_INT64 = 1 << 63
+_UNUSED = ("doc_sent_idx", "parent_title", "sources")
+"""Fields of Bootleg's own lines that mean nothing to the training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +42,7 @@ class Mention:
         start: Its first character in the sentence.
         end: The character after its last one.
         alias: The look-up key of its candidates, which may differ from the text.
-        entity: The id of the entity that it means.
+        entities: The ids of the entities that it means: one, or several that are all right.
         is_gold: False for a weak label, which is trained on but not scored.
         slices: The line's own slices that it is in; a weak label is in none.
     """
@@ -156,7 +51,7 @@ class Mention:
     start: int
     end: int
     alias: str
-    entity: str
+    entities: tuple[str, ...]
     is_gold: bool
     slices: tuple[str, ...]
 
@@ -169,7 +64,8 @@ class Line:
         number: The number of the line in its file, from 1.
         sentence: The unique number of the sentence.
         text: The sentence.
-        document: The document that it is from; the sentence's number if the line names none.
+        document: The document that it is from: `document`, or in Bootleg's lines `parent_qid`; the
+            sentence's number if the line names none.
         mentions: The mentions, in the order of the line.
     """
 
@@ -182,14 +78,66 @@ class Line:
 
 class _Raw(msgspec.Struct):
     sentence: str
-    sent_idx_unq: int
+    sent_idx_unq: Annotated[int, msgspec.Meta(ge=-_INT64, le=_INT64 - 1)]
     aliases: list[str]
-    qids: list[str]
+    qids: list[str | list[str]]
     gold: list[bool]
     spans: list[tuple[int, int]] | None = None
     char_spans: list[tuple[int, int]] | None = None
     slices: dict[str, dict[str, float]] | None = None
     document: str | int | None = None
+    parent_qid: str | int | None = None
+
+
+FIELDS = _Raw.__struct_fields__
+"""The fields of a line."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What a first pass over a file has found.
+
+    Attributes:
+        lines: The number of its lines.
+        slices: The names of the slices that lines define, sorted.
+        unused: The fields that are not used, each with the number of lines that have it.
+    """
+
+    lines: int
+    slices: list[str]
+    unused: dict[str, int]
+
+
+def scan_lines(path: Path, advance: Callable[[int], None] = lambda _: None) -> Scan:
+    """Reads the names of all fields and slices; lines that are invalid are left to `read_lines`.
+
+    Raises:
+        DataError: If the file cannot be read, or a field is most likely a misspelled one.
+    """
+    decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    unused: Counter[str] = Counter()
+    slices: set[str] = set()
+    first: dict[str, int] = {}
+    with open_lines(path) as reader:
+        while not reader.ended:
+            start = reader.line + 1
+            for number, line in enumerate(reader.read(reader.line, LINES), start):
+                with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                    fields = decoder.decode(line)
+                    for name in fields.keys() - {*FIELDS}:
+                        unused[name] += 1
+                        first.setdefault(name, number)
+                    slices |= decoder.decode(fields.get("slices", b"{}")).keys()
+            advance(reader.bytes_read)
+        if reader.damage:
+            raise DataError(f"{path}: damaged after line {reader.line:,}: {reader.damage}")
+        count = reader.line
+    problems = Problems(path)
+    for name in unused.keys() - {*_UNUSED}:
+        if similar := nearest(name, FIELDS):
+            problems.add(first[name], f"there is no field {name!r}{similar}")
+    problems.close()
+    return Scan(count, sorted(slices), dict(unused.most_common()))
 
 
 def read_lines(
@@ -250,6 +198,11 @@ def _problems(raw: _Raw) -> Iterator[str]:
                 f"{name}[{position}] is [{start}, {end}]; the sentence has {length} {unit}, and a "
                 "mention has one or more"
             )
+        elif unit == "characters" and raw.sentence[start:end].isspace():
+            yield f"{name}[{position}] is [{start}, {end}], which is only white space"
+    for position, own in enumerate(raw.qids):
+        if not own:
+            yield f"qids[{position}] is empty; expected an id, or a list of those that are right"
     yield from _slice_problems(raw.slices or {}, len(raw.aliases))
 
 
@@ -275,15 +228,16 @@ def _line(number: int, raw: _Raw) -> Line:
             start=start,
             end=end,
             alias=alias,
-            entity=entity,
+            entities=(own,) if isinstance(own, str) else tuple(dict.fromkeys(own)),
             is_gold=is_gold,
             slices=_slices_of(position, slices) if is_gold and slices else (),
         )
-        for position, ((start, end), alias, entity, is_gold) in enumerate(
+        for position, ((start, end), alias, own, is_gold) in enumerate(
             zip(spans, raw.aliases, raw.qids, raw.gold, strict=True)
         )
     )
-    document = raw.sent_idx_unq if raw.document is None else raw.document
+    document = raw.document if raw.document is not None else raw.parent_qid
+    document = raw.sent_idx_unq if document is None else document
     return Line(number, raw.sent_idx_unq, raw.sentence, str(document), mentions)
 
 

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from bsmeta.config.errors import DataError
-from bsmeta.tasks.disambiguation.lines import Problems
+from bsmeta.tasks.disambiguation.json_lines import Problems
 
 RECORDS, VOCABULARY, NUMBERS = "record_trie.marisa", "vocabulary_trie.marisa", "itoexti.npy"
 NONE = -1

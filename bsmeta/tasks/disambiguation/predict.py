@@ -124,21 +124,17 @@ class Predictor:
 
     def _answers(self, rows: Sequence[Row]) -> Iterator[dict[str, Any] | None]:
         """The entity of each mention; None for NIL and low scores."""
-        ranked = self._scorer(rows)
-        shares = np.exp(ranked.log_probabilities())
-        best = shares.argmax(1)
+        entities, shares = self._scorer(rows).answers()
         table = self._data.table
         aliases = np.concatenate([row.aliases for row in rows])
-        for mention, (place, share) in enumerate(zip(best, shares.max(1), strict=True)):
-            own = ranked.candidates.entities[mention]
-            entity = int(own[place]) if place < len(own) else NIL
+        for alias, entity, share in zip(aliases, entities, shares, strict=True):
             if entity <= NIL or share < self._config.min_score:
                 yield None
                 continue
             yield {
-                "alias": table.alias(int(aliases[mention])),
-                "entity": table.entity_id(entity),
-                "title": table.title(entity),
+                "alias": table.alias(int(alias)),
+                "entity": table.entity_id(int(entity)),
+                "title": table.title(int(entity)),
                 "score": round(float(share), 4),
             }
 
@@ -157,7 +153,7 @@ class Predictor:
             for chunk in chunks:
                 mentions = np.array(chunk.mentions)
                 in_tokens = overlapping(places[mentions], tokens) - chunk.start
-                none = np.zeros(len(mentions), np.int64)
+                count = len(mentions)
                 rows.append(
                     Row(
                         number=len(rows),
@@ -167,8 +163,8 @@ class Predictor:
                         starts=in_tokens[:, 0],
                         ends=in_tokens[:, 1],
                         aliases=np.array([own[place].alias for place in chunk.mentions]),
-                        entities=none,
-                        is_gold=none.astype(bool),
+                        entities=np.full((count, 1), NIL),
+                        is_gold=np.zeros(count, bool),
                         positions=mentions,
                         slices=[()] * len(mentions),
                     )

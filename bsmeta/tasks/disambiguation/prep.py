@@ -4,8 +4,9 @@
 
 A row has plain tokens, without special ones: `sentence` (its `sent_idx_unq`), `line` (in the file),
 `document` (a number derived from its name), `input_ids`, and for each of its mentions `start` and
-`end` (tokens of the row), `alias` and `entity` (numbers in the table), `gold` (false: a weak
-label), `position` (among the mentions of the line) and `slices` (names).
+`end` (tokens of the row), `alias` (its number in the table), `entities` (those of the entities
+that it means), `gold` (false: a weak label), `position` (among the mentions of the line) and
+`slices` (names).
 
 Lines are encoded in groups. Those that an interrupted build has completed are kept.
 """
@@ -28,33 +29,34 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import SMALLEST, IndexCache
-from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.lines import LineReader, progress_bar
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.chunks import Chunk, Limits, divide, overlapping
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.lines import Line, Problems, open_lines, read_part, word_spans
+from bsmeta.tasks.disambiguation.json_lines import Problems
+from bsmeta.tasks.disambiguation.lines import Line, Scan, read_part, scan_lines, word_spans
+from bsmeta.training.signals import plain_children
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 log = logging.getLogger(__name__)
 
-FORMAT = 1
+FORMAT = 2
 _ENTITIES = "data_config.entity_table"
 PART = 500
 """Lines that are encoded at a time."""
 GROUP = 40
 """Parts of each process that are completed together: an interrupted build loses a group."""
-_OF_ROWS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint16"}
+_OF_ROWS = {"sentence": "int64", "line": "uint32", "document": "int64", "lost": "uint32"}
 _OF_MENTIONS = {
     "start": "uint16",
     "end": "uint16",
     "alias": "int32",
-    "entity": "int32",
     "gold": "bool",
-    "position": "uint16",
+    "position": "uint32",
 }
 _NAMED = 5  # lines with lost mentions that a warning names
 
@@ -65,12 +67,14 @@ class Prep:
 
     Attributes:
         rows: The rows; see the module.
-        facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold) and
-            `bytes_per_mention`.
+        facts: `sentences`, `rows`, `mentions`, `lost` (mentions that no row can hold),
+            `bytes_per_mention`, and `slices` (the names of those that lines define).
+        key: What the store was built from.
     """
 
     rows: Dataset
     facts: dict[str, Any]
+    key: dict[str, Any]
 
     def __str__(self) -> str:
         return (
@@ -85,7 +89,10 @@ def open_prep(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     limits: Limits,
+    *,
+    by_content: bool = False,
     workers: int = 1,
+    overwrite: bool = False,
 ) -> Prep:
     """The encoded sentences of a file, which are built first if there are none.
 
@@ -97,33 +104,48 @@ def open_prep(
         tokenizer: A fast tokenizer.
         folder: Where the store is, or will be.
         limits: What a row may hold.
+        by_content: Append a hash of the file's content and the settings to the name of the folder,
+            for files of any name: such a store is never stale.
         workers: Processes that encode.
+        overwrite: Build a store again that was built from another file or with other settings.
 
     Raises:
         ConfigurationError: If the store was built from another file or with other settings.
-        DataError: If lines are invalid, or the store is damaged.
+        DataError: If lines are invalid, or the store is damaged or cannot be written.
     """
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; expected lines of sentences")
     encoder = Encoder(path, table, tokenizer, limits)
-    entities = saved_key(folder).get(_ENTITIES, "")
     key = {
         "format": FORMAT,
         "file": file_hash(path),
         "tokenizer": tokenizer_fingerprint(tokenizer),
-        _ENTITIES: entities if table.entities_of(entities) is not None else table.fingerprint,
+        _ENTITIES: table.fingerprint,
         "data_config.max_mentions": limits.mentions,
         "data_config.max_words": limits.words,
         "max_tokens": limits.tokens,
     }
+    if by_content:
+        folder = folder.with_name(f"{folder.name}-{_digest(key)}")
+    entities = saved_key(folder).get(_ENTITIES, "")
+    if table.entities_of(entities) is not None:
+        key[_ENTITIES] = entities
     work = folder.with_name(f"{folder.name}.work")
-    rows = open_store(folder, key, lambda: _build(encoder, work, key, workers))
+    with plain_children():  # those of `Dataset.map`
+        rows = open_store(
+            folder, key, lambda: _build(encoder, work, key, workers), overwrite=overwrite,
+            remedy="build it again with data_config.overwrite_prep=true",
+        )  # fmt: skip
     shutil.rmtree(work, ignore_errors=True)
     facts = json.loads(rows.info.description)
     size = sum(file.stat().st_size for file in folder.glob("*.arrow"))
-    prep = Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]})
+    prep = Prep(rows, {**facts, "bytes_per_mention": size / facts["mentions"]}, saved_key(folder))
     log.info("%s: %s", path, prep)
     return prep
+
+
+def _digest(key: dict[str, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(json.dumps(key).encode())
 
 
 def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> Dataset:
@@ -140,12 +162,18 @@ def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> D
             **{name: Value(dtype) for name, dtype in _OF_ROWS.items()},
             "input_ids": List(Value(ids)),
             **{name: List(Value(dtype)) for name, dtype in _OF_MENTIONS.items()},
+            "entities": List(List(Value("int32"))),
             "slices": List(List(Value("string"))),
         }
     )
-    digest = xxhash.xxh3_64_hexdigest(json.dumps(key).encode())
+    digest = _digest(key)
     encoder.index_folder = _index(encoder.path, work / "index")
-    firsts = range(0, _count_lines(encoder.path), PART)
+    with progress_bar(encoder.path, f"reading {encoder.path.name}") as advance:
+        scan = scan_lines(encoder.path, advance)
+    if scan.unused:
+        listed = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())
+        log.warning("%s: fields that are not used: %s", encoder.path, listed)
+    firsts = range(0, scan.lines, PART)
     groups = []
     work.mkdir(parents=True, exist_ok=True)
     for start in range(0, len(firsts), GROUP * workers):
@@ -167,16 +195,7 @@ def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> D
         groups.append(rows)
     if not groups:
         raise DataError(f"{encoder.path} is empty; expected lines of sentences")
-    return _finished(concatenate_datasets(groups), encoder.path)
-
-
-def _count_lines(path: Path) -> int:
-    with open_lines(path) as reader:
-        while not reader.ended:
-            reader.read(reader.line, PART)
-        if reader.damage:
-            raise DataError(f"{path}: damaged after line {reader.line:,}: {reader.damage}")
-        return reader.line
+    return _finished(concatenate_datasets(groups), encoder.path, scan)
 
 
 def _index(path: Path, folder: Path) -> Path | None:
@@ -190,9 +209,9 @@ def _index(path: Path, folder: Path) -> Path | None:
     return folder
 
 
-def _finished(rows: Dataset, path: Path) -> Dataset:
+def _finished(rows: Dataset, path: Path, scan: Scan) -> Dataset:
     """The rows without those that have no mention, and with facts about them."""
-    counts = pc.list_value_length(rows.data.column("entity")).to_numpy()
+    counts = pc.list_value_length(rows.data.column("alias")).to_numpy()
     if not counts.sum():
         raise DataError(f"{path} has no mention of an entity that can be used")
     lines, lost = (rows.data.column(name).to_numpy() for name in ("line", "lost"))
@@ -211,6 +230,7 @@ def _finished(rows: Dataset, path: Path) -> Dataset:
         "rows": int((counts > 0).sum()),
         "mentions": int(counts.sum()),
         "lost": int(lost.sum()),
+        "slices": scan.slices,
     }
     if not counts.all():
         rows = rows.select(np.flatnonzero(counts))
@@ -266,7 +286,7 @@ class Encoder:
             indexes = IndexCache(Cache(str(folder))) if folder else None
             self._reader = LineReader(str(self.path), indexes)
         rows = [row for first in parts["first"] for row in self._part(self._reader, first)]
-        names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "slices"]
+        names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "entities", "slices"]
         return {name: [row[name] for row in rows] for name in names}
 
     def _part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
@@ -278,21 +298,22 @@ class Encoder:
         for line, found, (ids, tokens) in zip(lines, entities, encoded, strict=True):
             yield from self._rows(line, found, ids, tokens)
 
-    def _entities(self, line: Line, problems: Problems) -> tuple[list[int], list[int]]:
-        """The numbers of the aliases and of the entities of a line."""
+    def _entities(self, line: Line, problems: Problems) -> tuple[list[int], list[list[int]]]:
+        """The numbers of the aliases and of the entities of a line's mentions."""
         aliases = [self._table.alias_index(mention.alias) for mention in line.mentions]
-        entities = [self._table.find(mention.entity) for mention in line.mentions]
-        for mention, alias, entity in zip(line.mentions, aliases, entities, strict=True):
+        entities = [[*map(self._table.find, mention.entities)] for mention in line.mentions]
+        for mention, alias, found in zip(line.mentions, aliases, entities, strict=True):
             if alias < 0:
                 problems.add(line.number, f"no entity has the alias {mention.alias!r}")
-            if entity < 0:
-                problems.add(line.number, f"there is no entity {mention.entity!r}")
+            for name, entity in zip(mention.entities, found, strict=True):
+                if entity < 0:
+                    problems.add(line.number, f"there is no entity {name!r}")
         return aliases, entities
 
     def _rows(
         self,
         line: Line,
-        found: tuple[list[int], list[int]],
+        found: tuple[list[int], list[list[int]]],
         ids: list[int],
         tokens: np.ndarray,
     ) -> Iterator[dict[str, Any]]:
@@ -315,7 +336,7 @@ class Encoder:
                 "start": (in_tokens[chunk.mentions, 0] - chunk.start).tolist(),
                 "end": (in_tokens[chunk.mentions, 1] - chunk.start).tolist(),
                 "alias": [found[0][number] for number in chunk.mentions],
-                "entity": [found[1][number] for number in chunk.mentions],
+                "entities": [found[1][number] for number in chunk.mentions],
                 "gold": [mention.is_gold for mention in own],
                 "position": [mention.position for mention in own],
                 "slices": [list(mention.slices) for mention in own],

@@ -22,9 +22,10 @@ from filelock import FileLock
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.data.io.lines import progress_bar
+from bsmeta.data.table.store import unwritable
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
-from bsmeta.tasks.disambiguation.lines import JsonLines, Problems
+from bsmeta.tasks.disambiguation.json_lines import JsonLines, Problems
 
 log = logging.getLogger(__name__)
 
@@ -75,21 +76,25 @@ def write_table(
     lines: Iterable[tuple[int, Profile]], problems: Problems, folder: Path, *, max_candidates: int
 ) -> EntityTable:
     """Writes a table of numbered profiles; see `build_entities`."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if folder.exists():
-            raise ConfigurationError(
-                f"{folder} exists; name another folder, delete it to build it again, or add "
-                "entities to it"
-            )
-        columns = _Columns()
-        columns.add(0, Profile(NIL_ID, [], ""), problems)
-        columns.add_all(lines, problems)
-        part = folder.with_name(f"{folder.name}.part")
+    part = folder.with_name(f"{folder.name}.part")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{folder}.lock"):
+            if folder.exists():
+                raise ConfigurationError(
+                    f"{folder} exists; name another folder, delete it to build it again, or add "
+                    "entities to it"
+                )
+            columns = _Columns()
+            columns.add(0, Profile(NIL_ID, [], ""), problems)
+            columns.add_all(lines, problems)
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir()
+            _write(columns, part, None, max_candidates)
+            part.rename(folder)
+    except OSError as error:
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        _write(columns, part, None, max_candidates)
-        part.rename(folder)
+        raise unwritable(folder, error) from error
     return EntityTable.open(folder)
 
 
@@ -106,12 +111,15 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
         DataError: With the problems of the file, or if there is no table.
     """
     problems = Problems(profiles)
-    with FileLock(f"{folder}.lock"):
-        before = ArrayFolder(folder)
-        table = EntityTable(before)
-        columns = _Columns(table)
-        columns.add_all(JsonLines(profiles, Profile, problems), problems)
-        _write(columns, folder, before, table.max_candidates)
+    before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
+    try:
+        with FileLock(f"{folder}.lock"):
+            arrays = ArrayFolder(folder)
+            columns = _Columns(EntityTable(arrays))
+            columns.add_all(JsonLines(profiles, Profile, problems), problems)
+            _write(columns, folder, arrays, before.max_candidates)
+    except OSError as error:  # what was appended is after the end of the arrays
+        raise unwritable(folder, error) from error
     return EntityTable.open(folder)
 
 

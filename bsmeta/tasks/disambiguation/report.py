@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from bsmeta.evaluation.statistics import rough_intervals
 from bsmeta.evaluation.tables import Table
-from bsmeta.tasks.disambiguation.results import MODEL, POPULAR, Results, Share, SliceResult
+from bsmeta.tasks.disambiguation.entities import EntityTable
+from bsmeta.tasks.disambiguation.results import (
+    MODEL,
+    POPULAR,
+    Results,
+    Scored,
+    Share,
+    SliceResult,
+)
 from bsmeta.tasks.reports import print_report, write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT = "accuracy_by_count"
+MENTIONS = "mentions.jsonl"
 
 
-def report(results: Results, folder: Path) -> None:
-    """Writes the report to a folder, and prints it."""
+def report(results: Results, mentions: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Writes the report and the mentions to a folder, and prints it."""
     title = f"Disambiguation of {results.source}"
     tables, sentences = tables_of(results), summary(results)
     figures = {PLOT: count_plot(results)}
     files = write_report(title, results.as_dict(), sentences, tables, figures, folder)
-    print_report(tables[:1], sentences, files)
+    with open(folder / MENTIONS, "wb") as file:
+        file.writelines(msgspec.json.encode(mention) + b"\n" for mention in mentions)
+    print_report(tables[:1], sentences, [*files, folder / MENTIONS])
+
+
+def mention_records(
+    scored: Scored, table: EntityTable, others: Mapping[str, np.ndarray]
+) -> Iterator[dict[str, Any]]:
+    """Yields each mention with what the model answers, and whether it and others are right.
+
+    Args:
+        scored: The mentions.
+        table: The entities.
+        others: Whether other systems are right, bool [mentions], by their names.
+    """
+    answers = scored.answers
+    is_right = {MODEL: scored.is_right, POPULAR: scored.popular_is_right, **others}
+    for number, (alias, entity) in enumerate(zip(answers.aliases, answers.entities, strict=True)):
+        popular = table.candidates(int(alias))[0][:1].tolist()
+        yield {
+            "sent_idx_unq": int(answers.sentences[number]),
+            "mention": int(answers.positions[number]),
+            "alias": table.alias(int(alias)),
+            "gold": [table.entity_id(one) for one in answers.gold[number].tolist() if one >= 0],
+            "answer": None if entity < 0 else table.entity_id(int(entity)),
+            "score": None if entity < 0 else round(float(answers.shares[number]), 4),
+            "gold_rank": int(scored.rank[number]),
+            "most_popular": table.entity_id(popular[0]) if popular else None,
+            "training_count": int(scored.counts[number]),
+            "right": {name: bool(right[number]) for name, right in is_right.items()},
+        }
 
 
 def summary(results: Results) -> list[str]:

@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.evaluation.statistics import Interval, bootstrap
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 
@@ -30,8 +28,29 @@ TOP = 5
 
 
 @dataclass(frozen=True)
+class Answers:
+    """The mentions, and the best candidate of each.
+
+    Attributes:
+        sentences, positions: int64 [mentions]: the numbers of the sentence, and of the mention in
+            its line.
+        aliases: int64 [mentions].
+        gold: int64 [mentions, most of one]: the gold entities; -1 for no more.
+        entities: int64 [mentions]: the best candidate; -1 if there is none, 0 for NIL.
+        shares: float64 [mentions]: its probability among the candidates.
+    """
+
+    sentences: np.ndarray
+    positions: np.ndarray
+    aliases: np.ndarray
+    gold: np.ndarray
+    entities: np.ndarray
+    shares: np.ndarray
+
+
+@dataclass(frozen=True)
 class Scored:
-    """The gold mentions of a split, scored.
+    """The gold mentions of a split, scored. Of several gold entities, the best one counts.
 
     Attributes:
         rank: int64 [mentions]: how many candidates score higher than the gold entity; -1 if the
@@ -39,11 +58,13 @@ class Scored:
         place: int64 [mentions]: the gold entity's place among the candidates by popularity; -1 if
             it is none of them.
         candidates: int64 [mentions]: the number of candidates.
-        counts: int64 [mentions]: how often the training data has the gold entity.
+        counts: int64 [mentions]: how often the training data has the gold entity; of several, the
+            most frequent one.
         documents: int64 [mentions].
-        own: The slices that the lines define: bool [mentions] by name.
-        loss: float64 [mentions]: minus the log-probability of the gold entity among the mention's
-            own candidates; NaN if it is none of them.
+        own: The slices that the lines define: bool [mentions] by name (`own_slices`).
+        loss: float64 [mentions]: minus the log-probability of the gold entities among the mention's
+            own candidates; NaN if there is none of them.
+        answers: What the model has answered.
     """
 
     rank: np.ndarray
@@ -53,6 +74,7 @@ class Scored:
     documents: np.ndarray
     own: Mapping[str, np.ndarray]
     loss: np.ndarray
+    answers: Answers
 
     @property
     def is_right(self) -> np.ndarray:
@@ -99,8 +121,23 @@ def built_in_slices(
 
 
 BUILT_IN = (*built_in_slices(*np.zeros((3, 0), np.int64)),)
+OF_LINES = "_of_lines"
+"""Ends the name of a slice that lines define although it is built in."""
+QUALITIES = ("accuracy", "top5", "popular_accuracy")
 REPEATED = tuple(name for name in BUILT_IN if re.fullmatch(r"unif_[^_]+", name))
 """Slices with the mentions of other ones, reported only if they are named."""
+
+
+def name_of_own(name: str) -> str:
+    """What a slice of the lines is called, which does not replace a built-in one."""
+    return f"{name}{OF_LINES}" if name in BUILT_IN else name
+
+
+def is_reported(name: str, chosen: Collection[str] | None) -> bool:
+    """Whether evaluations report a slice: of those that are chosen, or of all (None)."""
+    if chosen is None:
+        return name not in REPEATED
+    return name == ALL_MENTIONS or name in chosen or name.removesuffix(OF_LINES) in chosen
 
 
 def slices_of(scored: Scored, chosen: Collection[str] | None = None) -> dict[str, np.ndarray]:
@@ -108,21 +145,10 @@ def slices_of(scored: Scored, chosen: Collection[str] | None = None) -> dict[str
 
     Args:
         scored: The mentions.
-        chosen: The slices that are wanted; None: all.
-
-    Raises:
-        ConfigurationError: If a wanted slice does not exist.
+        chosen: The slices that are wanted, if they exist; None: all.
     """
     found = built_in_slices(scored.counts, scored.candidates, scored.place) | dict(scored.own)
-    if chosen is None:
-        return {name: members for name, members in found.items() if name not in REPEATED}
-    for name in chosen:
-        if name not in found:
-            raise ConfigurationError(
-                f"eval_slices: there is no slice {name!r}{nearest(name, [*found])}; expected some "
-                f"of {', '.join(found)}"
-            )
-    return {name: members for name, members in found.items() if name in {ALL_MENTIONS, *chosen}}
+    return {name: members for name, members in found.items() if is_reported(name, chosen)}
 
 
 def metrics_of(scored: Scored, members: np.ndarray) -> dict[str, float]:
@@ -143,11 +169,10 @@ def metrics_of(scored: Scored, members: np.ndarray) -> dict[str, float]:
 
 def _shares(scored: Scored, members: np.ndarray) -> dict[str, float]:
     rank = scored.rank[members]
+    shares = (rank == 0, (rank >= 0) & (rank < TOP), scored.popular_is_right[members])
     return {
         "mentions": float(members.sum()),
-        "accuracy": _mean(rank == 0),
-        "top5": _mean((rank >= 0) & (rank < TOP)),
-        "popular_accuracy": _mean(scored.popular_is_right[members]),
+        **{name: _mean(values) for name, values in zip(QUALITIES, shares, strict=True)},
     }
 
 
@@ -162,7 +187,7 @@ def own_slices(names: Sequence[Sequence[str]]) -> dict[str, np.ndarray]:
         names: The slices of each mention.
     """
     return {
-        name: np.array([name in own for own in names])
+        name_of_own(name): np.array([name in own for own in names])
         for name in sorted({name for own in names for name in own})
     }
 

@@ -20,9 +20,9 @@ from bsmeta.tasks.disambiguation.embeddings import (
     FrozenVectors,
     split_embeddings,
 )
-from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.results import Scored, own_slices
-from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row
+from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
+from bsmeta.tasks.disambiguation.results import Answers, Scored, own_slices
+from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row, entities_of
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,38 @@ class Ranked:
     candidates: Candidates
     scores: np.ndarray
 
-    def gold_ranks(self, has_nil: bool) -> np.ndarray:
-        """int64: how many candidates score higher than the gold entity (or come before it).
+    def is_right(self) -> np.ndarray:
+        """bool [mentions, K (+1)]: the right answers; NIL if no gold entity is a candidate."""
+        is_gold = self.candidates.is_gold
+        if self.scores.shape[1] > is_gold.shape[1]:
+            return np.concatenate([is_gold, ~is_gold.any(1, keepdims=True)], axis=1)
+        return is_gold
 
-        -1 if the gold entity is no candidate; with NIL, that is then the right answer.
+    def gold_ranks(self) -> np.ndarray:
+        """int64: how many candidates score higher than the best right one (or come before it).
+
+        -1 if there is no right one.
         """
-        gold = self.candidates.gold.copy()
-        if has_nil:
-            gold[gold < 0] = self.scores.shape[1] - 1
-        own = self.scores[np.arange(len(gold)), gold][:, None]
-        is_before = np.arange(self.scores.shape[1])[None, :] < gold[:, None]
+        is_right = self.is_right()
+        best = np.where(is_right, self.scores, -np.inf).argmax(1)
+        own = self.scores[np.arange(len(best)), best][:, None]
+        is_before = np.arange(self.scores.shape[1])[None, :] < best[:, None]
         higher = (self.scores > own) | ((self.scores == own) & is_before)
-        return np.where(gold >= 0, higher.sum(1), -1)
+        return np.where(is_right.any(1), higher.sum(1), -1)
+
+    def losses(self) -> np.ndarray:
+        """float64: minus the log-probability of the right answers; NaN if there is none."""
+        is_right = self.is_right()
+        right = np.where(is_right, self.log_probabilities(), -np.inf)
+        return np.where(is_right.any(1), -np.logaddexp.reduce(right, axis=1), np.nan)
+
+    def answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best candidate of each mention, int64 (-1: none, 0: NIL), and its probability."""
+        shares = np.exp(self.log_probabilities())
+        best, rows = shares.argmax(1), np.arange(len(shares))
+        own = self.candidates.entities
+        own = np.concatenate([own, np.full((len(own), 1), NIL)], axis=1)
+        return own[rows, best], shares[rows, best]
 
     def log_probabilities(self) -> np.ndarray:
         """float64 [mentions, K (+1)], over each mention's own candidates."""
@@ -124,12 +144,12 @@ class Scorer:
         return Ranked(candidates, chosen)
 
 
-def ranks_of(
+def rank_mentions(
     scorer: Scorer, rows: Sequence[Row], batch_size: int, context: EvaluationContext
-) -> tuple[np.ndarray, np.ndarray]:
-    """The ranks of the gold entities and their losses, of all mentions of the rows in order.
+) -> list[np.ndarray]:
+    """Ranks of the gold entities, losses, best candidates and their probabilities.
 
-    Every process calls it and gets the same.
+    Every process calls it and gets the same: those of all mentions of the rows, in order.
 
     Args:
         scorer: Runs the model.
@@ -138,23 +158,15 @@ def ranks_of(
         context: The processes.
     """
 
-    def run(batch: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    def run(batch: np.ndarray) -> list[tuple[np.ndarray, ...]]:
         chosen = [rows[number] for number in batch]
         ranked = scorer(chosen)
         cuts = np.cumsum([len(row.aliases) for row in chosen])[:-1]
-        ranks, losses = ranked.gold_ranks(scorer.has_nil), _losses(ranked, scorer.has_nil)
-        return [*zip(np.split(ranks, cuts), np.split(losses, cuts), strict=True)]
+        columns = (ranked.gold_ranks(), ranked.losses(), *ranked.answers())
+        return [*zip(*(np.split(column, cuts) for column in columns), strict=True)]
 
     by_row = spread(batches_of([len(row.tokens) for row in rows], batch_size), run, context)
-    return np.concatenate([r for r, _ in by_row]), np.concatenate([loss for _, loss in by_row])
-
-
-def _losses(ranked: Ranked, has_nil: bool) -> np.ndarray:
-    gold = ranked.candidates.gold
-    if has_nil:
-        gold = np.where(gold < 0, ranked.scores.shape[1] - 1, gold)
-    values = -ranked.log_probabilities()[np.arange(len(gold)), gold]
-    return np.where(gold >= 0, values, np.nan)
+    return [np.concatenate(column) for column in zip(*by_row, strict=True)]
 
 
 class Evaluator:
@@ -162,12 +174,17 @@ class Evaluator:
 
     Args:
         config: The run.
-        data: Its data, whose training counts place each mention in a band.
+        data: Its data.
+        counts: int64 [entities]: the training counts that place each mention in a band; None:
+            those of the data.
     """
 
-    def __init__(self, config: DisambiguationConfig, data: Data) -> None:
+    def __init__(
+        self, config: DisambiguationConfig, data: Data, counts: np.ndarray | None = None
+    ) -> None:
         self._config = config
         self._data = data
+        self._counts = data.counts if counts is None else counts
 
     def score(
         self,
@@ -211,8 +228,8 @@ class Evaluator:
     ) -> Scored:
         """Scores mentions with the embeddings of their candidates."""
         data, config = self._data, self._config
-        aliases, entities = _of_mentions(rows, "aliases"), _of_mentions(rows, "entities")
-        candidates = candidates_of(data.table, aliases, entities)
+        aliases, gold = _of_mentions(rows, "aliases"), entities_of(rows)
+        candidates = candidates_of(data.table, aliases, gold)
         scorer = Scorer(
             model,
             not config.train_in_candidates,
@@ -223,16 +240,24 @@ class Evaluator:
             config.mixed_precision,
         )
         batch_size = config.data_config.per_device_eval_batch_size
-        ranks, losses = ranks_of(scorer, rows, batch_size, context)
-        documents = [np.full(len(row.aliases), row.document) for row in rows]
+        ranks, losses, best, shares = rank_mentions(scorer, rows, batch_size, context)
+        mentions = [len(row.aliases) for row in rows]
         return Scored(
             rank=ranks,
-            place=candidates.gold,
+            place=candidates.place,
             candidates=(candidates.entities >= 0).sum(1),
-            counts=data.counts[entities],
-            documents=np.concatenate(documents),
+            counts=np.where(gold >= 0, self._counts[gold], 0).max(1),
+            documents=np.repeat([row.document for row in rows], mentions),
             own=own_slices([own for row in rows for own in row.slices]),
             loss=losses,
+            answers=Answers(
+                sentences=np.repeat([row.sentence for row in rows], mentions),
+                positions=_of_mentions(rows, "positions"),
+                aliases=aliases,
+                gold=gold,
+                entities=best,
+                shares=shares,
+            ),
         )
 
 

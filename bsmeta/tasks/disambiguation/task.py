@@ -11,7 +11,6 @@ import numpy as np
 import torch
 import transformers
 from torch import nn
-from torch.nn import functional
 
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.steps import BatchPlan
@@ -19,15 +18,16 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
-from bsmeta.tasks.disambiguation.batches import IGNORED, TrainingBatches
+from bsmeta.tasks.disambiguation.batches import TrainingBatches
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.evaluate import score_and_report
+from bsmeta.tasks.disambiguation.evaluate import last_split, score_and_report
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
 from bsmeta.tasks.disambiguation.results import Scored, metrics_of, slices_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
+from bsmeta.tasks.disambiguation.start import check_data
 from bsmeta.tasks.disambiguation.texts import Row
 
 
@@ -47,6 +47,7 @@ class EntityDisambiguator:
         return SimilarLengths(self.data.train.lengths, batch_size, self._config.seed)
 
     def steps_per_epoch(self, world_size: int) -> int:
+        check_data(self._config, self.data)  # the trainer asks for this first
         return self._order(world_size).steps_per_epoch
 
     @cached_property
@@ -80,33 +81,36 @@ class EntityDisambiguator:
         )
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy over the entities that each mention is compared with.
+        """Computes minus the log-probability of the entities that each mention means.
+
+        The probability is over the entities that the mention is compared with; those of several
+        right ones are added.
 
         Args:
             model: The wrapped model.
-            batch: The inputs of `BiEncoder.forward`, and `targets` (int64 [mentions], columns of
-                its scores; -1: not trained on).
+            batch: The inputs of `BiEncoder.forward`, and `targets` (bool [mentions, scores], the
+                right ones; none: not trained on).
         """
         inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
         targets = batch["targets"]
         scores = model(**inputs).scores.float()
-        losses = functional.cross_entropy(scores, targets, ignore_index=IGNORED, reduction="none")
-        is_trained = (targets != IGNORED).float()
-        right = (scores.detach().argmax(1) == targets).float()
-        return Loss(losses.sum(), {"accuracy": (right.sum(), is_trained.sum())})
+        is_trained = targets.any(1)
+        scores, targets = scores[is_trained], targets[is_trained]
+        losses = -scores.log_softmax(1).masked_fill(~targets, -torch.inf).logsumexp(1)
+        right = targets.gather(1, scores.detach().argmax(1, keepdim=True)).float()
+        return Loss(losses.sum(), {"accuracy": (right.sum(), is_trained.float().sum())})
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Scores the gold mentions of the dev split; [] if there are none."""
-        rows = self._dev_rows
-        if not rows:
+        """Scores the gold mentions of the dev split; [] if there is none."""
+        if self._dev_rows is None:
             return []
-        scored = self._evaluator.score(model, rows, self.data.frozen, context)
+        scored = self._evaluator.score(model, self._dev_rows, self.data.frozen, context)
         return metrics(scored, self._config, "validation")
 
     @cached_property
-    def _dev_rows(self) -> list[Row]:
+    def _dev_rows(self) -> list[Row] | None:
         dev = self.data.split("dev")
-        return [] if dev is None else dev.gold()
+        return None if dev is None else dev.gold()
 
     @cached_property
     def _evaluator(self) -> Evaluator:
@@ -114,12 +118,13 @@ class EntityDisambiguator:
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test split (without one, the dev split), once, with the exported model."""
+        sentences = last_split(self.data)
+        if sentences is None:
+            return []
         exported = models.load_model(context.exported / "model").to(context.device)
-        split = "dev" if self._config.data_config.test_file is None else "test"
-        scored = score_and_report(
-            self._config, self.data, exported, split, context, context.folder / "evaluation"
-        )
-        return [] if scored is None else metrics(scored, self._config, "test")
+        folder = context.folder / "evaluation"
+        scored = score_and_report(self._config, self.data, exported, sentences, context, folder)
+        return metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         assert isinstance(model, BiEncoder)

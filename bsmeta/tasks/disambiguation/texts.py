@@ -174,7 +174,9 @@ class Row:
         document: The number of the document.
         tokens: int64 [tokens], without special tokens.
         starts, ends: int64 [mentions], in tokens.
-        aliases, entities: int64 [mentions], numbers in the table.
+        aliases: int64 [mentions], numbers in the table.
+        entities: int64 [mentions, most of one], numbers in the table of the entities that each
+            mention means; -1 for no more.
         is_gold: bool [mentions]; false for weak labels.
         positions: int64 [mentions], in the line.
         slices: The line's own slices that each mention is in.
@@ -193,13 +195,19 @@ class Row:
     slices: list[tuple[str, ...]]
 
 
+def entities_of(rows: Sequence[Row]) -> np.ndarray:
+    """The entities of the mentions of some rows, int64 [mentions, most of one]; -1 for no more."""
+    return pad([own[own >= 0] for row in rows for own in row.entities], -1)
+
+
 @dataclass(frozen=True)
 class Mentions:
     """The mentions of some rows, one after the other.
 
     Attributes:
         rows: int64 [mentions]: which of the rows each is in.
-        documents, aliases, entities: int64 [mentions].
+        documents, aliases: int64 [mentions].
+        entities: int64 [mentions, most of one]; see `Row`.
         names: `sentence:position` of each.
     """
 
@@ -216,7 +224,7 @@ class Mentions:
             np.repeat(np.arange(len(rows)), counts),
             np.repeat(np.array([row.document for row in rows], np.int64), counts),
             np.concatenate([row.aliases for row in rows]),
-            np.concatenate([row.entities for row in rows]),
+            entities_of(rows),
             [f"{row.sentence}:{position}" for row in rows for position in row.positions],
         )
 

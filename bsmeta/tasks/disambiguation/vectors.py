@@ -16,6 +16,7 @@ import torch
 import xxhash
 
 from bsmeta.config.progress import exclusively, reporting
+from bsmeta.data.table.store import unwritable
 
 Encode = Callable[[np.ndarray], np.ndarray]
 """Computes the vectors of entities, float32 [entities, size], from their numbers."""
@@ -57,11 +58,15 @@ class EntityVectors:
     def __init__(
         self, folder: Path, count: int, size: int, text: Callable[[int], str], encode: Encode
     ) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
         self._lock = folder / "lock"
-        with exclusively(self._lock, _WHAT):
-            self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
-            self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with exclusively(self._lock, _WHAT):
+                self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
+                self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
+        except OSError as error:
+            raise unwritable(folder, error) from error
         self.size = size
         self._text = text
         self._encode = encode
@@ -76,8 +81,11 @@ class EntityVectors:
         if len(asked):
             hashes = np.fromiter(map(self._text_hash, reporting(asked.tolist())), np.uint64)
             if (self._hashes[asked] != hashes).any():
-                with exclusively(self._lock, _WHAT):
-                    self._compute(asked, hashes)
+                try:
+                    with exclusively(self._lock, _WHAT):
+                        self._compute(asked, hashes)
+                except OSError as error:
+                    raise unwritable(self._folder, error) from error
             self._is_current[asked] = True
         return np.asarray(self._vectors[entities])
 
@@ -91,8 +99,19 @@ class EntityVectors:
         asked, hashes = asked[is_missing], hashes[is_missing]
         for start in range(0, len(asked), _AT_ONCE):
             chosen = slice(start, start + _AT_ONCE)
-            self._vectors[asked[chosen]] = self._encode(asked[chosen])
-            self._hashes[asked[chosen]] = hashes[chosen]
+            _write(self._folder / VECTORS, asked[chosen], self._encode(asked[chosen]))
+            _write(self._folder / HASHES, asked[chosen], hashes[chosen])
+
+
+def _write(path: Path, rows: np.ndarray, values: np.ndarray) -> None:
+    """Writes rows of an array into its file.
+
+    A file is written, not its mapping: on a full disk, that would end the process by a signal.
+    """
+    with path.open("r+b") as file:
+        for row, value in zip(rows.tolist(), values, strict=True):
+            file.seek(row * value.nbytes)
+            file.write(value.tobytes())
 
 
 def _grown(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memmap:
@@ -101,4 +120,4 @@ def _grown(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.memma
     with path.open("ab") as file:
         if file.tell() < size:
             file.truncate(size)
-    return np.memmap(path, dtype, mode="r+", shape=shape)
+    return np.memmap(path, dtype, mode="r", shape=shape)

@@ -9,10 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.tasks.disambiguation.batches import IGNORED
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.disambiguation.texts import Row
 
@@ -55,20 +53,43 @@ def test_own_candidates_only(make: Make) -> None:
     tensors = task._batches.micro_batch(rows_of(task, 30), 0).tensors
     counts = {2, 3}  # `bank` has three candidates
     assert {*tensors["allowed"].sum(1).tolist()} == counts
-    assert tensors["allowed"][torch.arange(60), tensors["targets"]].all()
+    assert tensors["targets"].sum(1).tolist() == [1] * 60
+    assert (tensors["allowed"] | ~tensors["targets"]).all()
 
 
 def test_a_mention_without_its_entity_among_the_candidates(make: Make) -> None:
-    def target(train_in_candidates: bool) -> tuple[int, float, list[bool]]:
+    def target(train_in_candidates: bool) -> tuple[list[bool], float]:
         task = make(train_in_candidates=train_in_candidates, negatives="own")
         row = rows_of(task, 1)[0]
         wrong = {"bank": "seal-river"}.get(task.data.table.alias(int(row.aliases[0])), "bank-river")
-        row = replace(row, entities=np.array([task.data.table.index(wrong)]))
+        row = replace(row, entities=np.array([[task.data.table.index(wrong)]]))
         batch = task._batches.micro_batch([row], 0)
-        return int(batch.tensors["targets"][0]), batch.weight, batch.tensors["allowed"][0].tolist()
+        return batch.tensors["targets"][0].tolist(), batch.weight
 
-    assert target(train_in_candidates=True)[:2] == (IGNORED, 0.0)
-    assert target(train_in_candidates=False)[:2] == (0, 1.0)  # the column of NIL
+    alone, weight = target(train_in_candidates=True)
+    assert (sum(alone), weight) == (0, 0.0)
+    with_nil = [True, *alone]  # the column of NIL
+    assert target(train_in_candidates=False) == (with_nil, 1.0)
+
+
+def test_a_mention_may_have_several_entities(make: Make) -> None:
+    task = make(negatives="batch", hard_negatives=2, mask_rarest=0.0, mask_most_frequent=0.0)
+    data, row = task.data, rows_of(task, 1)[0]
+    word = data.table.alias(int(row.aliases[0]))
+    both = np.array([[data.table.index(f"{word}-river"), data.table.index(f"{word}-money")]])
+    row = replace(row, entities=both)
+    batch = task._batches.micro_batch([row], 0).tensors
+    assert batch["targets"].sum().item() == 2
+    assert (batch["allowed"] | ~batch["targets"]).all()
+
+    # The loss is minus the logarithm of the sum of both probabilities.
+    model = task.build_model().eval()
+    loss = task.loss(model, batch)
+    inputs = {name: tensor for name, tensor in batch.items() if name != "targets"}
+    shares = model(**inputs).scores[0].softmax(0)[batch["targets"][0]]
+    assert loss.sum.item() == pytest.approx(-shares.sum().log().item(), abs=1e-5)
+    right, count = loss.parts["accuracy"]
+    assert (count.item(), right.item()) == (1.0, float(shares.max() >= 1 - shares.sum()))
 
 
 def test_masks_follow_from_seed_epoch_and_row_only(make: Make) -> None:
@@ -94,7 +115,7 @@ def test_a_masked_title_is_another_text_of_the_same_entity(make: Make) -> None:
     batch = task._batches.micro_batch(rows_of(task, 60), 0).tensors
     assert len(batch["entity_ids"]) == 26  # each entity with and without its title
     assert batch["allowed"].sum(1).tolist() == [25] * 120  # not the other text of its own entity
-    assert batch["allowed"][torch.arange(120), batch["targets"]].all()
+    assert (batch["allowed"] | ~batch["targets"]).all()
 
 
 def test_popular_entities_are_masked_more_often(make: Make) -> None:

@@ -22,7 +22,7 @@ def table(world: Path) -> EntityTable:
 
 
 def numbers(table: EntityTable, *ids: str) -> np.ndarray:
-    return np.array([table.index(one) for one in ids])
+    return np.array([[table.index(one)] for one in ids])
 
 
 def test_candidates_of_mentions(table: EntityTable) -> None:
@@ -33,7 +33,7 @@ def test_candidates_of_mentions(table: EntityTable) -> None:
     assert ids == [
         ["bank-river", "bank-money", "unseen"], ["bass-river", "bass-money", None], [None] * 3,
     ]  # fmt: skip
-    assert found.gold.tolist() == [1, -1, -1]
+    assert found.place.tolist() == [1, -1, -1]
     # Scores 10, 9 and 1, each with 0.1 added.
     assert found.prior[0, :, 0] == pytest.approx(np.log(np.array([10.1, 9.1, 1.1]) / 20.3))
     assert found.prior[0, :, 1] == pytest.approx(-np.log([1, 2, 3]))
@@ -42,12 +42,16 @@ def test_candidates_of_mentions(table: EntityTable) -> None:
 
 def test_the_prior_can_leave_the_own_document_out(table: EntityTable) -> None:
     bank = table.alias_index("bank")
-    river, money = numbers(table, "bank-river", "bank-money")
+    river, money = numbers(table, "bank-river", "bank-money")[:, 0].tolist()
     counts = DocumentCounts(
         np.array([7, 7, 7, 8]), np.array([bank] * 4), np.array([river, river, money, money])
     )
     found = candidates_of(
-        table, [bank, bank, bank], np.array([river, money, money]), np.array([7, 8, 9]), counts
+        table,
+        [bank, bank, bank],
+        np.array([[river], [money], [money]]),
+        np.array([7, 8, 9]),
+        counts,
     )
     assert np.exp(found.prior[:, :, 0]) == pytest.approx(np.array([
         [8.1 / 17.3, 8.1 / 17.3, 1.1 / 17.3],  # 10 - 2, 9 - 1, 1
@@ -66,8 +70,21 @@ def test_fewer_candidates_keep_the_entity_of_the_mention(table: EntityTable) -> 
         ["bank-river", "bank-money"],
         ["bank-river", "bank-money"],
     ]
-    assert found.gold.tolist() == [1, 0, -1]
+    assert found.place.tolist() == [1, 0, -1]
     assert np.exp(found.prior[0, :, 0]) == pytest.approx(np.array([10.1, 1.1]) / 20.3)
+
+
+def test_several_entities_of_a_mention(table: EntityTable) -> None:
+    bank, bass = table.alias_index("bank"), table.alias_index("bass")
+    pairs = numbers(table, "unseen", "bank-money").T
+    alone = np.array([[table.index("seal-river"), -1]])
+    found = candidates_of(table, [bank, bass], np.concatenate([pairs, alone]))
+    assert found.is_gold.tolist() == [[False, True, True], [False, False, False]]
+    assert found.place.tolist() == [1, -1]
+    few = found.first(2)  # both entities, without the most popular candidate
+    assert few.entities[0].tolist() == [table.index("bank-money"), table.index("unseen")]
+    assert few.is_gold.tolist() == [[True, True], [False, False]]
+    assert found.first(1).entities[0].tolist() == [table.index("bank-money")]
 
 
 def test_percentiles_of_the_entities_in_the_training_data() -> None:

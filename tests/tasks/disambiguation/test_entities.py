@@ -200,3 +200,39 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match="is damaged .titles.bin has 23 bytes instead of 24"):
         EntityTable.open(tmp_path / "table")
+
+
+@pytest.mark.parametrize("name", ["candidates", "candidate_scores", "titles", "types"])
+def test_a_flipped_byte_is_found(tmp_path: Path, name: str) -> None:
+    build(tmp_path, [LINCOLN, TODD, CITY])
+    manifest = json.loads((tmp_path / "table/manifest.json").read_text())
+    file = tmp_path / "table" / manifest["arrays"][name]["file"]
+    content = bytearray(file.read_bytes())
+    content[0] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(DataError, match=rf"table is damaged \({name}.*does not match its checksum"):
+        EntityTable.open(tmp_path / "table")
+
+
+def test_a_manifest_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    build(tmp_path, [LINCOLN, TODD])
+    file = tmp_path / "table/manifest.json"
+    whole = json.loads(file.read_text())
+    for name in ("candidates", "titles_ends", "ids_order"):
+        arrays = {key: value for key, value in whole["arrays"].items() if key != name}
+        file.write_text(json.dumps({**whole, "arrays": arrays}))
+        with pytest.raises(DataError, match=f"damaged .manifest.json has no array '{name}'"):
+            EntityTable.open(tmp_path / "table")
+    file.write_text(json.dumps({**whole, "facts": {}}))
+    with pytest.raises(DataError, match="manifest.json has no fact 'max_candidates'"):
+        EntityTable.open(tmp_path / "table")
+    file.write_text(json.dumps({key: whole[key] for key in ("format", "facts", "arrays")}))
+    with pytest.raises(DataError, match="damaged .manifest.json: KeyError..version"):
+        EntityTable.open(tmp_path / "table")
+    file.write_text(json.dumps({**whole, "format": 1}))
+    with pytest.raises(DataError, match="is not of this version of bsmeta"):
+        EntityTable.open(tmp_path / "table")
+    file.write_text(json.dumps(whole))
+    (tmp_path / "table/titles.bin").unlink()
+    with pytest.raises(DataError, match=r"damaged .*titles.bin is missing"):
+        EntityTable.open(tmp_path / "table")

@@ -36,7 +36,10 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"table": "t", "add": "a.jsonl", "profiles": "b.jsonl"}, "profiles and add are set"),
         ({"table": "t", "emb_dir": "emb"}, "emb_dir is set without entity_dir"),
         ({"table": "t", "checkpoint": "run"}, "checkpoint is set without add"),
-        ({"table": "t", "max_candidates": 0}, "max_candidates=0: expected"),
+        (
+            {"table": "t", "profiles": "a.jsonl", "types": ["wiki"]},
+            "types is set without entity_dir",
+        ),
     ],
 )
 def test_keys_that_do_not_fit_are_refused(keys: dict[str, str], message: str) -> None:

@@ -6,14 +6,19 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.conftest import REPOSITORY
-from tests.tasks.disambiguation.helpers import write_world
+from tests.tasks.disambiguation.helpers import lines, write_lines, write_world
 from tests.tasks.disambiguation.test_training import TRAIN, arguments
 
 EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -24,6 +29,8 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
     run, other = tmp_path / "run", tmp_path / "titles_only"
     launch(TRAIN, *arguments(tmp_path, encoder, other, "data_config.entity_text=[title]"))
     launch(TRAIN, *arguments(tmp_path, encoder, run, f"compare_with={other}"))
+    gold = sum(sum(line["gold"]) for line in lines(24, seed=2, weak=7))
+    assert len(read_lines(run / "evaluation/mentions.jsonl")) == gold == 42
     first = json.loads((run / "evaluation" / "evaluation.json").read_text())
     assert first["systems"] == ["model", "most popular candidate", "titles only"]
     names = [one["name"] for one in first["slices"]]
@@ -42,6 +49,33 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
 
     launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/train.jsonl")
     assert (run / "evaluation-train" / "evaluation.md").exists()
+
+    # Another file of the same name, and the gold answers may be several.
+    (tmp_path / "y").mkdir()
+    rows = lines(8, seed=3)
+    for row in rows:
+        row["qids"] = [[f"{alias}-river", f"{alias}-money"] for alias in row["aliases"]]
+    write_lines(tmp_path / "y/dev.jsonl", rows)
+    launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/dev.jsonl")
+    launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/y/dev.jsonl")
+    second = json.loads((run / "evaluation-dev/evaluation.json").read_text())["slices"][0]
+    count = sum(len(row["aliases"]) for row in rows)
+    assert second["metrics"]["mentions"] == count
+    records = read_lines(run / "evaluation-dev/mentions.jsonl")
+    assert [(one["sent_idx_unq"], one["mention"], one["alias"]) for one in records] == [
+        (row["sent_idx_unq"], place, alias)
+        for row in rows for place, alias in enumerate(row["aliases"])
+    ]  # fmt: skip
+    for record in records:
+        word, right = record["alias"], record["right"]
+        assert record["gold"] == [f"{word}-river", f"{word}-money"]
+        assert right["model"] == (record["answer"] in record["gold"]) == (record["gold_rank"] == 0)
+        assert right["most popular candidate"] == (record["most_popular"] in record["gold"])
+        assert 0 < record["score"] <= 1
+    assert sum(one["right"]["model"] for one in records) / count == pytest.approx(
+        second["metrics"]["accuracy"]
+    )
+
     refused = launch(EVALUATE, f"checkpoint={run}", "untrained=true", check=False)
     assert refused.returncode == 2
     assert "without a meaning for a checkpoint of task=disambiguation" in refused.stderr

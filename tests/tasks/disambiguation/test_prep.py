@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -18,11 +19,14 @@ from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.lines import Problems, read_lines
+from bsmeta.tasks.disambiguation.json_lines import Problems
+from bsmeta.tasks.disambiguation.lines import read_lines
 from bsmeta.tasks.disambiguation.prep import Prep, open_prep
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities
 from tests.conftest import REPOSITORY
+from tests.tasks.disambiguation import helpers
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
+from tests.tasks.training import TRAIN
 
 LIMITS = Limits(2, 100, 100)
 SENTENCE = "Lincoln married Mary Todd Lincoln in [SEP] Lincoln ."
@@ -38,6 +42,7 @@ LINE: dict[str, Any] = {
 }
 
 Open = Callable[..., Prep]
+Launch = Callable[..., CompletedProcess[str]]
 
 
 @pytest.fixture(scope="module")
@@ -49,12 +54,15 @@ def tokenizer() -> PreTrainedTokenizerBase:
 def open_lines(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> Open:
     build_entities(write(tmp_path / "profiles.jsonl", [LINCOLN, TODD, CITY]), tmp_path / "table")
 
-    def call(lines: list[Any] | None = None, limits: Limits = LIMITS, workers: int = 1) -> Prep:
+    def call(
+        lines: list[Any] | None = None, limits: Limits = LIMITS, workers: int = 1, **options: bool
+    ) -> Prep:
         path = tmp_path / "train.jsonl"
         if lines is not None:
             write(path, lines)
         table = EntityTable.open(tmp_path / "table")
-        return open_prep(path, table, tokenizer, tmp_path / "prep/train", limits, workers)
+        folder = tmp_path / "prep/train"
+        return open_prep(path, table, tokenizer, folder, limits, workers=workers, **options)
 
     return call
 
@@ -73,12 +81,12 @@ def test_rows_have_the_tokens_and_the_mentions(
 
     assert texts(first) == ["Lincoln", "Mary Todd Lincoln"]
     assert texts(second) == ["Lincoln"]
-    names = ("sentence", "line", "alias", "entity", "gold", "position", "slices")
+    names = ("sentence", "line", "alias", "entities", "gold", "position", "slices")
     assert {name: first[name] for name in names} == {
         "sentence": 7,
         "line": 1,
         "alias": [0, 2],
-        "entity": [1, 2],
+        "entities": [[1], [2]],
         "gold": [True, False],
         "position": [0, 1],
         "slices": [[], []],
@@ -87,13 +95,13 @@ def test_rows_have_the_tokens_and_the_mentions(
         "sentence": 7,
         "line": 1,
         "alias": [0],
-        "entity": [3],
+        "entities": [[3]],
         "gold": [True],
         "position": [2],
         "slices": [["tail"]],
     }
     assert first["document"] == second["document"] > 0
-    facts = {"sentences": 1, "rows": 2, "mentions": 3, "lost": 0}
+    facts = {"sentences": 1, "rows": 2, "mentions": 3, "lost": 0, "slices": ["tail"]}
     assert {name: found.facts[name] for name in facts} == facts
     assert str(found).startswith("1 sentences, 2 rows, 3 mentions (0 left out), ")
     assert [file.name for file in (tmp_path / "prep").iterdir()] == ["train.lock", "train"]
@@ -182,7 +190,7 @@ def test_a_stale_store_is_refused_by_the_name_of_the_setting(
     open_lines: Open, limits: Limits, line: str
 ) -> None:
     open_lines([LINE])
-    with pytest.raises(ConfigurationError, match=line):
+    with pytest.raises(ConfigurationError, match=rf"overwrite_prep=true:\n  .*{line}"):
         open_lines(limits=limits)
 
 
@@ -194,7 +202,55 @@ def test_another_file_or_table_is_refused(
         open_lines([{**LINE, "sent_idx_unq": 8}])
     other = build_entities(write(tmp_path / "other.jsonl", [LINCOLN, TODD]), tmp_path / "other")
     with pytest.raises(ConfigurationError, match="  data_config.entity_table: "):
-        open_prep(tmp_path / "train.jsonl", other, tokenizer, tmp_path / "prep/train", LIMITS, 1)
+        open_prep(tmp_path / "train.jsonl", other, tokenizer, tmp_path / "prep/train", LIMITS)
+
+
+def test_several_entities_of_a_mention_are_kept(open_lines: Open) -> None:
+    found = open_lines([{**LINE, "qids": [["Q91", "Q28260"], "Q94", "Q28260"]}])
+    assert [row["entities"] for row in found.rows] == [[[1, 3], [2]], [[3]]]
+    with pytest.raises(DataError, match="line 1: there is no entity 'Q7'"):
+        open_lines([{**LINE, "qids": [["Q91", "Q7"], "Q94", "Q28260"]}], overwrite=True)
+
+
+def test_a_stale_store_is_built_again_if_it_may_be(open_lines: Open) -> None:
+    open_lines([LINE])
+    again = open_lines([{**LINE, "sent_idx_unq": 8}], Limits(3, 100, 100), overwrite=True)
+    assert again.rows["sentence"][:] == [8]
+    assert open_lines(limits=Limits(3, 100, 100)).key == again.key
+
+
+def test_stores_of_files_with_one_name_lie_side_by_side(
+    open_lines: Open, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
+) -> None:
+    open_lines([LINE])
+    table = EntityTable.open(tmp_path / "table")
+    for folder, number in (("x", 1), ("y", 2), ("x", 1)):
+        path = tmp_path / folder / "dev.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        write(path, [{**LINE, "sent_idx_unq": number}])
+        found = open_prep(path, table, tokenizer, tmp_path / "o/other", LIMITS, by_content=True)
+        assert {*found.rows["sentence"][:]} == {number}
+    stores = [file for file in (tmp_path / "o").iterdir() if file.is_dir()]
+    assert len(stores) == 2
+
+
+def test_fields_that_are_not_used_are_named(
+    open_lines: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_lines([{**LINE, "title": "x"}, {**LINE, "sent_idx_unq": 8, "title": "y", "sources": []}])
+    assert "fields that are not used: title (2 lines), sources (1 lines)" in caplog.text
+
+
+def test_a_line_with_many_mentions(open_lines: Open) -> None:
+    count = (1 << 16) + 2
+    line = {
+        "sentence": "Lincoln " * count, "sent_idx_unq": 1, "aliases": ["lincoln"] * count,
+        "qids": ["Q91"] * count, "gold": [True] * count,
+        "spans": [[number, number + 1] for number in range(count)],
+    }  # fmt: skip
+    found = open_lines([line], Limits(50, 100, 300))
+    assert found.facts["mentions"] == count
+    assert found.rows[-1]["position"][-1] == count - 1
 
 
 def test_a_store_is_valid_for_a_table_to_which_entities_were_added(
@@ -256,16 +312,34 @@ def test_every_mention_of_the_shipped_sentences_is_in_one_row(
         for mention in line.mentions:
             surface = line.text[mention.start : mention.end]
             key = (line.number, mention.position)
-            expected[key] = (mention.alias, mention.entity, surface.split())
-    rows: dict[tuple[int, int], tuple[str, str, list[str]]] = {}
+            expected[key] = (mention.alias, mention.entities, surface.split())
+    rows: dict[tuple[int, int], tuple[str, tuple[str, ...], list[str]]] = {}
     for row in found.rows:
         assert 0 < len(row["alias"]) <= 2
-        columns = (row[name] for name in ("position", "start", "end", "alias", "entity"))
-        for position, start, end, alias, entity in zip(*columns, strict=True):
+        columns = (row[name] for name in ("position", "start", "end", "alias", "entities"))
+        for position, start, end, alias, entities in zip(*columns, strict=True):
             assert (row["line"], position) not in rows
             text = tokenizer.decode(row["input_ids"][start:end]).split()
-            names = table.alias(alias), table.entity_id(entity)
+            names = table.alias(alias), tuple(map(table.entity_id, entities))
             rows[row["line"], position] = (*names, text)
     assert rows == expected
     assert found.facts["lost"] == 0
     assert found.facts["bytes_per_mention"] < 260
+
+
+@pytest.mark.parametrize("key", ["prep_only=true", "prep_only=false"])
+def test_workers_end_with_the_program(
+    launch: Launch, world: Path, encoder: Path, tmp_path: Path, key: str
+) -> None:
+    """A pool ends its workers with SIGTERM, which a run handles in its own way."""
+    bad = {**helpers.lines(1, seed=7)[0], "qids": ["none"]}
+    train = helpers.write_lines(tmp_path / "train.jsonl", [*helpers.lines(1200, seed=1), bad])
+    done = launch(
+        TRAIN, "--config-name", "disambiguation", f"data_config.train_file={train}",
+        f"data_config.entity_table={world}/entities", f"model_name={encoder}", key,
+        "data_config.max_entity_length=48", "data_config.window_length=32", f"out_dir={tmp_path}/r",
+        "data_config.prep_workers=3", "keep_best_by=null", "export_best=false", check=False,
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.strip().endswith("line 1,201: there is no entity 'none'")
+    assert "Traceback" not in done.stderr

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.report import summary
 from bsmeta.tasks.disambiguation.results import (
     POPULAR,
+    Answers,
     Scored,
     bands,
     count_bins,
@@ -26,9 +26,11 @@ def scored(
 ) -> Scored:
     """Mentions as (rank, place, candidates, training count), two in each document."""
     columns = np.array(rows, np.int64).reshape(-1, 4).T
+    none = np.zeros(len(rows), np.int64)
     return Scored(
         *columns,
         documents=np.arange(len(rows)) // 2,
+        answers=Answers(none, none, none, none[:, None], none, none.astype(float)),
         own={name: np.array(members) for name, members in (own or {}).items()},
         loss=np.zeros(len(rows)),
     )  # fmt: skip
@@ -96,9 +98,30 @@ def test_slices_of_lines_stand_beside_the_others() -> None:
     }  # fmt: skip
     some = scored([(0, 0, 1, 0)] * 3, {name: members.tolist() for name, members in own.items()})
     assert slices_of(some, ["rare"])["rare"].tolist() == [True, False, False]
-    assert [*slices_of(some, ["rare"])] == ["final_loss", "rare"]
-    with pytest.raises(ConfigurationError, match=r"no slice 'unif_NS_TI'.*unif_NS_TL"):
-        slices_of(some, ["unif_NS_TI"])
+    assert [*slices_of(some, ["rare", "of another file"])] == ["final_loss", "rare"]
+
+
+def test_a_slice_of_lines_does_not_replace_a_built_in_one() -> None:
+    own = own_slices([("unif_NS_TL", "rare"), ()])
+    assert [*own] == ["rare", "unif_NS_TL_of_lines"]
+    some = scored([(0, 0, 1, 0), (0, 0, 2, 0)], {name: own[name].tolist() for name in own})
+    found = slices_of(some, ["unif_NS_TL"])
+    assert [*found] == ["final_loss", "unif_NS_TL", "unif_NS_TL_of_lines"]
+    assert found["unif_NS_TL"].tolist() == [False, True]
+    assert found["unif_NS_TL_of_lines"].tolist() == [True, False]
+
+
+def test_the_names_of_bootleg_are_reported_if_they_are_named() -> None:
+    some = scored([(0, 0, 1, 0), (0, 0, 2, 50), (0, 0, 1, 2000)])
+    assert not {"unif_all", "unif_HD"} & {*slices_of(some)}
+    named = ["unif_all", "unif_HD", "unif_TO", "unif_TL", "unif_TS", "unif_NS_all"]
+    found = {name: members.tolist() for name, members in slices_of(some, named).items()}
+    assert found == {
+        "final_loss": [True, True, True], "unif_all": [True, True, True],
+        "unif_HD": [False, False, True], "unif_TO": [False, True, False],
+        "unif_TL": [True, False, False], "unif_TS": [True, False, False],
+        "unif_NS_all": [False, True, False],
+    }  # fmt: skip
 
 
 def test_gains_are_paired_over_documents() -> None:
