@@ -212,16 +212,17 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
         The newest intact checkpoint; None for `latest` if the run has none yet.
 
     Raises:
-        CheckpointError: If the named checkpoint, or every checkpoint of the run, is damaged.
-        ConfigurationError: If the named folder is not a checkpoint.
+        ConfigurationError: If the named folder is no checkpoint, or that or every checkpoint of
+            the run is damaged.
     """
     if wanted != "latest":
         return _named(Path(wanted), processes)
     newest, damaged = newest_whole(list_checkpoints(out_dir), processes)
     if newest is None and damaged:
-        raise CheckpointError(
-            f"{out_dir}: every checkpoint is damaged; nothing was overwritten. Restore one, or "
-            "delete them all to start afresh:\n  " + "\n  ".join(damaged)
+        raise ConfigurationError(
+            f"resume_from_checkpoint_dir={wanted}: every checkpoint is damaged in {out_dir}; "
+            "nothing was overwritten. Restore one, or delete them all to start afresh:\n  "
+            + "\n  ".join(damaged)
         )
     return newest
 
@@ -236,7 +237,10 @@ def _named(folder: Path, processes: Processes) -> Checkpoint:
     named = Checkpoint(folder, int(match[1]))
     faults = problems(named, processes)
     if faults:
-        raise CheckpointError(f"{folder} is damaged:\n  " + "\n  ".join(faults))
+        raise ConfigurationError(
+            f"resume_from_checkpoint_dir={folder}: it is damaged; restore it, or name another:\n  "
+            + "\n  ".join(faults)
+        )
     return named
 
 

@@ -77,8 +77,8 @@ def resume_point(
     All ranks call it.
 
     Raises:
-        ConfigurationError: If this launch cannot continue the run.
-        CheckpointError: If every checkpoint is damaged, or the conversion fails.
+        ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
+        CheckpointError: If the conversion fails.
     """
     if config.resume_from_checkpoint_dir is None:
         return None

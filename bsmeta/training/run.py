@@ -37,7 +37,6 @@ def run(
 
     Raises:
         UserError: If the folder, the data or the launch does not match the configuration.
-        CheckpointError: If all checkpoints to resume from are damaged.
         TrainingError: If the run diverged, or one of its processes died.
     """
     out_dir = Path(config.out_dir)

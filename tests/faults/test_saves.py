@@ -140,7 +140,12 @@ def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[st
         flip_a_bit(weights_file(tmp_path / "run" / name))
     run = start(tmp_path / "run", RESUME, stage=stage)
     assert run.wait() != 0
-    assert "every checkpoint is damaged" in status(tmp_path / "run")["message"]
+    state = status(tmp_path / "run")
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert "every checkpoint is damaged" in state["message"]
+    message = "configuration error: resume_from_checkpoint_dir=latest: every checkpoint is damaged"
+    assert run.errors.count(message) == 1
+    assert "Traceback" not in run.errors.split(message)[0]
     assert checkpoints(tmp_path / "run") == names
 
 
