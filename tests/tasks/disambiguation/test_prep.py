@@ -167,7 +167,7 @@ def test_a_plain_file_with_the_name_of_a_compressed_one_is_not_called_empty(
     with pytest.raises(
         DataError, match=r"train.jsonl.gz: damaged after line 0: the file is not co"
     ):
-        open_prep(plain, table, tokenizer, tmp_path / "prep/plain", LIMITS, 1)
+        open_prep(plain, table, tokenizer, tmp_path / "prep/plain", LIMITS)
 
 
 def test_a_file_without_mentions_is_refused(open_lines: Open) -> None:
