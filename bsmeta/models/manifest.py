@@ -1,7 +1,8 @@
 """Manifests: size and checksum of each file in a folder, so that damage is detected before use.
 
 A bit flip in a weights file would otherwise load without an error. A checkpoint has one manifest
-for all its files (written by `training.checkpoint`); a standalone model folder has its own.
+for all its files (written by `training.checkpoint`); a standalone model folder has its own. A copy
+without any is recognized by the tokens that `config.json` records for its weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ MANIFEST = "manifest.json"
 FORMAT = 1  # of a standalone model folder; checkpoints have their own version
 UNCHECKED = ("README.md",)
 """Files of a model folder that users may edit, and that do not affect the model."""
+
+TOKENS_HASH = "tokenizer_xxh3"
+"""Key of an exported model's `config.json`: the hash of the tokens and ids of its tokenizer."""
 
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 _BLOCK = 1 << 22
@@ -88,6 +92,58 @@ def write_model_manifest(folder: Path) -> None:
         file: describe_file(folder / file) for file in files if file not in (MANIFEST, *UNCHECKED)
     }
     write_manifest(folder, Manifest(FORMAT, entries))
+
+
+def record_tokenizer(folder: Path) -> None:
+    """Records the tokens of the tokenizer in a model folder in its `config.json`.
+
+    Without a `tokenizer.json`, a record of the model that this one was trained from is removed.
+    """
+    config = folder / "config.json"
+    if not config.is_file():
+        return
+    content = json.loads(config.read_text(encoding="utf-8"))
+    content.pop(TOKENS_HASH, None)
+    digest = _tokens_hash(folder)
+    if digest is not None:
+        content[TOKENS_HASH] = digest
+    config.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def tokenizer_faults(folder: Path) -> list[str]:
+    """Describes a tokenizer in a model folder that is not the one its `config.json` records."""
+    try:
+        recorded = json.loads((folder / "config.json").read_text(encoding="utf-8"))[TOKENS_HASH]
+        found = _tokens_hash(folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return []  # not recorded, or unreadable, which is reported when it is loaded
+    if found in (None, recorded):
+        return []
+    return [
+        f"{folder / 'tokenizer.json'}: its tokens and ids (xxh3 {found}) are not those that the "
+        f"model was trained with ({TOKENS_HASH} of config.json: {recorded}). Restore it; if you "
+        f"changed it on purpose, delete {TOKENS_HASH} from config.json"
+    ]
+
+
+def _tokens_hash(folder: Path) -> str | None:
+    """The hash of the tokens and ids in `tokenizer.json`, however it is formatted; None without."""
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return None
+    parts = json.loads(file.read_text(encoding="utf-8"))
+    vocabulary = parts["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        tokens = set(vocabulary.items())
+    else:  # Unigram: pieces with their scores, in the order of their ids
+        tokens = {(entry[0], number) for number, entry in enumerate(vocabulary)}
+    tokens |= {(added["content"], added["id"]) for added in parts.get("added_tokens", [])}
+    return xxhash.xxh3_128(json.dumps(sorted(tokens)).encode()).hexdigest()
+
+
+def has_manifest(model: Path) -> bool:
+    """Whether the files of a model folder are listed by its manifest or its checkpoint's."""
+    return (model / MANIFEST).is_file() or bool(_CHECKPOINT.fullmatch(model.resolve().parent.name))
 
 
 def model_damage(model: Path) -> list[str]:

@@ -6,20 +6,25 @@ either only in its log.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.progress import report_progress
 from bsmeta.config.schema import PretrainedConfig
-from bsmeta.models.manifest import model_damage
+from bsmeta.models.manifest import has_manifest, model_damage, tokenizer_faults
+
+logger = logging.getLogger(__name__)
 
 NAMES_SHOWN = 5
+TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
 
 
 def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
@@ -155,14 +160,54 @@ def whole_weights() -> Iterator[None]:
 
 
 def check_files(source: str, where: str) -> None:
-    """Refuses a model folder whose files differ from its manifest (a `DataError`)."""
+    """Refuses a model folder whose files differ from its manifest.
+
+    Without a manifest, weights that no training leaves and a tokenizer of another model are
+    refused: numbers that are not finite, token embeddings or most matrices that are wholly zero.
+
+    Raises:
+        DataError: With a line for each file or weight.
+    """
     folder = Path(source)
     problems = model_damage(folder) if folder.is_dir() else []
+    if folder.is_dir() and not has_manifest(folder):
+        problems = [*_weight_faults(folder), *tokenizer_faults(folder)]
     if problems:
         raise DataError(
             f"{where}: {source} is damaged; copy it again, or name another checkpoint:\n  "
             + "\n  ".join(problems)
         )
+
+
+def _weight_faults(folder: Path) -> list[str]:
+    """Lists the weights in the safetensors files of a model that no training leaves.
+
+    Single matrices of zeros occur in sound models (RoBERTa's token types, new blocks that begin as
+    the identity) and are only logged.
+    """
+    faults, zeros, matrices = [], [], 0
+    for file in sorted(folder.glob("model*.safetensors")):
+        try:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118 (it is no mapping)
+                    values = weights.get_tensor(name)
+                    values = values.float() if values.element_size() == 1 else values
+                    if not values.isfinite().all():
+                        faults.append(f"{file}: {name} has values that are not finite")
+                    if values.ndim > 1:
+                        matrices += 1
+                        zeros += [] if values.any() else [name]
+                    report_progress()
+        except (OSError, SafetensorError):
+            return []  # reported when the model is loaded
+    embeddings = [name for name in zeros if name.endswith(TOKEN_EMBEDDINGS)]
+    if embeddings or 2 * len(zeros) > matrices:
+        faults.append(
+            f"{folder}: {len(zeros)} of {matrices} matrices are wholly zero: {_some(zeros)}"
+        )
+    elif zeros:
+        logger.warning("%s: wholly zero: %s", folder, _some(zeros))
+    return faults
 
 
 def _mismatched(entry: tuple[str, Any, Any]) -> str:

@@ -24,7 +24,7 @@ from torch import nn
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import CheckpointError
 from bsmeta.config.schema import RunConfig
-from bsmeta.models.manifest import write_model_manifest
+from bsmeta.models.manifest import record_tokenizer, write_model_manifest
 from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint
 from bsmeta.training.distributed import ALONE, Processes
@@ -147,6 +147,7 @@ class Saver:
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if isinstance(self._task, Exports):
             self._task.export(self._model, weights, folder)
+            record_tokenizer(folder)
 
     def _save_now(
         self, step: int, state: dict[str, Any], data: dict[str, Any], began: float

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.config.errors import DataError
-from bsmeta.models.manifest import model_damage, write_model_manifest
+from bsmeta.models.manifest import model_damage, record_tokenizer, write_model_manifest
 from bsmeta.models.pretrained import load_weights
 
 Weights = dict[str, torch.Tensor]
+REPOSITORY = Path(__file__).resolve().parents[2]
+TOKENIZER = REPOSITORY / "examples" / "tokenizer"
 PROJECTION = "transformer.h.0.mlp.c_proj.weight"
 
 
@@ -95,3 +100,88 @@ def test_a_model_in_a_checkpoint_is_compared_with_the_checkpoints_manifest(tmp_p
     (folder.parent / "state").mkdir()  # of no concern to the model
     (problem,) = model_damage(folder)
     assert "config.json: 2 bytes" in problem
+
+
+def zeroed(weights: Weights, *names: str) -> Weights:
+    return {
+        name: torch.zeros_like(value) if not names or name in names else value
+        for name, value in weights.items()
+    }
+
+
+def with_nan(weights: Weights) -> Weights:
+    weights[PROJECTION][3, 1] = torch.nan
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (zeroed, rf"6 of 6 matrices are wholly zero: .*{PROJECTION}"),
+        (
+            lambda weights: zeroed(weights, "transformer.wte.weight"),
+            r"1 of 6 matrices are wholly zero: transformer.wte.weight",
+        ),
+        (with_nan, rf"model.safetensors: {PROJECTION} has values that are not finite"),
+    ],
+)
+def test_weights_that_no_training_leaves_are_refused_by_name(
+    change: Callable[[Weights], Weights], message: str, tmp_path: Path
+) -> None:
+    file = save_model(tmp_path / "model") / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+    with pytest.raises(DataError, match=f"(?s)^model_name=x: .*is damaged; .*{message}"):
+        load_weights(str(tmp_path / "model"), "model_name=x")
+
+
+def test_a_single_matrix_of_zeros_is_only_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = save_model(tmp_path / "model") / "model.safetensors"
+    save_file(zeroed(load_file(file), PROJECTION), file, metadata={"format": "pt"})
+    assert (
+        not load_weights(str(tmp_path / "model"), "model_name=x")
+        .transformer.h[0]
+        .mlp.c_proj.weight.any()
+    )
+    assert f"wholly zero: {PROJECTION}" in caplog.text
+
+
+def swap_tokens(file: Path) -> None:
+    parts = json.loads(file.read_text())
+    vocabulary = parts["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    file.write_text(json.dumps(parts))
+
+
+def test_a_swapped_vocabulary_is_refused_without_a_manifest(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model")
+    shutil.copytree(TOKENIZER, folder, dirs_exist_ok=True)
+    record_tokenizer(folder)
+    file = folder / "tokenizer.json"
+    parts = json.loads(file.read_text())
+    file.write_text(json.dumps(parts))  # formatted otherwise: the same tokenizer
+    load_weights(str(folder), "model_name=x")
+    swap_tokens(file)
+    with pytest.raises(DataError, match=r"(?s)tokenizer.json: its tokens .* delete tokenizer_xxh3"):
+        load_weights(str(folder), "model_name=x")
+    file.unlink()
+    record_tokenizer(folder)
+    assert "tokenizer_xxh3" not in json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.slow
+def test_a_run_records_its_tokenizer_which_an_evaluation_compares(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    settings = "max_train_steps=1 num_warmup_steps=0 eval_steps=0 trackers=[]"
+    train, evaluate = (REPOSITORY / "bsmeta" / name for name in ("train.py", "evaluate.py"))
+    launch(train, "--config-name", "demo", *settings.split(), f"out_dir={tmp_path / 'run'}")
+    model = tmp_path / "run" / "model"
+    (model / "manifest.json").unlink()
+    arguments = (f"checkpoint={model}", "max_documents=1", f"out_dir={tmp_path / 'report'}")
+    launch(evaluate, *arguments)
+    swap_tokens(model / "tokenizer.json")
+    refused = launch(evaluate, *arguments, check=False)
+    assert refused.returncode == 2
+    assert "tokenizer.json: its tokens and ids" in refused.stderr
