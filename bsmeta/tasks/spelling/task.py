@@ -14,7 +14,7 @@ import transformers
 from torch import nn
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import LEAST_TOKENS, SpellingConfig
+from bsmeta.config.spelling import SpellingConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
@@ -99,15 +99,6 @@ class SpellingTask(ABC):
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
         config, numbers = self._config, self.table.numbers("train")
-        parts = world_size * config.gradient_accumulation_steps
-        if config.batch_max_length < LEAST_TOKENS * parts:
-            raise ConfigurationError(
-                f"batch_max_length={config.batch_max_length:,} over {world_size} processes x "
-                f"gradient_accumulation_steps={config.gradient_accumulation_steps} leaves "
-                f"{config.batch_max_length // parts} tokens each; expected at least "
-                f"{LEAST_TOKENS}: batch_max_length={LEAST_TOKENS * parts}, or fewer processes",
-                ["batch_max_length"],
-            )
 
         def read(rows: np.ndarray, epoch: int) -> MicroBatch:
             pairs, rooms = self._pairs.read(numbers[rows], epoch), self._lengths[rows].tolist()

@@ -77,7 +77,8 @@ def test_processes_with_less_than_512_tokens_are_refused(launch: Launch, tmp_pat
     few = arguments("sed_words", tmp_path, tmp_path / "run", "batch_max_length=1024")
     done = launch(TRAIN, *few, "gradient_accumulation_steps=3", check=False)
     assert done.returncode == 2
-    assert "leaves 341 tokens each; expected at least 512: batch_max_length=1536" in done.stderr
+    assert "a multiple of 1 (processes) x 3 (gradient_accumulation_steps) = 3" in done.stderr
+    assert "Fix: batch_shares=3 batch_max_length=1536, or fewer parts" in done.stderr
     done = launch(TRAIN, *few, "batch_shares=4", check=False)
     assert done.returncode == 2
     assert "at least 512 tokens for each of batch_shares=4" in done.stderr
