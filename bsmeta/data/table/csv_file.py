@@ -80,7 +80,8 @@ class BadRows:
             self._refuse("in all")
         if self.count:
             listed = "\n  ".join(self._first)
-            log.warning("%s: %d rows left out\n  %s", self._path, self.count, listed)
+            rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
+            log.warning("%s: %s left out\n  %s", self._path, rows, listed)
 
     def _refuse(self, extent: str) -> None:
         rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows {extent}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sqlite3
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,14 @@ def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
         )
     if rank() == 0:
         for warning in examples.facts["warnings"]:
-            log.warning("%s: %s", examples.facts["csv"], warning)
+            _warn_once(f"{examples.facts['csv']}: {warning}")
     return examples
+
+
+@cache
+def _warn_once(message: str) -> None:
+    """Logs a warning about a table that may be opened several times, for several checkpoints."""
+    log.warning(message)
 
 
 def _build_once(

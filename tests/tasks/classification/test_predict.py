@@ -169,7 +169,7 @@ def test_columns_of_another_name_and_rows_that_are_left_out(
         PREDICT, f"checkpoint={run}", f"input={table}", f"output={tmp_path}/out.csv",
         "+overrides.data_config.text_column=body", "on_bad_row=skip",
     )  # fmt: skip
-    assert "1 rows left out\n  row 2 (line 3): no text in 'body'" in done.stderr
+    assert "1 row left out\n  row 2 (line 3): no text in 'body'" in done.stderr
     found = rows_of(tmp_path / "out.csv")
     assert [(row["id"], row["chunks"]) for row in found] == [("1", "1"), ("3", "0"), ("4", "1")]
     assert [row["prediction"] == "" for row in found] == [False, True, False]

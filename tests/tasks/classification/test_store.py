@@ -344,3 +344,18 @@ def test_a_compressed_table_has_the_same_name(tmp_path: Path) -> None:
     csv.unlink()
     assert open_examples(data_config(packed), TOKENIZER).database == tmp_path / "leanings.sqlite"
     shutil.rmtree(tmp_path)
+
+
+def test_warnings_about_a_table_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A table is opened again for each checkpoint that is evaluated on it."""
+    rows = [(TEXT, label) for label in ("left", "right", "Left")] * 10
+    config = data_config(
+        write_csv(tmp_path / "table.csv", rows, ["text", "label"]), split_fractions=[1, 0, 0]
+    )
+    for _ in range(2):
+        open_examples(config, TOKENIZER)
+    repeated = [one for one in caplog.messages if "repeat the text of an earlier row" in one]
+    assert len(repeated) == 1
+    assert len({*caplog.messages}) == len(caplog.messages) > 1
