@@ -10,6 +10,7 @@ read it (`meet`).
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,12 @@ def rank() -> int:
     """The global rank of this process in the launch."""
     text = os.environ.get("RANK", "0")
     return int(text) if text.isdecimal() else 0  # other text is refused with the launch
+
+
+@cache
+def log_once(logger: logging.Logger, level: int, message: str) -> None:
+    """Logs a message, unless this process has logged it before."""
+    logger.log(level, message)
 
 
 def is_reporter() -> bool:

@@ -20,6 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.reporting import log_once
 from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 from bsmeta.metadata.rendering import Renderer
 
@@ -335,18 +336,15 @@ def choose_backend(name: str, tokenizer: Tokenizer, sample: Sequence[str]) -> Ba
                     f"data_config.tokenizer_backend={name} cannot be used for this tokenizer: "
                     f"{error}; use auto or hf"
                 ) from error
-            log.info("tokenizer backend %s is left out: %s", candidate, error)
+            log_once(log, logging.INFO, f"tokenizer backend {candidate} is left out: {error}")
             continue
         different = sum(
             not np.array_equal(*pair) for pair in zip(backend(sample), expected, strict=True)
         )
         if not different:
-            log.info("tokenizer backend: %s (same ids on %d texts)", candidate, len(sample))
+            found = f"tokenizer backend: {candidate} (same ids on {len(sample)} texts)"
+            log_once(log, logging.INFO, found)
             return backend
-        log.warning(
-            "tokenizer backend %s differs from the oracle on %d of %d texts and is left out",
-            candidate,
-            different,
-            len(sample),
-        )
+        found = f"differs from the oracle on {different} of {len(sample)} texts and is left out"
+        log_once(log, logging.WARNING, f"tokenizer backend {candidate} {found}")
     return oracle

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import sqlite3
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from bsmeta.config.checks.problems import refuse
 from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.errors import ConfigurationError, DataError, differing
 from bsmeta.config.progress import exclusively, opaque_work
-from bsmeta.config.reporting import rank
+from bsmeta.config.reporting import log_once, rank
 from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
@@ -129,14 +128,8 @@ def _checked(examples: Examples, key: dict[str, Any], source: str) -> Examples:
         )
     if rank() == 0:
         for warning in examples.facts["warnings"]:
-            _warn_once(f"{examples.facts['csv']}: {warning}")
+            log_once(log, logging.WARNING, f"{examples.facts['csv']}: {warning}")
     return examples
-
-
-@cache
-def _warn_once(message: str) -> None:
-    """Logs a warning about a table that may be opened several times, for several checkpoints."""
-    log.warning(message)
 
 
 def _build_once(
