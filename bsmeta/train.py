@@ -20,6 +20,7 @@ from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import composed_files, overridden_keys
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import set_branch_length
 from bsmeta.config.summary import launch_notes, print_summary, summary
 from bsmeta.tasks import TASKS
 from bsmeta.training.signals import StopRequest, release_signals
@@ -32,6 +33,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
         mistakes: Problems of the command line; reported together with all others, and refused.
     """
     is_main = rank() == 0
+    set_branch_length(config)
     with _refusal_in_status(config):
         checked = check_run(config, os.environ, TASKS, mistakes, overridden_keys())
     entry = TASKS[config.task]

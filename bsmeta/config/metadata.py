@@ -51,6 +51,11 @@ class Phase:
     share: float = key(
         1.0, "share of max_train_steps that it takes; together they make 1", above=0, at_most=1
     )
+    at_decay: bool = key(
+        False,
+        "the last phase only: it begins where the learning rate begins to fall "
+        "(lr_scheduler_type=wsd), whatever the shares are",
+    )
     metadata_probability: float | None = key(
         None, "share of documents that are given any metadata", at_least=0, at_most=1
     )
@@ -227,14 +232,24 @@ def phase_configs(config: MetadataConfig) -> list[MetadataConfig]:
 
 def during(phase: Phase, config: MetadataConfig) -> MetadataConfig:
     """The configuration with the changes of a phase applied."""
-    names = {field.name for field in fields(phase)} - {"share", "types"}
+    names = {field.name for field in fields(phase)} - {"share", "at_decay", "types"}
     changed = {name: getattr(phase, name) for name in names if getattr(phase, name) is not None}
     if phase.types is not None:
         changed["metadata_list"] = [name for name in config.metadata_list if name in phase.types]
     return replace(config, schedule=[], **changed)
 
 
-def phase_starts(config: MetadataConfig, max_train_steps: int) -> list[int]:
-    """The number of steps before each phase; the first is 0."""
-    shares = [phase.share for phase in config.schedule]
-    return [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]
+def phase_starts(
+    config: MetadataConfig, max_train_steps: int, decay_start: int | None = None
+) -> list[int]:
+    """The number of steps before each phase; the first is 0.
+
+    Args:
+        decay_start: The number of steps before the decay of the learning rate, at which a phase may
+            begin; None: there is none in this run, so that the phase never begins.
+    """
+    shares = [phase.share for phase in config.schedule if not phase.at_decay]
+    starts = [0, *(round(max_train_steps * at) for at in itertools.accumulate(shares[:-1]))]
+    if len(shares) < len(config.schedule):
+        starts.append(max_train_steps if decay_start is None else decay_start)
+    return starts

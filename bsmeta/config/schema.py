@@ -13,6 +13,9 @@ from typing import ClassVar
 
 from bsmeta.config.keys import key
 
+WSD = "wsd"
+"""The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
+
 LARGEST_SEED = 2**32 - 1
 """The largest seed that numpy accepts."""
 
@@ -62,13 +65,31 @@ class RunConfig:
     )
     lr_scheduler_type: str = key(
         "linear",
-        "how the learning rate falls after the warm-up",
+        "how the learning rate falls after the warm-up; wsd (warm-up, stable, decay): at the end",
         deepspeed="scheduler.type",
-        choices=("linear", "cosine", "constant"),
+        choices=("linear", "cosine", "constant", WSD),
+    )
+    decay_share: float = key(
+        0.1, "wsd: the share of the steps, at the end, in which the rate falls", above=0, at_most=1
+    )
+    num_decay_steps: int | None = key(
+        None, "wsd: the number of these steps, instead of decay_share", at_least=1
+    )
+    decay_shape: str = key(
+        "linear",
+        "wsd: how the rate falls: on a line, as 1 - sqrt of the share of the decay that is over, "
+        "or along half a cosine",
+        choices=("linear", "1-sqrt", "cosine"),
+    )
+    decay_from: str | None = key(
+        None,
+        "checkpoint folder of a run at a constant rate, from which this run, in an out_dir of its "
+        "own, only decays for num_decay_steps (max_train_steps follows)",
+        is_path=True,
     )
     min_learning_rate_ratio: float = key(
         0.0,
-        "linear and cosine fall to this share of learning_rate (0.1: a tenth of the peak)",
+        "linear, cosine and wsd fall to this share of learning_rate (0.1: a tenth of the peak)",
         deepspeed="scheduler.params.cos_min_ratio",
         at_least=0,
         at_most=1,

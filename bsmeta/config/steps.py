@@ -5,11 +5,16 @@ The only place that computes the length of a run and the global batch.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import reduce
+from pathlib import Path
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import WSD, RunConfig
+
+CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
+"""The name of a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,12 @@ class Schedule:
             times: int | None = getattr(config, key)
             return steps if times is None else max(1, _epoch(key, steps_per_epoch) // times)
 
+        if decays_in_warm_up(config, max_steps):
+            raise ConfigurationError(
+                f"lr_scheduler_type={WSD}: warm-up and decay are longer than the run, which has "
+                f"{max_steps:,} steps; lower num_warmup_steps (warmup_share) or num_decay_steps "
+                "(decay_share)"
+            )
         extra = frozenset(config.extra_steps_to_eval_save_at)
         if extra and max(extra) > max_steps:
             raise ConfigurationError(
@@ -78,6 +89,39 @@ class Schedule:
         if self.save_steps and step % self.save_steps == 0:
             return True
         return step in self.extra_steps
+
+
+def warm_up_steps(config: RunConfig, max_steps: int) -> int:
+    """Steps in which the learning rate rises."""
+    share = config.warmup_share
+    return config.num_warmup_steps if share is None else round(share * max_steps)
+
+
+def decay_start(config: RunConfig, max_steps: int) -> int | None:
+    """The last step before the decay of `lr_scheduler_type=wsd`; None under other schedules."""
+    if config.lr_scheduler_type != WSD:
+        return None
+    steps = config.num_decay_steps
+    return max_steps - (max(1, round(config.decay_share * max_steps)) if steps is None else steps)
+
+
+def decays_in_warm_up(config: RunConfig, max_steps: int) -> bool:
+    """Whether the decay would begin before the warm-up ends."""
+    start = decay_start(config, max_steps)
+    return start is not None and start < warm_up_steps(config, max_steps)
+
+
+def branch_step(config: RunConfig) -> int | None:
+    """The step of the checkpoint that `decay_from` names; None if it names none."""
+    match = CHECKPOINT_NAME.fullmatch(Path(config.decay_from or "").resolve().name)
+    return int(match[1]) if config.decay_from and match else None
+
+
+def set_branch_length(config: RunConfig) -> None:
+    """Sets the length of a run that only decays: the steps before it, and those of the decay."""
+    step = branch_step(config)
+    if step is not None and config.num_decay_steps is not None:
+        config.max_train_steps = step + config.num_decay_steps
 
 
 def _epoch(key: str, steps_per_epoch: int | None) -> int:

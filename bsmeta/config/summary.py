@@ -20,8 +20,8 @@ from bsmeta.config.checks.files import uses_model_name
 from bsmeta.config.data import BY_TEXT, DataConfig, source_configs, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, phase_starts
-from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.config.task_entry import Row, TaskEntry
 
 
@@ -118,7 +118,13 @@ def _schedule(config: RunConfig) -> str:
     end = ""
     if config.lr_scheduler_type != "constant":
         end = f" to {config.learning_rate * config.min_learning_rate_ratio:g}"
-    return f"{peak} after {warm_up}, then {config.lr_scheduler_type}{end}"
+    kind = config.lr_scheduler_type
+    if kind == WSD:
+        steps = config.num_decay_steps
+        last = f"{config.decay_share:.0%} of the" if steps is None else f"{steps:,}"
+        kind = f"constant; in the last {last} steps {config.decay_shape}"
+    branch = "" if config.decay_from is None else f", from {config.decay_from}"
+    return f"{peak} after {warm_up}, then {kind}{end}{branch}"
 
 
 def _checkpoints(config: RunConfig) -> str:
@@ -139,7 +145,7 @@ def notes(config: CausalLMConfig) -> list[str]:
     metadata = config.data_config.metadata_config
     return [
         *_model(config),
-        *_phases(metadata, config.max_train_steps),
+        *_phases(metadata, config.max_train_steps, decay_start(config, config.max_train_steps)),
         *_excluded(config.data_config),
         *_unused_columns(config.data_config),
         *_row_budget(config.data_config),
@@ -165,14 +171,17 @@ def _model(config: CausalLMConfig) -> Iterator[str]:
         )
 
 
-def _phases(config: MetadataConfig, max_train_steps: int) -> Iterator[str]:
-    starts = [*phase_starts(config, max_train_steps), max_train_steps]
+def _phases(config: MetadataConfig, max_train_steps: int, decay_start: int | None) -> Iterator[str]:
+    starts = [*phase_starts(config, max_train_steps, decay_start), max_train_steps]
     for number, (start, end) in enumerate(pairwise(starts)):
         if start == end and config.schedule:
-            yield (
-                f"{_METADATA}.schedule.{number} never takes place: its share of "
-                f"{config.schedule[number].share:g} is less than one of {max_train_steps:,} steps"
+            phase = config.schedule[number]
+            reason = (
+                "the learning rate of this run never decays (a run of decay_from may have it)"
+                if phase.at_decay
+                else f"its share of {phase.share:g} is less than one of {max_train_steps:,} steps"
             )
+            yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
 
 
 def _unused_columns(config: DataConfig) -> Iterator[str]:

@@ -33,7 +33,7 @@ from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.errors import ConfigurationError, UserError, differing
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
@@ -192,7 +192,8 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     """
     data = config.data_config
     plan = BatchPlan.of(config, config.world_size)
-    phases = phases_of(data, config.max_train_steps, plan.global_batch)
+    steps = config.max_train_steps
+    phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
     live = LiveStreams(data, tokenizer, config.seed, phases)
     columns = columns_of(data, len(tokenizer))
     manifest = {

@@ -27,6 +27,7 @@ from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import BY_TEXT, DataConfig, train_files
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
+from bsmeta.config.steps import decay_start
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import open_shard
@@ -194,7 +195,8 @@ class Selection:
         if config.types is not None:
             metadata = with_types(config.data_config.metadata_config, config.types)
             self._data = dataclasses.replace(config.data_config, metadata_config=metadata)
-        starts = phase_starts(self._data.metadata_config, config.max_train_steps)
+        steps = config.max_train_steps
+        starts = phase_starts(self._data.metadata_config, steps, decay_start(config, steps))
         self._phase = bisect.bisect_left(starts, config.step) - 1
         # Lines are read here by number, which TensorFlow's reader does not offer.
         corpora = open_corpora(dataclasses.replace(self._data, reader="native"))

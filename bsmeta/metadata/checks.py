@@ -152,7 +152,12 @@ def _bucket_problems(config: MetadataConfig) -> Iterator[Problem]:
 
 
 def _schedule_problems(config: MetadataConfig) -> Iterator[Problem]:
-    shares = [phase.share for phase in config.schedule]
+    shares = [phase.share for phase in config.schedule if not phase.at_decay]
+    for number, phase in enumerate(config.schedule):
+        if phase.at_decay and (number == 0 or number + 1 < len(config.schedule)):
+            expected = "false: only the last of several phases may begin with the decay"
+            fix = "drop at_decay there, or put the phase last"
+            yield config_problem(f"schedule.{number}.at_decay", "true", expected, fix)
     if shares and not math.isclose(sum(shares), 1, abs_tol=1e-6):
         expected = f"shares that make 1 (they make {sum(shares):g})"
         yield config_problem("schedule", f"the shares {shares}", expected, "change the shares")

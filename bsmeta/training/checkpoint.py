@@ -19,7 +19,6 @@ import itertools
 import json
 import logging
 import os
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.models.manifest import (
     MANIFEST,
     FileEntry,
@@ -48,7 +48,6 @@ STATE = "trainer_state.json"
 DATA = "data_state.json"
 CONFIG = "config.yaml"
 _LOADED = ("state", "rng")  # DeepSpeed loads any file in `state` whose name matches its pattern
-_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 Result = TypeVar("Result")
 
 
@@ -67,7 +66,9 @@ def name(step: int) -> str:
 
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """Lists the checkpoints of a run folder, oldest first, without reading their content."""
-    matches = [(entry, _NAME.fullmatch(entry.name)) for entry in out_dir.glob("checkpoint-*step")]
+    matches = [
+        (entry, CHECKPOINT_NAME.fullmatch(entry.name)) for entry in out_dir.glob("checkpoint-*step")
+    ]
     return sorted(
         (Checkpoint(entry, int(match[1])) for entry, match in matches if match and entry.is_dir()),
         key=lambda checkpoint: checkpoint.step,
@@ -216,7 +217,7 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
             the run is damaged.
     """
     if wanted != "latest":
-        return _named(Path(wanted), processes)
+        return named(Path(wanted), processes)
     newest, damaged = newest_whole(list_checkpoints(out_dir), processes)
     if newest is None and damaged:
         raise ConfigurationError(
@@ -227,21 +228,31 @@ def choose(wanted: str, out_dir: Path, processes: Processes) -> Checkpoint | Non
     return newest
 
 
-def _named(folder: Path, processes: Processes) -> Checkpoint:
-    match = _NAME.fullmatch(folder.resolve().name)
+def named(
+    folder: Path, processes: Processes, key: str = "resume_from_checkpoint_dir"
+) -> Checkpoint:
+    """Returns the checkpoint of a folder; every rank gets the same result.
+
+    Args:
+        key: The key that names it.
+
+    Raises:
+        ConfigurationError: If it is not a checkpoint, or damaged.
+    """
+    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    expected = "" if key == "decay_from" else "`latest` or "
     if not folder.is_dir() or match is None:
         raise ConfigurationError(
-            f"resume_from_checkpoint_dir: {folder} is not a checkpoint folder; expected `latest` "
-            "or the path of a folder named checkpoint-{step}step"
+            f"{key}: {folder} is not a checkpoint folder; expected {expected}the path of a folder "
+            "named checkpoint-{step}step"
         )
-    named = Checkpoint(folder, int(match[1]))
-    faults = problems(named, processes)
+    found = Checkpoint(folder, int(match[1]))
+    faults = problems(found, processes)
     if faults:
         raise ConfigurationError(
-            f"resume_from_checkpoint_dir={folder}: it is damaged; restore it, or name another:\n  "
-            + "\n  ".join(faults)
+            f"{key}={folder}: it is damaged; restore it, or name another:\n  " + "\n  ".join(faults)
         )
-    return named
+    return found
 
 
 def clean(out_dir: Path) -> None:

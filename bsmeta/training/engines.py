@@ -9,7 +9,7 @@ well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,10 +21,19 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.config.errors import CheckpointError, TrainingError
 from bsmeta.config.progress import opaque_work
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.config.steps import decay_start, warm_up_steps
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """The settings of each parameter group that the configuration determines."""
+
+
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda progress: 1.0 - progress,
+    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+}
+"""What is left of the learning rate after a share of its decay."""
 
 
 def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
@@ -59,23 +68,24 @@ def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
     A linear warm-up reaches the peak at step `num_warmup_steps`, or after `warmup_share` of the
     steps; then the rate stays there (`constant`), or decays linearly (`linear`) or along half a
     cosine (`cosine`) such that it would reach `min_learning_rate_ratio` of the peak one step after
-    the last.
+    the last. Under `wsd` (Hu et al. 2024, arXiv 2404.06395) it stays there until the last
+    `num_decay_steps`, or `decay_share` of the steps, and decays in these; `1-sqrt` is the shape
+    that Hägele et al. 2024 (arXiv 2405.18392) found best.
 
     Args:
         step: The step number, from 1 to `max_steps`.
     """
-    share = config.warmup_share
-    warm_up = config.num_warmup_steps if share is None else round(share * max_steps)
-    if step <= warm_up:
-        return config.learning_rate * step / warm_up
+    start = warm_up_steps(config, max_steps)
+    if step <= start:
+        return config.learning_rate * step / start
     if config.lr_scheduler_type == "constant":
         return config.learning_rate
-    progress = min(1.0, (step - 1 - warm_up) / max(1, max_steps - warm_up))
-    left = 1.0 - progress
-    if config.lr_scheduler_type == "cosine":
-        left = 0.5 * (1 + math.cos(math.pi * progress))
+    shape = config.lr_scheduler_type
+    if shape == WSD:
+        start, shape = decay_start(config, max_steps) or 0, config.decay_shape
+    progress = min(1.0, max(0, step - 1 - start) / max(1, max_steps - start))
     lowest = config.min_learning_rate_ratio
-    return config.learning_rate * (lowest + (1.0 - lowest) * left)
+    return config.learning_rate * (lowest + (1.0 - lowest) * SHAPES[shape](progress))
 
 
 @contextmanager

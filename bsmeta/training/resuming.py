@@ -25,6 +25,7 @@ from bsmeta.config.errors import CheckpointError, ConfigurationError, difference
 from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
+from bsmeta.training.branching import branch_point, check_same_branch
 from bsmeta.training.checkpoint import (
     CONFIG,
     STATE,
@@ -74,15 +75,19 @@ def resume_point(
 ) -> Resume | None:
     """Finds the checkpoint and converts it if needed, before the engine is created.
 
-    All ranks call it.
+    All ranks call it. A run that only decays begins at the checkpoint of another run.
 
     Raises:
         ConfigurationError: If this launch cannot continue the run, or every checkpoint is damaged.
         CheckpointError: If the conversion fails.
     """
-    if config.resume_from_checkpoint_dir is None:
-        return None
-    saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
+    saved = None
+    if config.resume_from_checkpoint_dir is not None:
+        saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
+    if saved is not None:
+        check_same_branch(saved, config)
+    elif config.decay_from is not None:
+        saved = branch_point(config, processes)
     if saved is None:
         return None
     state = json.loads((saved.folder / STATE).read_text())

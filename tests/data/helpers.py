@@ -136,10 +136,13 @@ def run(
     state: dict[str, Any] | None = None,
     seed: int = 1,
     total: int | None = None,
+    decay_start: int | None = None,
+    is_branch: bool = False,
 ) -> Run:
     """Takes some steps on every rank and puts the global batches together again.
 
-    `total` is the number of steps that the schedule of the metadata divides.
+    `total` is the number of steps that the schedule of the metadata divides, `decay_start` where
+    the learning rate begins to fall; `is_branch` takes the state of a run that goes on otherwise.
     """
     tokenizer = small_tokenizer()
     parts = []
@@ -152,6 +155,8 @@ def run(
             world_size=world_size,
             global_batch_size=batch,
             max_train_steps=total,
+            decay_start=decay_start,
+            is_branch=is_branch,
             state=state,
         )
         parts.append(list(itertools.islice(iter(stream), steps)))

@@ -122,6 +122,45 @@ def test_no_document_comes_twice_in_an_epoch_and_half_used_ones_are_counted(fold
     assert [step.phase for step in steps] == [0] * 6 + [1] * 3 + [2] * 3
 
 
+AT_DECAY = [
+    Phase(share=1.0, metadata_probability=1.0),
+    Phase(at_decay=True, metadata_probability=0.0),
+]
+
+
+@pytest.mark.parametrize("row_budget", ["sequence", "text"])
+def test_a_branch_goes_on_as_the_run_that_decays_there(folder: Path, row_budget: str) -> None:
+    """A run of 30 steps without a decay, and one that decays from step 5 on, share five steps."""
+    own = small_config(
+        folder, schedule=AT_DECAY, row_budget=row_budget, metadata_list=["title", "url"]
+    )
+    whole = run(own, STEPS, total=STEPS, decay_start=5)
+    assert {0} not in types_of(whole)[:5]
+    assert types_of(whole)[5:] == [{0}] * 7
+    stable = run(own, 5, total=30)
+    rest = run(own, 7, state=stable.state, total=STEPS, decay_start=5, is_branch=True)
+    joined = Run(stable.steps + rest.steps, stable.documents + rest.documents, rest.state)
+    assert same(joined, whole)
+    assert rest.state == whole.state
+    with pytest.raises(ConfigurationError, match=r"phase_starts: \[0, 240\] in the .* \[0, 40\] n"):
+        run(own, 1, state=stable.state, total=STEPS, decay_start=5)
+    later = run(own, 6, total=STEPS, decay_start=5).state
+    with pytest.raises(ConfigurationError, match="phase_starts"):
+        run(own, 1, state=later, total=STEPS, decay_start=7, is_branch=True)
+
+
+def test_a_phase_at_the_decay_comes_last(folder: Path) -> None:
+    assert phase_starts(MetadataConfig(schedule=AT_DECAY), 100, 80) == [0, 80]
+    assert phase_starts(MetadataConfig(schedule=AT_DECAY), 100) == [0, 100]
+    for schedule in (AT_DECAY[::-1], AT_DECAY[1:]):
+        (problem, *_) = metadata_problems(MetadataConfig(schedule=schedule))
+        assert problem.key.endswith("schedule.0.at_decay")
+    thirds = [Phase(share=0.5), Phase(share=0.5), AT_DECAY[1]]
+    assert metadata_problems(MetadataConfig(schedule=thirds)) == []
+    with pytest.raises(ConfigurationError, match="at_decay would begin after step 5, before the"):
+        run(small_config(folder, schedule=thirds), 1, total=STEPS, decay_start=5)
+
+
 def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:
     arguments = scheduled(folder)
     state = run(steps=2, **arguments).state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
@@ -22,6 +24,28 @@ def test_rate_of_each_update(kind: str, expected: list[float]) -> None:
         learning_rate=1.0, lr_scheduler_type=kind, num_warmup_steps=2, max_train_steps=6
     )
     assert [learning_rate(config, 6, step) for step in range(1, 7)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("shape", "falling"),
+    [
+        ("linear", [1.0, 0.75, 0.5, 0.25]),
+        ("1-sqrt", [1.0, 0.5, 0.2928932188134524, 0.1339745962155614]),
+        ("cosine", [1.0, 0.8535533905932737, 0.5, 0.1464466094067262]),
+    ],
+)
+def test_the_rate_is_stable_until_the_decay(shape: str, falling: list[float]) -> None:
+    """By a number of steps or a share of them; to a tenth of the peak, if told so."""
+    config = CausalLMConfig(
+        learning_rate=1.0, lr_scheduler_type="wsd", num_warmup_steps=2, decay_shape=shape,
+        num_decay_steps=4,
+    )  # fmt: skip
+    expected = [0.5, 1.0, 1.0, 1.0, *falling]
+    assert [learning_rate(config, 8, step) for step in range(1, 9)] == pytest.approx(expected)
+    config = replace(config, num_decay_steps=None, decay_share=0.5, min_learning_rate_ratio=0.1)
+    lifted = [*expected[:4], *(0.1 + 0.9 * rate for rate in falling)]
+    lifted[0] = 0.5
+    assert [learning_rate(config, 8, step) for step in range(1, 9)] == pytest.approx(lifted)
 
 
 def test_the_warm_up_may_be_a_share_of_the_run() -> None:

@@ -22,7 +22,7 @@ from bsmeta.config.checks.problems import (
     show,
 )
 from bsmeta.config.launch import ZERO_VARIABLES, Launch
-from bsmeta.config.schema import RunConfig
+from bsmeta.config.schema import WSD, RunConfig
 
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}
@@ -50,6 +50,10 @@ def _scheduler_problems(
     document: Mapping[str, Any], config: RunConfig, file: str
 ) -> Iterator[Problem]:
     kind = look_up(document, "scheduler.type")
+    if config.lr_scheduler_type == WSD:
+        expected = f"no scheduler block: DeepSpeed has no lr_scheduler_type={WSD} of Hydra"
+        yield Problem("scheduler.type", file, show(kind), expected, "delete the scheduler block")
+        return
     wanted = SCHEDULERS.get(config.lr_scheduler_type)
     if wanted is None:  # reported by the checks of Hydra's values
         return

@@ -24,8 +24,8 @@ from bsmeta.config.checks.problems import (
 )
 from bsmeta.config.launch import FILE_KEYS, Launch
 from bsmeta.config.resources import ROOT
-from bsmeta.config.schema import TRACKERS, RunConfig
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.schema import TRACKERS, WSD, RunConfig
+from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
 from bsmeta.config.task_entry import TaskEntry
 
 # Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
@@ -52,6 +52,34 @@ def value_problems(config: RunConfig, overridden: Collection[str] = ()) -> Itera
         expected = "OWNER/NAME, of letters, digits, '-', '_' and '.'"
         yield _refused(config, "push_to_hub", expected, "push_to_hub=me/my-model, for example")
     yield from _trackers(config)
+    yield from _decay(config)
+
+
+def _decay(config: RunConfig) -> Iterator[Problem]:
+    """Yields a decay that does not fit into the run, and branches that are no run of their own."""
+    if config.num_train_epochs is None and decays_in_warm_up(config, config.max_train_steps):
+        found = f"{WSD}, with warm-up and decay longer than {config.max_train_steps:,} steps"
+        expected = "both within the run (max_train_steps)"
+        fix = "lower num_warmup_steps (warmup_share) or num_decay_steps (decay_share)"
+        yield Problem("lr_scheduler_type", HYDRA, found, expected, fix)
+    if config.decay_from is None:
+        return
+    if branch_step(config) is None:
+        expected = "a checkpoint folder, named checkpoint-{step}step"
+        fix = "decay_from=runs/stable/checkpoint-1000step, for example"
+        yield _refused(config, "decay_from", expected, fix)
+    elif Path(config.out_dir).resolve() in Path(config.decay_from).resolve().parents:
+        expected = "another folder than that of decay_from, whose run it would replace"
+        yield _refused(config, "out_dir", expected, "out_dir=runs/decayed, for example")
+    if config.lr_scheduler_type != WSD:
+        expected = f"{WSD}, because decay_from is set"
+        yield _refused(config, "lr_scheduler_type", expected, f"lr_scheduler_type={WSD}")
+    if config.num_decay_steps is None:
+        expected = "the number of steps to decay for, because decay_from is set"
+        yield _refused(config, "num_decay_steps", expected, "num_decay_steps=1000, for example")
+    if config.num_train_epochs is not None:
+        expected = "null, because decay_from and num_decay_steps say how long the run is"
+        yield _refused(config, "num_train_epochs", expected, "num_train_epochs=null")
 
 
 def _trackers(config: RunConfig) -> Iterator[Problem]:

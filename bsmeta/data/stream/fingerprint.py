@@ -103,6 +103,12 @@ def file_hash(path: str | Path) -> str:
     return content.hexdigest()
 
 
+def begun(fingerprint: Mapping[str, Any], done: int) -> dict[str, Any]:
+    """The fingerprint without the phases that begin after the first `done` sequences."""
+    starts = [start for start in fingerprint["phase_starts"] if start < done]
+    return {**fingerprint, "phase_starts": starts}
+
+
 def check_fingerprint(saved: dict[str, Any], current: dict[str, Any], on_changed: str) -> None:
     """Compares the saved fingerprint with the current one.
 

@@ -309,11 +309,23 @@ def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
         raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
 
 
-def phases_of(config: DataConfig, max_train_steps: int, global_batch_size: int) -> Phases:
+def phases_of(
+    config: DataConfig, max_train_steps: int, global_batch_size: int, decay_start: int | None = None
+) -> Phases:
     """When the metadata schedule switches phases.
 
     Args:
         max_train_steps: Steps of the run, which the schedule's shares divide.
+        decay_start: Steps before the decay of the learning rate; None without one.
+
+    Raises:
+        ConfigurationError: If the decay begins before a phase that comes before it.
     """
-    starts = phase_starts(config.metadata_config, max_train_steps)
+    starts = phase_starts(config.metadata_config, max_train_steps, decay_start)
+    if starts != sorted(starts):
+        raise ConfigurationError(
+            f"data_config.metadata_config.schedule: the phase at_decay would begin after step "
+            f"{starts[-1]}, before the one that comes first (after step {starts[-2]}); expected "
+            "phases in their order: change the shares, or the decay"
+        )
     return Phases(tuple(start * global_batch_size for start in starts), sequence_order(config))

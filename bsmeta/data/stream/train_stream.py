@@ -20,7 +20,7 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
 from bsmeta.data.loader import SequenceBlocks, steps
 from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
-from bsmeta.data.stream.fingerprint import check_fingerprint
+from bsmeta.data.stream.fingerprint import begun, check_fingerprint
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
@@ -34,6 +34,8 @@ class TrainStream:
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
         max_train_steps: Steps of the run, which the shares of the metadata schedule divide; only
             needed with a schedule.
+        decay_start: Steps before the decay of the learning rate, at which a phase may begin.
+        is_branch: Whether the state may be of a run whose schedule differs from here on.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
         fixed_length: Whether all micro-batches must have the same shape; otherwise rows whose
@@ -55,6 +57,8 @@ class TrainStream:
         world_size: int,
         global_batch_size: int,
         max_train_steps: int | None = None,
+        decay_start: int | None = None,
+        is_branch: bool = False,
         state: dict[str, Any] | None = None,
         fixed_length: bool = False,
     ) -> None:
@@ -72,9 +76,10 @@ class TrainStream:
             micro_batch_size=config.per_device_train_batch_size,
         )
         assert max_train_steps is not None or not config.metadata_config.schedule
-        starts = phase_starts(config.metadata_config, max_train_steps or 0)
+        steps = max_train_steps or 0
+        starts = phase_starts(config.metadata_config, steps, decay_start)
         self._first_steps = [start + 1 for start in starts]
-        phases = phases_of(config, max_train_steps or 0, global_batch_size)
+        phases = phases_of(config, steps, global_batch_size, decay_start)
         self._streams: LiveStreams | PreparedStreams
         if config.prepared is not None:
             self._streams = PreparedStreams(config, tokenizer, seed, phases)
@@ -91,13 +96,17 @@ class TrainStream:
         if self._pad is None:
             self._pad = tokenizer.eos_token_id
         self._positions: dict[int, Position] = {}
-        if state is not None:
-            check_fingerprint(state["fingerprint"], self.fingerprint, config.on_changed_data)
-            self._positions = {
-                int(stream): Position.from_state(saved)
-                for stream, saved in state["streams"].items()
-            }
         self._order = sequence_order(config)
+        if state is not None:
+            streams = state["streams"].items()
+            saved, current = state["fingerprint"], self.fingerprint
+            if is_branch:
+                done = sum(Position.from_state(position).emitted for _, position in streams)
+                saved, current = begun(saved, done), begun(current, done)
+            check_fingerprint(saved, current, config.on_changed_data)
+            self._positions = {
+                int(stream): Position.from_state(position) for stream, position in streams
+            }
         self._done = sequences_done(self._positions, self._order)
 
     @property

@@ -23,7 +23,7 @@ from bsmeta.config.checks.problems import refuse
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.train_stream import TrainStream
@@ -142,6 +142,8 @@ class CausalLanguageModel:
             world_size=world_size,
             global_batch_size=BatchPlan.of(config, world_size).global_batch,
             max_train_steps=config.max_train_steps,
+            decay_start=decay_start(config, config.max_train_steps),
+            is_branch=config.decay_from is not None,
             state=state,
             # Each shape would be compiled for itself.
             fixed_length=config.torch_compile or self._attention == layers.FLEX,
