@@ -10,7 +10,7 @@ export TORCH_EXTENSIONS_DIR := $(VENV)/torch_extensions
 export PATH := $(VENV)/bin:$(PATH)
 unexport PYTHONPATH
 
-.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint format docs clean
+.PHONY: env demo demo-classification demo-spelling known-answers test test-slow test-faults test-slurm lint format docs release clean
 
 env: $(STAMP)
 
@@ -61,7 +61,15 @@ format: env
 
 docs: env
 	python -m bsmeta.config.reference
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
+# The wheel is built from the sdist, so that the check of its content holds for both.
+release: env
+	rm -rf build dist
+	python -m build --no-isolation
+	twine check --strict dist/*
+	BSMETA_DIST=dist python -m pytest -q tests/test_packaging.py -m "not slow"
 
 clean:
-	rm -rf runs outputs multirun build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs outputs multirun build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

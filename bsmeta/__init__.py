@@ -5,9 +5,9 @@ that `bsmeta/evaluate.py` would shadow the `evaluate` library and `bsmeta/config
 `config`. Every entry point imports this package before anything else; the folder is removed from
 the path only here.
 
-MKL is told to give a matrix product the same bits wherever its operands lie in memory, as it does
-not by itself on some processors: two equal runs on one machine would differ. It reads the variable
-at its first call.
+MKL is set to give a matrix product the same bits wherever its operands lie in memory. On some
+processors it does not do so by default, and two equal runs on one machine would differ. It reads
+the variable at its first call.
 """
 
 import os

@@ -28,7 +28,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--include-path", help="folder with task files of your own")
     parser.add_argument("--shots", nargs="+", type=int, default=[0, 5])
     parser.add_argument("--prompt", help="the conditional prompt; without it, none is compared")
-    parser.add_argument("--limit", type=int, help="only the first so many questions of a task")
+    parser.add_argument("--limit", type=int, help="number of questions of a task, from the first")
     parser.add_argument("--out", type=Path, help="file for the answers, as JSON")
     return parser.parse_args()
 

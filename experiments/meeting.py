@@ -99,12 +99,12 @@ def difference(me: Machine, other: Machine, others: dict[int, socket.socket]) ->
     """The error message if a machine's settings conflict with machine 0's; None if they agree."""
     if other.machines != me.machines:
         return (
-            f"machine 0 was told of {me.machines} machines, machine {other.rank} of "
+            f"machine 0 was given {me.machines} machines, machine {other.rank} of "
             f"{other.machines}; expected the same BSMETA_MACHINES (or BSMETA_NODES) on each"
         )
     if "" not in (me.world_size, other.world_size) and other.world_size != me.world_size:
         return (
-            f"machine 0 was told of {me.world_size} processes in all, machine {other.rank} of "
+            f"machine 0 was given {me.world_size} processes in all, machine {other.rank} of "
             f"{other.world_size}; expected the same BSMETA_MACHINES (or BSMETA_WORLD_SIZE) on each"
         )
     if other.rank in others:

@@ -94,7 +94,7 @@ def test_a_mixture_in_the_log(steps: Steps, documents: Documents, tmp_path: Path
     assert {name: one["configured"] for name, one in found.items()} == pytest.approx(shares)
     assert {name: one["sequences"] for name, one in found.items()} == counts
     assert sum(one["tokens"] for one in found.values()) == steps(tmp_path / "run")[12]["tokens"]
-    assert exposure["types"]["source"]["realised"] > 0
+    assert exposure["types"]["source"]["realized"] > 0
     trained = {name.split("/")[0] for step in documents(tmp_path / "run").values() for name in step}
     assert trained == set(shares)
 

@@ -39,7 +39,13 @@ def repository_files(*folders: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the repository, built by pip from a copy (a build leaves files in its folder)."""
+    """A wheel of the repository, built by pip from a copy (a build leaves files in its folder).
+
+    `make release` names the folder of the wheel that it has built, in $BSMETA_DIST.
+    """
+    if built := os.environ.get("BSMETA_DIST"):
+        (file,) = Path(built).resolve().glob("bsmeta-*.whl")
+        return Path(shutil.copy2(file, tmp_path_factory.mktemp("wheel")))
     folder = tmp_path_factory.mktemp("wheel")
     for file in repository_files():
         (folder / "source" / file).parent.mkdir(parents=True, exist_ok=True)

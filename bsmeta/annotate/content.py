@@ -96,7 +96,7 @@ _WORD = re.compile(r"\w+")
 _SEPARATOR = re.compile(r"(\W+)")
 # Of the anchors in turn: the number of words, and of places in the extract and in the text.
 _ANCHORS = ((4, 1), (4, 8), (2, 8), (1, 8))
-_SINGLE_WORDS = 2.0  # an anchor of one word is trusted where the text has at most so many more
+_SINGLE_WORDS = 2.0  # an anchor of one word is trusted up to this ratio of words left in the text
 _MOVED_WORDS = 4
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 
@@ -217,7 +217,7 @@ class _Alignment:
         return [(other_end - count - at, word_end - count - place) for at, place in found[::-1]]
 
     def match_moved(self, count: int) -> None:
-        """Matches runs of so many words that are left in both, in any order, at their first place.
+        """Matches runs of that length that are left in both, in any order, at their first place.
 
         An extractor has moved them, or they are in too many places for anchors.
         """
@@ -241,7 +241,7 @@ class _Alignment:
                         after = at + self._mark(at, place, min(end - at, most))
 
     def _mark(self, at: int, place: int, most: int) -> int:
-        """Marks the equal words from two places on, at most so many; returns their number."""
+        """Marks the equal words from two places on, up to a limit; returns their number."""
         others, words = self._others, self._words
         length = 0
         while length < most and others[at + length] == words[place + length]:
@@ -261,7 +261,7 @@ def _ranges(marks: bytearray, mark: int) -> Iterator[Span]:
 
 
 def _runs(words: list[int], count: int) -> Iterator[tuple[int, ...]]:
-    """The runs of so many words, by their first."""
+    """The runs of that length, by their first word."""
     return zip(*(words[shift:] for shift in range(count)), strict=False)
 
 
@@ -290,7 +290,7 @@ def _rising_runs(
 
 
 def _hashes(words: list[int], count: int) -> _UInt64:
-    """A hash of each run of so many words."""
+    """A hash of each run of that length."""
     numbers = np.array(words, np.int64).view(np.uint64)
     hashes = np.zeros(max(len(words) - count + 1, 0), np.uint64)
     for shift in range(count):

@@ -159,7 +159,7 @@ _SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT)
 
 
 def is_description(text: str) -> bool:
-    """Whether a text is worth to be a description: 5 to 50 words, and no disambiguation page."""
+    """Whether a text can serve as a description: 5 to 50 words, and no disambiguation page."""
     return len(text.split()) in WORDS and not _NO_DESCRIPTION.search(text)
 
 

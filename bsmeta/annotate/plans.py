@@ -94,7 +94,7 @@ def find_shards(
 
 
 def _losses(config: AnnotateConfig, rebuilt: set[str], shard: Shard) -> Iterator[str]:
-    """Yields why writing the shard anew would destroy something."""
+    """Yields the reasons why rewriting the shard would destroy something."""
     path = shard.files.shard
     if not path.exists():
         return

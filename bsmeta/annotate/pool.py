@@ -226,7 +226,7 @@ def collect_rarely() -> None:
 
 
 def _limit_memory(more: int) -> None:
-    """Lets this process allocate so many bytes more than it has; a MemoryError then follows."""
+    """Limits what this process may allocate beyond what it has; more raises MemoryError."""
     with open("/proc/self/statm", encoding="ascii") as file:
         pages = int(file.read().split()[0])
     limit = pages * resource.getpagesize() + more

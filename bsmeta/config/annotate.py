@@ -150,7 +150,7 @@ class AnnotateConfig:
     chunk_pages: int = key(
         64, "pages that are annotated, compressed and written together", at_least=1
     )
-    chunk_mb: float = key(16, "a chunk also ends when its pages have so many megabytes", above=0)
+    chunk_mb: float = key(16, "size of its pages, in MB, at which a chunk also ends", above=0)
     page_mb: float = key(8, "a larger page is counted as too_large and not read", above=0)
     page_seconds: float = key(
         30, "a page that takes longer ends its process, which is replaced", above=0

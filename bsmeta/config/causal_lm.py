@@ -45,7 +45,7 @@ class CausalLMConfig(PretrainedConfig):
     )
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     gradient_checkpointing_every: int = key(
-        1, "gradient_checkpointing: in every so many layers (1: in all)", at_least=1
+        1, "gradient_checkpointing: in every n-th layer (1: in all)", at_least=1
     )
     loss_chunk_logits: int = key(
         2**26,

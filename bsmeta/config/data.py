@@ -136,8 +136,7 @@ class DataConfig:
     )
     num_streams: int = key(
         8,
-        "logical streams, each with as many bytes of documents; world size x workers must divide "
-        "it",
+        "number of logical streams (equal bytes each); a multiple of world size x workers",
         at_least=1,
     )
     window_documents: int = key(
@@ -183,7 +182,7 @@ class DataConfig:
         "strict: stop at the first; skip: count it and continue",
         choices=("strict", "skip"),
     )
-    max_bad_documents: int = key(1000, "skip: give up after so many", at_least=0)
+    max_bad_documents: int = key(1000, "skip: number after which the run ends", at_least=0)
     max_document_chars: int = key(
         10_000_000,
         "a document of more characters (with its metadata) is a bad one: encoding takes up to 80 "

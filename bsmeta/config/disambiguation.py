@@ -122,11 +122,13 @@ class DisambiguationConfig(PretrainedConfig):
         heading="Model",
     )
     encoder_layers: int | None = key(
-        None, "layers of the encoder of mentions: the first so many; null: all", at_least=1
+        None,
+        "number of layers of the encoder of mentions that are used, from the first; null: all",
+        at_least=1,
     )
     train_layers: int | None = key(
         None,
-        "layers of the encoder of mentions that are trained: the last so many, without its "
+        "number of layers of the encoder of mentions that are trained, from the last, without its "
         "embeddings of tokens; null: all of it",
         at_least=0,
     )

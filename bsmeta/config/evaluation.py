@@ -33,7 +33,7 @@ class SliceConfig:
         "site", "site: host of the address; length: bytes of text; time: year", choices=SLICE_KINDS
     )
     sites: list[str] = key([], "site: host names or patterns such as *.python.org")
-    top: int = key(10, "site, where none are named: so many of the most frequent hosts", at_least=1)
+    top: int = key(10, "site, where none are named: number of most frequent hosts", at_least=1)
     edges: list[int] = key([], "length, time: where one slice ends and the next begins", at_least=0)
 
 
@@ -66,7 +66,7 @@ class EvaluateConfig:
     validation_file: str | None = key(
         None, "held-out shard; null: that of the training run", is_path=True
     )
-    max_documents: int | None = key(None, "use only the first so many documents", at_least=1)
+    max_documents: int | None = key(None, "number of documents to use, from the first", at_least=1)
     deduplicate: bool = key(True, "use only the first of the documents with one text")
     metadata_list: list[str] | None = key(
         None, "types to evaluate; null: those of the training run"
@@ -82,7 +82,8 @@ class EvaluateConfig:
         ["matched", "form", "separator"],
         "all, each and chosen again, and compared with, values of another document: shuffled (any "
         "other), wrong (a different value), matched (wrong, of about the same length); or a prefix "
-        "without content: form (as many junk words), separator (only what closes a prefix)",
+        "without content: form (the same number of junk words), "
+        "separator (only what closes a prefix)",
         choices=("shuffled", "wrong", "matched", "form", "separator"),
     )
     prompt: bool = key(

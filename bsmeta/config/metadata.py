@@ -37,10 +37,10 @@ class HtmlParserConfig:
         [], "tags dropped by name, keeping their content"
     )
     tags_to_remove_alone_txt_max_chr_len: list[float] = key(
-        [], "for each of those names: dropped only around at most so many characters"
+        [], "for each of those names: largest number of characters around which it is dropped"
     )
     tags_to_remove_alone_txt_min_chr_len: list[float] = key(
-        [], "for each of those names: dropped only around at least so many characters"
+        [], "for each of those names: smallest number of characters around which it is dropped"
     )
 
 
@@ -116,8 +116,8 @@ class MetadataConfig:
     metadata_values: str = key(
         "own",
         "own; for controls, in training and evaluation: shuffled (those of another document of the "
-        "window), or a prefix of as many tokens without content: constant (the same text for all "
-        "documents) or random (tokens drawn for each document)",
+        "window), or a prefix of the same length in tokens without content: constant (one text for "
+        "all documents) or random (tokens drawn for each document)",
         choices=("own", "shuffled", "constant", "random"),
     )
     schedule: list[Phase] = key(

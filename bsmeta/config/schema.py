@@ -142,19 +142,19 @@ class RunConfig:
 
     logging_steps: int = key(
         1,
-        "a line of metrics.jsonl every so many steps",
+        "steps between lines of metrics.jsonl",
         at_least=1,
         heading="Logging, evaluation and checkpoints",
     )
     logs_per_epoch: int | None = key(
         None, "lines of metrics.jsonl in an epoch, instead of logging_steps", at_least=1
     )
-    eval_steps: int = key(1000, "evaluate every so many steps; 0: never", at_least=0)
+    eval_steps: int = key(1000, "steps between evaluations (0: off)", at_least=0)
     evals_per_epoch: int | None = key(
         None, "evaluations in an epoch, instead of eval_steps", at_least=1
     )
     start_with_eval: bool = key(False, "evaluate before the first step, too")
-    save_steps: int = key(1000, "checkpoint every so many steps; 0: only at the end", at_least=0)
+    save_steps: int = key(1000, "steps between checkpoints (0: only at the end)", at_least=0)
     saves_per_epoch: int | None = key(
         None, "checkpoints in an epoch, instead of save_steps", at_least=1
     )
@@ -166,8 +166,8 @@ class RunConfig:
     )
     keep_last_checkpoints: int = key(
         3,
-        "older checkpoints are deleted, but those that the next two keys keep, those with a file "
-        "KEEP inside and the one resumed from; damaged ones do not count; 0 keeps all",
+        "number of most recent intact checkpoints to keep (0: all); those that the next two keys "
+        "match, that contain a file KEEP or that a run resumed from are kept, too",
         at_least=0,
     )
     keep_every_checkpoint_steps: int = key(
@@ -181,7 +181,7 @@ class RunConfig:
     )
     early_stopping_patience: int | None = key(
         None,
-        "end the run after so many evaluations in a row without a better keep_best_by; null: never",
+        "evaluations in a row without a better keep_best_by after which the run ends; null: off",
         at_least=1,
     )
     on_nonfinite: str = key(

@@ -83,7 +83,7 @@ class SpellingConfig(RunConfig):
         is_path=True,
     )
     dataset_limits: list[int] = key(
-        [], "use so many samples of each of the datasets; []: all", at_least=1
+        [], "number of samples to use of each of the datasets; []: all", at_least=1
     )
     val_splits: list[float] = key(
         [0.05],
@@ -163,7 +163,7 @@ class SpellingConfig(RunConfig):
         heading="Results",
     )
     benchmark_lines: int | None = key(
-        None, "score only the first so many lines of each test set; null: all", at_least=1
+        None, "number of lines to score of each test set; null: all", at_least=1
     )
     bootstrap_resamples: int = key(
         2000, "resamples of the lines of a test set for each interval", at_least=1

@@ -38,12 +38,13 @@ class ArmConfig:
     overrides: list[str] = key([], "keys of the training run, in Hydra's syntax")
     label: str = key("", "its name in tables and plots; empty: that of the arm")
     control_of: str | None = key(
-        None, "the arm whose metadata it has without their content; what it gains is no content"
+        None,
+        "arm that this one controls for: same fields with the content removed, so any gain is form",
     )
     text_tokens_of: str | None = key(
         None,
-        "train on as many text tokens as this arm with the same seed did (max_train_steps follows "
-        "from the text tokens that a step of the baseline has)",
+        "train on the number of text tokens that this arm with the same seed was trained on "
+        "(max_train_steps follows from the text tokens that a step of the baseline has)",
     )
 
 
@@ -91,10 +92,10 @@ class MeasureConfig:
 
     validation_file: str | None = key(None, "held-out shard; null: that of the runs", is_path=True)
     windows: str = key("sliding", "as windows of evaluate.py", choices=WINDOWS)
-    max_documents: int | None = key(None, "only the first so many documents", at_least=1)
+    max_documents: int | None = key(None, "number of documents, from the first", at_least=1)
     max_characters: int | None = key(
         None,
-        "score only the first so many characters of each document; its metadata stays whole",
+        "number of characters of each document to score, from the first; its metadata stays whole",
         at_least=1,
     )
     each_type: bool = key(True, "at the last checkpoint, also each type of metadata by itself")
@@ -123,7 +124,7 @@ class DownstreamConfig:
     prompts: dict[str, str] = key(
         {}, "task: the text that conditions it (`URL: en.wikipedia.org`), compared with none"
     )
-    limit: int | None = key(None, "only the first so many questions of a task", at_least=1)
+    limit: int | None = key(None, "number of questions of a task, from the first", at_least=1)
 
 
 @dataclass(kw_only=True)

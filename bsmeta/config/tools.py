@@ -96,7 +96,7 @@ class GenerateConfig:
         None, "attribute: held-out shard; null: that of the training run", is_path=True
     )
     max_documents: int | None = key(
-        None, "attribute: use only the first so many documents", at_least=1
+        None, "attribute: number of documents to use, from the first", at_least=1
     )
     bootstrap_resamples: int = key(10_000, "attribute: resamples for each interval", at_least=1)
     out_dir: str | None = key(

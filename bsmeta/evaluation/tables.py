@@ -176,14 +176,14 @@ def pair_table(report: Report) -> Table:
 
 def position_table(model: ModelReport) -> Table:
     """The difference by position in the document: a row per comparison, a column per bin."""
-    note = "Difference in bits per byte, for text that begins so many bytes into its document."
+    note = "Difference in bits per byte, by distance in bytes from the start of the document."
     bins = {row.comparison.name: row.positions for row in model.rows}
     return _bin_table(model, "By position in the document", note, bins)
 
 
 def context_table(model: ModelReport) -> Table:
     """The difference by the amount of preceding text in the same window."""
-    note = "Difference in bits per byte, for text after so many bytes of text in its window."
+    note = "Difference in bits per byte, by the bytes of text before it in its window."
     bins = {row.comparison.name: row.contexts for row in model.rows}
     return _bin_table(model, "By text seen before", note, bins)
 

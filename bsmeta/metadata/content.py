@@ -63,7 +63,7 @@ def content_spans(line: bytes | memoryview, content: str) -> Spans:
 
 
 def _combined(spans: Sequence[Spans], least: int) -> Spans:
-    """The spans that at least so many of several lists of disjoint spans cover."""
+    """The spans that at least a given number of several lists of disjoint spans cover."""
     edges = sorted(
         [(start, 1) for some in spans for start, _ in some]
         + [(end, -1) for some in spans for _, end in some]

@@ -169,7 +169,7 @@ class ChunkedLoss:
         return callable(find) and type(find()) is nn.Linear
 
     def pays(self, rows: int) -> bool:
-        """Whether so many targets have more logits than may exist at once."""
+        """Whether the logits of these targets exceed the chunk limit."""
         return rows > self._rows
 
     def __call__(

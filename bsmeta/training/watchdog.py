@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 EXIT_FAILURE = 1
 _INTERVAL_S = 1.0
-# A rank whose counter does not change for so many intervals is dead or stopped.
+# A rank whose counter does not change for this number of intervals is dead or stopped.
 _SILENT_INTERVALS = 4
 _REPORT_WAIT_S = 0.25
 _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")

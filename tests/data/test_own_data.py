@@ -34,7 +34,8 @@ def commands(file: str, heading: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("file", "heading"), [("README.md", "## Your own data"), ("docs/data.md", "# Data")]
+    ("file", "heading"),
+    [("README.md", "## Your own data"), ("docs/data.md", "# How do I train on my own files?")],
 )
 def test_the_plain_case_trains(file: str, heading: str, tmp_path: Path) -> None:
     for name, first in (("pages", 0), ("test", 1000)):
@@ -48,7 +49,7 @@ def test_the_plain_case_trains(file: str, heading: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     exposure = [one for one in map(json.loads, lines) if one["event"] == "exposure"][-1]
-    assert exposure["types"]["url"]["realised"] > 0
+    assert exposure["types"]["url"]["realized"] > 0
     assert "none of the first" not in done.stderr + done.stdout
 
 
@@ -63,7 +64,7 @@ def test_every_recipe_of_a_corpus_composes() -> None:
 
 
 def test_the_mixture_composes(tmp_path: Path) -> None:
-    text = (REPOSITORY / "docs" / "data.md").read_text()
+    text = (REPOSITORY / "docs" / "mixtures.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```", text, re.M | re.S)
     (tmp_path / "mix.yaml").write_text(f"defaults:\n  - v2\n  - _self_\n{block}")
     script = str(REPOSITORY / "bsmeta" / "train.py")

@@ -139,16 +139,16 @@ def test_a_launch_file_that_accelerate_cannot_use(
     [
         (
             ({"127.0.0.1": 1, "localhost": 1}, {"127.0.0.1": 1, "localhost": 1, "192.0.2.7": 1}),
-            "machine 0 was told of 2 machines, machine 1 of 3; expected the same BSMETA_MACHINES",
+            "machine 0 was given 2 machines, machine 1 of 3; expected the same BSMETA_MACHINES",
         ),
         pytest.param(
             ({"127.0.0.1": 1, "localhost": 1, "192.0.2.7": 1}, {"127.0.0.1": 1, "localhost": 1}),
-            "machine 0 was told of 3 machines, machine 1 of 2; expected the same BSMETA_MACHINES",
+            "machine 0 was given 3 machines, machine 1 of 2; expected the same BSMETA_MACHINES",
             marks=pytest.mark.slow,
         ),
         (
             ({"127.0.0.1": 1, "localhost": 2}, {"127.0.0.1": 1, "localhost": 3}),
-            "machine 0 was told of 3 processes in all, machine 1 of 4; expected the same",
+            "machine 0 was given 3 processes in all, machine 1 of 4; expected the same",
         ),
     ],
 )

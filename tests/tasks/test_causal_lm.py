@@ -297,10 +297,10 @@ def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
     counts = {"documents": 8, "documents_with_metadata": 6, "documents/html": 1, "documents/url": 4}
     assert CausalLanguageModel(config).exposure(counts, phase=0) == {
         "documents": 8,
-        "with_metadata": {"configured": 0.75, "realised": 0.75},
+        "with_metadata": {"configured": 0.75, "realized": 0.75},
         "types": {
-            "html": {"weight": 1.0, "left_out": 0.75, "realised": 0.125},
-            "url": {"weight": 2.0, "left_out": 0.0, "realised": 0.5},
+            "html": {"weight": 1.0, "left_out": 0.75, "realized": 0.125},
+            "url": {"weight": 2.0, "left_out": 0.0, "realized": 0.5},
         },
     }
 

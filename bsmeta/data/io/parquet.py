@@ -38,7 +38,7 @@ from bsmeta.data.io.lines import Line
 
 BATCH_BYTES = 2 << 20  # decoded at a time
 VALUE_BYTES = 16  # memory of a value, at least, decoded and converted
-BATCH_ROWS = 1024  # ... and at most so many rows
+BATCH_ROWS = 1024  # ... and at most this number of rows
 COLUMN_BUFFER = 1 << 18  # bytes of a column that are read at a time
 MOST_BLOCKS = 8  # of a remote file in memory: its columns are read in turns
 

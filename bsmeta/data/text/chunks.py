@@ -131,7 +131,7 @@ def cut(encoded: EncodedDocument, config: DataConfig) -> list[Chunk]:
 
 
 def cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chunk]:
-    """The chunks of a document, cut after so many tokens of text; EOS is one, BOS is in each.
+    """The chunks of a document, cut after that number of text tokens; EOS is one, BOS is in each.
 
     Where there is no BOS, nothing but metadata comes before the first token of text of a chunk:
     without metadata there is no loss on it, so there is none with metadata.
@@ -153,7 +153,7 @@ def cut_by_text(encoded: EncodedDocument, metadata: MetadataConfig) -> list[Chun
 
 
 def within(chunk: Chunk, most: int) -> Chunk:
-    """The chunk with at most so many tokens of metadata, and the same text (`row_budget=text`).
+    """The chunk with its metadata cut to a number of tokens, and the same text (`row_budget=text`).
 
     A prefix is cut but keeps its separator, or is left out if nothing else of it would fit. Then
     come the inserted strings, up to the first that does not fit; appended metadata may be cut.
@@ -203,7 +203,7 @@ def fitting(run: np.ndarray, most: int, divisible: int) -> int:
 
 
 def _with_prefix_of(document: EncodedDocument, length: int) -> EncodedDocument:
-    """The document with a prefix cut to so many tokens besides BOS; with 0, without one."""
+    """The document with a prefix cut to a number of tokens besides BOS; with 0, without one."""
     if not length:
         return document.without_prefix
     closing, last = len(document.separator), document.bos + length

@@ -262,10 +262,10 @@ class CausalLanguageModel:
             **({"sources": sources} if sources else {}),
             "with_metadata": {
                 "configured": metadata.metadata_probability,
-                "realised": counts[WITH_METADATA] / documents,
+                "realized": counts[WITH_METADATA] / documents,
             },
             "types": {
-                name: {**configured, "realised": counts[f"documents/{name}"] / documents}
+                name: {**configured, "realized": counts[f"documents/{name}"] / documents}
                 for name, configured in chances(metadata).items()
             },
         }
@@ -289,7 +289,7 @@ def source_exposure(config: DataConfig, counts: Mapping[str, float]) -> dict[str
     return {
         source.name: {
             "configured": source.weight / weights,
-            "realised": counts[f"source_sequences/{source.name}"] / total["source_sequences"],
+            "realized": counts[f"source_sequences/{source.name}"] / total["source_sequences"],
             "sequences": int(counts[f"source_sequences/{source.name}"]),
             "tokens": int(counts[f"source_tokens/{source.name}"]),
             "share_of_tokens": counts[f"source_tokens/{source.name}"] / total["source_tokens"],

@@ -36,7 +36,7 @@ class Candidates:
         return np.where(self.is_gold.any(1), self.is_gold.argmax(1), -1)
 
     def first(self, most: int) -> Candidates:
-        """At most so many candidates of each mention: its entities and the most popular others."""
+        """Limits the candidates of each mention to its entities and the most popular others."""
         if self.entities.shape[1] <= most:
             return self
         order = np.argsort(~self.is_gold, axis=1, kind="stable")[:, :most]  # gold before the others

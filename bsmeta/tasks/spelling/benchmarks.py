@@ -96,7 +96,7 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
     Args:
         folder: Has TASK/GROUP/SPLIT/{corrupt,correct}.txt.
         task: The task.
-        limit: Use only the first so many lines of each.
+        limit: Number of lines to use of each, from the first.
 
     Raises:
         DataError: If there is none, or its files do not have the same number of lines.

@@ -34,7 +34,7 @@ class Inputs(Protocol):
         """The most tokens that each text may have, int64 [texts]."""
 
     def fits(self, words: Words, length: int) -> bool:
-        """Whether a text with errors has at most so many tokens."""
+        """Whether a text with errors has at most that number of tokens."""
 
     def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
         """The inputs of texts.

@@ -95,7 +95,7 @@ def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -
 
     Args:
         pair: A pair whose correct text fits.
-        fits: Whether a text has at most so many tokens.
+        fits: Whether a text fits into a number of tokens.
         room: The tokens that the batch has room for.
     """
     if fits(pair.source, room):

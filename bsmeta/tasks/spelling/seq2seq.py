@@ -115,7 +115,7 @@ def token_counts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
 
 def longest_target(tokens: int) -> int:
-    """The most tokens that a correction of so many tokens may have."""
+    """The largest number of tokens in the correction of a text with that number of tokens."""
     return tokens + tokens // 4 + 8
 
 

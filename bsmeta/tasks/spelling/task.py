@@ -59,7 +59,7 @@ class SpellingTask(ABC):
 
     @abstractmethod
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        """Whether a text has at most so many tokens."""
+        """Whether a text has at most that number of tokens."""
 
     @abstractmethod
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:

@@ -1,0 +1,56 @@
+"""The examples of metadata.md and recipes.md are what the code renders."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+
+import pytest
+import yaml
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.processors import PROCESSORS
+from bsmeta.metadata.rendering import Renderer
+from tests.warm import REPOSITORY
+
+METADATA = (REPOSITORY / "docs/metadata.md").read_text()
+RECIPES = (REPOSITORY / "docs/recipes.md").read_text()
+SETTINGS = re.findall(r"^```yaml\n(.*?)^```\n```text\n(.*?)^```", METADATA, re.M | re.S)
+OVERRIDES = re.findall(r"^<!-- renders: (.*?) -->\n```text\n(.*?)^```", RECIPES, re.M | re.S)
+
+
+def read(config: MetadataConfig) -> str:
+    """What a model reads for the document of metadata.md."""
+    (record,) = re.findall(r"^<!-- record -->\n```json\n(.*?)^```", METADATA, re.M | re.S)
+    line = json.dumps(json.loads(record)).encode()
+    document = DocumentDecoder(config).decode(line)
+    one = Renderer(config).render(document, config.metadata_list)
+    return one.prefix + one.lead + one.body + one.suffix
+
+
+@pytest.mark.parametrize(("settings", "text"), SETTINGS)
+def test_a_setting_renders_as_shown(settings: str, text: str) -> None:
+    assert read(MetadataConfig(**yaml.safe_load(settings))) == text.removesuffix("\n")
+
+
+@pytest.mark.parametrize(("override", "text"), OVERRIDES)
+def test_a_recipe_renders_as_shown(override: str, text: str) -> None:
+    config = compose(CausalLMConfig, "demo", [override]).data_config.metadata_config
+    assert read(config) == text.removesuffix("\n")
+
+
+def test_every_type_and_every_recipe_is_shown() -> None:
+    shown = {key for settings, _ in SETTINGS for key in yaml.safe_load(settings)["metadata_list"]}
+    assert set(PROCESSORS) <= shown
+    recipes = {path.stem for path in (REPOSITORY / "hydra_configs/recipes").glob("*.yaml")}
+    assert {override.removeprefix("+recipes=") for override, _ in OVERRIDES} == recipes
+
+
+def test_the_keys_of_the_page_are_keys() -> None:
+    known = {field.name for field in fields(MetadataConfig)}
+    used = {key for settings, _ in SETTINGS for key in yaml.safe_load(settings)}
+    assert used <= known
