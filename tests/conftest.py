@@ -12,12 +12,10 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from bsmeta.config import progress
 from tests.warm import REPOSITORY, Warm
-
-TIMEOUT_S = 240
 
 # Several tests, and several processes of one, share few cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,8 +25,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# An example that takes long on a busy machine is not a wrong one.
-settings.register_profile("bsmeta", deadline=None)
+# Examples that take long on a busy machine are not wrong ones.
+settings.register_profile("bsmeta", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("bsmeta")
 
 
@@ -65,7 +63,7 @@ def run_warm(
     """Runs a command line of Python to its end, forked from a warm interpreter."""
     process = Warm(command, {**os.environ, **environment}, folder)
     try:
-        output, errors = process.communicate(TIMEOUT_S)
+        output, errors = process.communicate()
     finally:
         process.kill()
     return CompletedProcess(command, process.wait(), output, errors)

@@ -75,12 +75,12 @@ def test_no_gpu_is_selected_if_none_can_be_used(answer: str | None, tmp_path: Pa
 
 @pytest.mark.faults
 def test_the_soak_test_with_one_kill(tmp_path: Path) -> None:
-    command = [sys.executable, str(EXPERIMENTS / "soak.py"), "steps=6", "kills=1"]
-    command += [f"folder={tmp_path}"]
+    command = [sys.executable, str(EXPERIMENTS / "soak.py"), "steps=30", "kills=1"]
+    command += ["seed=1", f"folder={tmp_path}"]  # the kill comes after step 5
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
-    assert (result["steps"], result["kills"]["in_saves"] + result["kills"]["at_random"]) == (6, 1)
+    assert (result["steps"], result["kills"]["in_saves"] + result["kills"]["at_random"]) == (30, 1)
     assert result["same_weights"]
     assert result["same_losses"]
     assert result["same_documents"]

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TIMEOUT_S, run_warm
+from tests.conftest import run_warm
+from tests.waiting import STUCK_S, wait_until
 from tests.warm import REPOSITORY, Warm
 
 STEPS = 40
@@ -52,26 +53,21 @@ def run(command: list[str], folder: Path) -> None:
 
 def run_cold(command: list[str], folder: Path) -> None:
     """As `run`, with new interpreters, which order sets of strings in another way."""
-    subprocess.run(command, cwd=folder, check=True, timeout=TIMEOUT_S)
+    subprocess.run(command, cwd=folder, check=True, timeout=STUCK_S)
 
 
 def kill_when(command: list[str], folder: Path, reached: Callable[[], bool]) -> None:
     """Starts the job and kills all of its processes with SIGKILL once `reached` says so."""
     process = Warm(command, {**os.environ}, folder)
     workers: set[int] = set()
-    deadline = time.monotonic() + TIMEOUT_S
     try:
-        while not reached():
-            assert process.poll() is None, "the job ended before it was killed"
-            assert time.monotonic() < deadline
-            time.sleep(0.002)
+        wait_until(reached, process)
     finally:
         workers = descendants(process.pid)
         for pid in (process.pid, *workers):
             with_signal(pid)
         process.wait()
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            time.sleep(0.01)
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
 
 
 def descendants(pid: int) -> set[int]:
@@ -117,7 +113,11 @@ def test_killed_and_resumed_equals_never_stopped(
     command = job(launch_file, killed, "resume_from_checkpoint_dir=latest")
     kill_when(command, tmp_path, lambda: logged_step(killed) >= 13)
     unfinished = [killed / f"tmp-checkpoint-{step}step" for step in (24, 32)]
-    kill_when(command, tmp_path, lambda: any(folder.exists() for folder in unfinished))
+    kill_when(
+        command,
+        tmp_path,
+        lambda: any(folder.exists() for folder in unfinished) or logged_step(killed) >= STEPS - 4,
+    )
     moment = time.monotonic() + random.uniform(1, 6)
     kill_when(
         command, tmp_path, lambda: time.monotonic() > moment or logged_step(killed) >= STEPS - 2

@@ -117,7 +117,6 @@ def test_an_unknown_program_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
 def test_a_bare_environment_runs_the_demo_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     environment, folder = tmp_path / "environment", tmp_path / "empty"
     folder.mkdir()

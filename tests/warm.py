@@ -31,6 +31,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tests.waiting import POLL_S, STUCK_S
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", **os.environ}
 IMPORTED = (
@@ -48,7 +50,6 @@ IMPORTED = (
 INSTALLED = sys.path[1:]  # all but the folder of the program
 HANDLED = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 MESSAGE = 1 << 20
-POLL_S = 0.01
 FIRST_DESCRIPTOR, LAST_DESCRIPTOR = 3, 1024
 
 
@@ -200,7 +201,7 @@ class Warm:
             self.returncode = ask({"pid": self.pid})["code"]
         return self.returncode
 
-    def communicate(self, timeout: float = 60.0) -> tuple[str, str]:
+    def communicate(self, timeout: float = STUCK_S) -> tuple[str, str]:
         """Its output and errors, when it and all that it has started have closed these."""
         deadline = time.monotonic() + timeout
         for reader in self._readers:
@@ -211,7 +212,7 @@ class Warm:
         output, errors = (stream.decode(errors="replace") for stream in self._streams)
         return output, errors
 
-    def wait(self, timeout: float = 60.0) -> int:
+    def wait(self, timeout: float = STUCK_S) -> int:
         """The exit code, when it has ended."""
         deadline = time.monotonic() + timeout
         while (code := self.poll()) is None:

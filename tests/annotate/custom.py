@@ -84,8 +84,8 @@ FAULTS = {
 
 
 class Slow(Words):
-    """Like `Words`, but a page takes some time."""
+    """Like `Words`, but a page takes some time: PAGE_S seconds."""
 
     def annotate(self, row: Row) -> Columns:
-        time.sleep(0.005)
+        time.sleep(float(os.environ.get("PAGE_S", "0.005")))
         return super().annotate(row)

@@ -229,7 +229,7 @@ def test_lines_that_a_menu_has_too() -> None:
 WORDS = [f"w{number}" for number in range(50)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(st.sampled_from(WORDS), max_size=200), st.randoms(use_true_random=False))
 def test_spans_are_disjoint_and_have_only_words_of_the_extract(
     words: list[str], rng: random.Random

@@ -16,7 +16,8 @@ from bsmeta.annotate.inputs import list_inputs
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError, DataError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
+from tests.waiting import STUCK_S
 
 NAMES = ["html", "url", "title"]
 
@@ -89,7 +90,7 @@ def test_submitted_to_slurm(pages: Path, tmp_path: Path) -> None:
     def run() -> str:
         done = subprocess.run(
             command, cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=TIMEOUT_S, check=False,
+            timeout=STUCK_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -120,7 +121,7 @@ def test_run_by_ray(pages: Path, tmp_path: Path) -> None:
         "workers=1", "task_memory_gb=1",
     )  # fmt: skip
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=STUCK_S
     )
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "out") == contents(tmp_path / "alone")

@@ -18,7 +18,8 @@ import pytest
 
 from bsmeta.annotate.shard import PART, ShardFiles, read_journal
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
+from tests.waiting import STUCK_S, wait_until
 
 SCRIPT = REPOSITORY / "bsmeta" / "annotate.py"
 ANNOTATORS = ["html", "url", "title", "tests.annotate.custom.Slow"]
@@ -78,15 +79,8 @@ def has_done(folder: Path, pages: float) -> bool:
     return pages_done(folder) >= pages
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> bool:
-    """Waits for the condition; false if the process has ended before."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        if process.poll() is not None:
-            return False
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-    return True
+def has_done_or_ended(folder: Path, pages: float, process: subprocess.Popen[str]) -> bool:
+    return has_done(folder, pages) or process.poll() is not None
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[int]:
@@ -101,10 +95,12 @@ def is_running(number: int) -> bool:
         return False
 
 
+def have_ended(numbers: list[int]) -> bool:
+    return not any(map(is_running, numbers))
+
+
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])]
-)
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_killed_at_random_moments(
     kills: int, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -115,27 +111,21 @@ def test_killed_at_random_moments(
         before = pages_done(tmp_path)
         wanted = before + moments.random() * 2 * (total - before) / (kills - number)
         process = start(tmp_path, WORDS_LOG=str(log))
-        if wait_until(partial(has_done, tmp_path, min(wanted, total - 1)), process):
+        wait_until(partial(has_done_or_ended, tmp_path, min(wanted, total - 1), process))
+        if process.poll() is None:
             time.sleep(moments.random() * 0.05)
             workers = workers_of(process)
             process.kill()
-            assert wait_until_gone(workers)
+            wait_until(partial(have_ended, workers))
         process.communicate()
         assert pages_done(tmp_path) >= before
     process = start(tmp_path, WORDS_LOG=str(log))
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=STUCK_S)
     assert process.returncode == 0, errors
     assert shards(tmp_path) == undisturbed
     # What was in work is done again, and nothing else.
     seen = log.read_text().count("\n")
     assert total <= seen <= total + kills * 2 * WORKERS * CHUNK
-
-
-def wait_until_gone(numbers: list[int]) -> bool:
-    deadline = time.monotonic() + 10
-    while any(map(is_running, numbers)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return not any(map(is_running, numbers))
 
 
 @pytest.mark.faults
@@ -144,17 +134,17 @@ def test_a_signal_stops_the_run_to_be_continued(
     number: signal.Signals, undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     make_pages(tmp_path)
-    process = start(tmp_path)
-    assert wait_until(partial(has_done, tmp_path, 100), process)
+    process = start(tmp_path, PAGE_S="0.05")
+    wait_until(partial(has_done, tmp_path, 100), process)
     os.killpg(process.pid, number)  # as a terminal and a scheduler do
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=STUCK_S)
     assert process.returncode == 75
     assert f"stopped by {number.name}; the same command continues where it was" in errors
     assert "Traceback" not in errors
     done = pages_done(tmp_path)
     assert 100 <= done < sum(PAGES.values())
     process = start(tmp_path)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed), errors
 
 
@@ -163,11 +153,11 @@ def test_workers_that_are_killed_are_replaced(
     undisturbed: dict[str, bytes], tmp_path: Path
 ) -> None:
     make_pages(tmp_path)
-    process = start(tmp_path)
+    process = start(tmp_path, PAGE_S="0.02")
     for done in (50, 150, 250):
-        assert wait_until(partial(has_done, tmp_path, done), process)
+        wait_until(partial(has_done, tmp_path, done), process)
         os.kill(workers_of(process)[0], signal.SIGKILL)
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed), errors
     assert errors.count("a worker ended (exit code -9); its chunk is redone") == 3
 
@@ -177,13 +167,13 @@ def test_a_full_disk(undisturbed: dict[str, bytes], tmp_path: Path) -> None:
     make_pages(tmp_path)
     limit = len(undisturbed["a.jsonl.gz"]) // 2
     process = start(tmp_path, lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
-    _, errors = process.communicate(timeout=TIMEOUT_S)
+    _, errors = process.communicate(timeout=STUCK_S)
     assert process.returncode == 2, errors
     assert "is full" in errors
     assert "repeat the command" in errors
     assert pages_done(tmp_path) > 0
     process = start(tmp_path)
-    process.communicate(timeout=TIMEOUT_S)
+    process.communicate(timeout=STUCK_S)
     assert (process.returncode, shards(tmp_path)) == (0, undisturbed)
 
 

@@ -306,7 +306,7 @@ def test_20000_random_pages_are_read_as_by_the_plain_rules() -> None:
     compare_random_pages(range(400, 20_400))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(
         st.one_of(

@@ -213,7 +213,7 @@ def test_faulty_pages_are_counted_and_harm_no_other(tmp_path: Path) -> None:
             annotators=["url", f"{CUSTOM}.Faulty", "title"],
             workers=workers,
             chunk_pages=10,
-            page_seconds=2,
+            page_seconds=10,  # the page that hangs takes longer, and no other
         )
     made = rows(tmp_path / "1/a.jsonl.gz")
     kept = [page for number, page in enumerate(pages) if number not in (25, 26)]

@@ -80,7 +80,6 @@ def test_training_reads_every_record(shards: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_the_main_job_trains_on_them_and_is_evaluated(
     shards: Path, tmp_path: Path, launch: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

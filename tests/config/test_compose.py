@@ -16,6 +16,7 @@ from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.resources import CONFIG_FOLDER
 from tests.conftest import run_warm
+from tests.waiting import STUCK_S
 
 METADATA = "data_config.metadata_config"
 TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
@@ -72,7 +73,7 @@ def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=STUCK_S,
         check=False,
     )
 

@@ -17,6 +17,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.tasks import TASKS
 from tests.conftest import REPOSITORY, run_warm
+from tests.waiting import STUCK_S
 
 
 def test_python_alone_is_one_process_without_deepspeed() -> None:
@@ -229,7 +230,7 @@ def test_a_file_that_cannot_be_read_is_refused() -> None:
 def test_the_file_that_accelerate_config_writes_is_accepted(tmp_path: Path) -> None:
     file = tmp_path / "default.yaml"
     command = [sys.executable, "-m", "accelerate.commands.accelerate_cli", "config", "default"]
-    subprocess.run([*command, "--config_file", str(file)], check=True, timeout=120)
+    subprocess.run([*command, "--config_file", str(file)], check=True, timeout=STUCK_S)
     assert "tpu_use_sudo" in file.read_text()
     config = compose(CausalLMConfig, "demo", ["check_only=true", "mixed_precision=bf16"])
     check(config, read_launch({}, str(file)), TASKS["causal_lm"])

@@ -39,6 +39,7 @@ from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import spread
 from bsmeta.tasks.spelling.baseline import baselines
 from bsmeta.tasks.spelling.table import samples_of
+from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
 MEGABYTE = 1 << 20
@@ -136,27 +137,35 @@ def test_each_part_of_long_work_is_reported(case: str, shard: Path, reported: li
     assert len(reported) >= parts
 
 
-def processor_time(seconds: float) -> str:
-    return f"import time\nwhile time.process_time() < {seconds}: pass"
-
-
-@pytest.mark.parametrize("work", ["its own", "of a child", "none"])
+@pytest.mark.parametrize("work", ["its own", "of a child"])
 def test_processor_time_is_progress_of_a_library(
     work: str, monkeypatch: pytest.MonkeyPatch, reported: list[int]
 ) -> None:
-    """A child's time counts while it runs; waiting is none."""
+    """A child's time counts while it runs."""
     monkeypatch.setattr(progress, "_SAMPLE_S", 0.5)
     monkeypatch.setattr(progress._Progress, "is_watched", True)
     with progress.opaque_work():
         if work == "its own":
-            until = time.process_time() + 2
-            while time.process_time() < until:
-                hashlib.sha256(bytes(MEGABYTE)).digest()
-        elif work == "of a child":
-            subprocess.run([sys.executable, "-c", processor_time(2)], check=True)
+            wait_until(lambda: bool(hashlib.sha256(bytes(50 * MEGABYTE)).digest() and reported))
         else:
-            time.sleep(2)
-    assert bool(reported) == (work != "none")
+            child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            wait_until(lambda: bool(reported), child)
+            child.kill()
+            child.wait()
+
+
+def test_waiting_is_no_progress_of_a_library(
+    monkeypatch: pytest.MonkeyPatch, reported: list[int]
+) -> None:
+    """In a process of its own: the programs that other tests have left work, too."""
+    monkeypatch.setattr(progress, "_SAMPLE_S", 2.0)
+    monkeypatch.setattr(progress._Progress, "is_watched", True)
+    process = os.fork()
+    if process == 0:
+        with progress.opaque_work():
+            time.sleep(5)
+        os._exit(len(reported))
+    assert os.waitpid(process, 0)[1] == 0
 
 
 def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from bsmeta.config.errors import DataError
 from bsmeta.data.io import hub
 from bsmeta.data.io.download import Source, download
 from tests.data.file_server import FileServer, Request
+from tests.waiting import STUCK_S
 
 CONTENT = bytes(range(256)) * 1000
 HTML = b"<html>Please log in</html>"
@@ -139,10 +140,10 @@ def test_a_server_that_stalls_is_asked_again(server: FileServer, tmp_path: Path)
 
     def stall(request: Request, content: bytes) -> bool:
         request.send(200, content[:1000], length=len(content))
-        return released.wait(60)
+        return released.wait(STUCK_S)
 
     server.faults = [stall]
-    assert fetch(server, tmp_path, timeout=0.5) == CONTENT
+    assert fetch(server, tmp_path, timeout=5) == CONTENT
     released.set()
     assert server.ranges == [None, "bytes=1000-"]
 

@@ -21,6 +21,7 @@ from bsmeta.data.io.file_sets import read_manifest
 from bsmeta.download import main
 from tests.conftest import REPOSITORY
 from tests.data.file_server import FileServer, Request
+from tests.waiting import STUCK_S, wait_until
 
 TEXT = b"some text\n" * 1000
 
@@ -186,7 +187,7 @@ def test_a_killed_download_is_continued(source: Path, tmp_path: Path) -> None:
 
     def half_then_nothing(request: Request, content: bytes) -> bool:
         request.send(200, content[: len(content) // 2], length=len(content))
-        time.sleep(60)
+        time.sleep(STUCK_S)
         return True
 
     with FileServer({"/large.bin": large}).running() as server:
@@ -194,9 +195,7 @@ def test_a_killed_download_is_continued(source: Path, tmp_path: Path) -> None:
         keys = [f"manifest={source}/manifest.json", f"folder={tmp_path}/out"]
         keys += [f"mirror={server.address}"]
         process = Popen([sys.executable, REPOSITORY / "bsmeta/download.py", *keys], stderr=PIPE)
-        while not part.exists() or part.stat().st_size < 1_000_000:
-            assert process.poll() is None, process.communicate()[1]
-            time.sleep(0.02)
+        wait_until(lambda: part.exists() and part.stat().st_size >= 1_000_000, process)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         size = part.stat().st_size

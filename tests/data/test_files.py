@@ -19,6 +19,7 @@ from bsmeta.data.io.files import HubFile, open_file, size_of
 from bsmeta.data.io.hub import FileRef, requested_wait
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
+from tests.waiting import STUCK_S
 
 
 def read(path: FileRef) -> bytes:
@@ -91,14 +92,14 @@ def test_cuts_that_bring_something_each_time_never_count_as_too_many(
 def test_a_connection_that_hangs_is_given_up_for_another(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.2)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 2)
     released, hung = threading.Event(), threading.Event()
 
     def hang(answer: Answer) -> bool:
         if hung.is_set() or not is_content(answer):
             return False
         hung.set()
-        released.wait(60)
+        released.wait(STUCK_S)
         return True
 
     hub.faults = [hang]

@@ -33,7 +33,8 @@ from tests.data.hub_server import (
     is_content,
     shards_in,
 )
-from tests.data.test_index import DATA, LINES, wait_until
+from tests.data.test_index import DATA, LINES
+from tests.waiting import wait_until
 
 STEPS = 8
 SIZES = [30, 41, 17, 26, 33, 9]

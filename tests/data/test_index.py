@@ -9,9 +9,7 @@ import random
 import struct
 import subprocess
 import sys
-import time
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from bsmeta.data.io import inflate
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache, build_index
 from bsmeta.data.io.lines import LineReader
+from tests.waiting import wait_until
 
 WORDS = [f"word{number}" for number in range(3000)]
 
@@ -219,12 +218,3 @@ def test_a_stream_that_begins_inside_a_byte(text: str, bits: int) -> None:
     begun = inflate.aligned(shifted.to_bytes(len(stream) + 1, "little"), bits)
     for library in (zlib, inflate.ZLIB):
         assert library.decompressobj(wbits=-15).decompress(begun) == data
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Waits for another thread; fails after a time that only a hanging one takes."""
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it did not happen")

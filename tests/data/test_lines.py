@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.data.io.cache import Cache
@@ -32,7 +32,6 @@ def shard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @given(st.lists(st.tuples(st.integers(0, 520), st.integers(1, 120)), min_size=1, max_size=6))
-@settings(deadline=None)
 def test_any_lines_in_any_order(shard: str, places: list[tuple[int, int]]) -> None:
     reader = LineReader(shard)
     for first, count in places:

@@ -30,6 +30,7 @@ from tests.data.helpers import (
     write_shard,
     write_shards,
 )
+from tests.waiting import STUCK_S
 
 STEPS = 12
 
@@ -316,7 +317,7 @@ def test_a_script_that_fails_does_not_wait_for_its_loader_processes(folder: Path
         capture_output=True,
         check=False,
         text=True,
-        timeout=60,
+        timeout=STUCK_S,
     )
     assert done.returncode == 1
     assert done.stderr.endswith("ValueError: as expected\n")

@@ -19,6 +19,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from tests.waiting import STUCK_S
 
 LM_EVAL = os.environ.get("LM_EVAL") or shutil.which("lm_eval")
 
@@ -57,7 +58,7 @@ def test_the_harness_scores_an_exported_model(tmp_path: Path) -> None:
         },
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=STUCK_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -28,6 +28,7 @@ from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.evaluation.statistics import paired_metrics
 from bsmeta.metadata.rendering import Renderer
 from tests.evaluation.plain import bits_of_document
+from tests.waiting import STUCK_S
 
 CPU = torch.device("cpu")
 TYPES = ("html", "title", "url")
@@ -107,7 +108,7 @@ class SharedGather:
 
     def __init__(self, world_size: int) -> None:
         self.values: list[Any] = [None] * world_size
-        self.barrier = threading.Barrier(world_size, timeout=60)
+        self.barrier = threading.Barrier(world_size, timeout=STUCK_S)
 
     def of(self, rank: int) -> Ranks:
         def gather(value: Any) -> list[Any]:

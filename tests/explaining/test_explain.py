@@ -13,6 +13,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.explain import main
 from tests.conftest import run_warm
 from tests.explaining.helpers import SHARD, demo
+from tests.waiting import STUCK_S
 
 EXPLAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "explain.py"
 
@@ -58,7 +59,7 @@ def test_a_reader_that_stops_early(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=STUCK_S,
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, '{"document": "c4-en-')

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.conftest import command
+from tests.waiting import STUCK_S, wait_until
 from tests.warm import REPOSITORY, Warm
 
 SCRIPT = Path(__file__).with_name("faulty_task.py")
-PATIENCE_S = 280  # an upper bound only: nothing is measured
 COMMON = (
     "trackers=[]",
     "max_train_steps=8",
@@ -59,6 +58,7 @@ class Run:
         own_folder = () if overridden else (f"out_dir={out_dir}",)
         environment = {"TOY_WIDTH": "64", "TOY_ZERO_STAGE": stage}
         arguments = (*options, *COMMON, *own_folder, *arguments)
+        environment["PET_SHUTDOWN_TIMEOUT"] = str(STUCK_S)  # of torchrun, before it kills
         environment = {**os.environ, **environment, "FAULT": fault, **env}
         parts = [*wrapper, *command(script, *arguments, processes=processes, launcher=bool(stage))]
         cold = cold or bool(wrapper)
@@ -67,16 +67,12 @@ class Run:
 
     def wait(self) -> int:
         """The exit code; the errors are kept."""
-        _, self.errors = self.process.communicate(timeout=PATIENCE_S)
+        _, self.errors = self.process.communicate(timeout=STUCK_S)
         return self.process.returncode
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Waits for something that the run does."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not reached():
-            assert self.process.poll() is None, self.process.communicate()[1][-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_until(reached, self.process)
 
     def workers(self) -> list[int]:
         """The process ids of the ranks, in the order in which they were started."""

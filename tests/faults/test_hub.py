@@ -26,6 +26,7 @@ from tests.data.hub_server import (
 )
 from tests.data.test_hub_stream import now_and_then
 from tests.faults.conftest import RESUME, Run, figures, same_run, status
+from tests.waiting import STUCK_S
 
 pytestmark = pytest.mark.faults
 
@@ -57,7 +58,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
 def begin(start: Start, hub: Hub, out_dir: Path, *keys: str, **named: object) -> Run:
     """A run from the Hub, of new interpreters: huggingface_hub reads its settings at import."""
     env = {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN, "NO_PROXY": "127.0.0.1"}
-    env["HF_HUB_DOWNLOAD_TIMEOUT"] = "2"
+    env["HF_HUB_DOWNLOAD_TIMEOUT"] = str(STUCK_S)
     own = (f"data_config.train_file={URL}", f"data_config.cache_dir={out_dir}-cache")
     demo = ("--config-name", "demo")
     values = {"options": demo, "script": TRAIN, "cold": True, **env, **named}
@@ -101,10 +102,11 @@ def test_row_10_a_hub_that_hangs(start: Start, hub: Hub, tmp_path: Path) -> None
     released = threading.Event()
 
     def silent(answer: Answer) -> bool:
-        return answer.path.startswith("/stored/") and released.wait(60)
+        return answer.path.startswith("/stored/") and released.wait(STUCK_S)
 
     hub.faults = [silent]
-    run = begin(start, hub, tmp_path / "run", "data_config.hub_retries=1", processes=1)
+    retry_once = "data_config.hub_retries=1"
+    run = begin(start, hub, tmp_path / "run", retry_once, processes=1, HF_HUB_DOWNLOAD_TIMEOUT="2")
     try:
         assert run.wait() == 2
     finally:

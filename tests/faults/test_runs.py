@@ -230,7 +230,7 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
     start: Start, tmp_path: Path, stage: str, kind: str
 ) -> None:
     """A stopped process is silent; one that hangs still shows its stacks."""
-    run = start(tmp_path, "distributed_timeout_s=20", stage=stage, fault=f"{kind}:5:1")
+    run = start(tmp_path, "distributed_timeout_s=60", stage=stage, fault=f"{kind}:5:1")
     assert run.wait() != 0
     state = status(tmp_path)
     assert state["state"] == "failed"

@@ -65,7 +65,6 @@ def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, k
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("stage", [PLAIN, ZERO])
 def test_row_1_killed_after_every_phase(
     start: Start, complete: Start, tmp_path: Path, stage: str

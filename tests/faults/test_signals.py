@@ -15,7 +15,6 @@ from filelock import FileLock
 
 from tests.conftest import REPOSITORY
 from tests.faults.conftest import (
-    PATIENCE_S,
     RESUME,
     Run,
     checkpoints,
@@ -23,19 +22,13 @@ from tests.faults.conftest import (
     same_run,
     status,
 )
+from tests.waiting import STUCK_S, wait_until
 
 pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 LONG = ("max_train_steps=60", "save_steps=50")
 ENDED = {"preempted", "failed", "done"}
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def has_trained(out_dir: Path, steps: int) -> Callable[[], bool]:
@@ -76,7 +69,7 @@ def test_row_4_a_signal_to_the_launcher(
 ) -> None:
     """SIGKILL, SIGUSR1 and SIGUSR2 end torchrun itself, whose processes must not stay."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    run = start(stopped, *LONG, fault="slow:0.05")
+    run = start(stopped, *LONG, fault="slow:0.3")
     run.until(has_trained(stopped, 3))
     ranks = run.workers()
     os.kill(run.process.pid, number)
@@ -100,10 +93,10 @@ def test_row_4_a_signal_while_the_output_is_lost(tmp_path: Path) -> None:
         stderr=writing,
     )
     os.close(writing)
-    wait_until(has_trained(tmp_path, 3))
+    wait_until(has_trained(tmp_path, 3), process)
     os.close(reading)
     process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE_S) == 75
+    assert process.wait(STUCK_S) == 75
     assert_saved(tmp_path)
 
 
@@ -168,9 +161,9 @@ def test_row_4_a_signal_while_the_configuration_is_read(tmp_path: Path) -> None:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    wait_until(lambda: blocks(process.pid, signal.SIGTERM))
+    wait_until(lambda: blocks(process.pid, signal.SIGTERM), process)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENCE_S) == 75
+    assert process.wait(STUCK_S) == 75
     assert status(tmp_path / "run")["state"] == "preempted"
     assert status(tmp_path / "run")["exit_code"] == 75
 

@@ -8,7 +8,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
+from tests.waiting import STUCK_S
 
 EXPERIMENTS = REPOSITORY / "experiments"
 SMALL = (
@@ -51,7 +52,7 @@ def pasted(line: str, folder: Path) -> list[str]:
         env=environment(BSMETA_RESUME="another/run"),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -61,7 +62,7 @@ def pasted(line: str, folder: Path) -> list[str]:
 def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     """The exit code and all output; a script that hangs is killed, and the test fails."""
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
+        output, _ = process.communicate(timeout=STUCK_S)
     except subprocess.TimeoutExpired:
         process.kill()
         raise

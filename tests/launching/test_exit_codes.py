@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
 
 from bsmeta.training.run_folder import MARK
-from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import SMALL, end, run, start
+from tests.waiting import wait_until
 
 DEMO = {"BSMETA_CONFIG": "demo", "BSMETA_PROCESSES": "1"}
 
@@ -81,12 +80,10 @@ def test_a_signal_after_the_end(tmp_path: Path) -> None:
     """The run is done, and its launcher not yet gone, when the signal comes."""
     steps = ["max_train_steps=2", "num_warmup_steps=1"]
     script = start(tmp_path, "train.sh", *SMALL, *steps, "out_dir=run", **DEMO)
-    deadline = time.monotonic() + TIMEOUT_S
     status = tmp_path / "run" / "status.json"
-    while not status.exists() or json.loads(status.read_text())["state"] != "done":
-        assert script.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_until(
+        lambda: status.exists() and json.loads(status.read_text())["state"] == "done", script
+    )
     script.send_signal(signal.SIGTERM)
     code, output = end(script)
     assert code == 0, output

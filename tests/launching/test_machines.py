@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, run
 from tests.launching.networks import Network, loopback, namespaces
+from tests.waiting import wait_until
 
 OVERRIDES = (
     *SMALL,
@@ -27,12 +26,10 @@ Steps = Callable[[Path], dict[int, dict[str, Any]]]
 
 
 def wait_for_step(out_dir: Path, machines: list[subprocess.Popen[str]], step: int) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
     file = out_dir / "metrics.jsonl"
-    while not file.exists() or file.read_text().count('"event": "step"') < step:
-        assert all(one.poll() is None for one in machines), "a machine ended before the signal"
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(
+        lambda: file.exists() and file.read_text().count('"event": "step"') >= step, *machines
+    )
 
 
 def per_rank(out_dir: Path) -> dict[str, dict[int, list[str]]]:

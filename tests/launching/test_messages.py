@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config import reporting
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, start
 from tests.launching.networks import free_port
+from tests.waiting import STUCK_S
 
 TRAIN = str(REPOSITORY / "bsmeta" / "train.py")
 MESSAGE = "1. learning_rate in Hydra configuration: found -1.0, expected a number above 0."
@@ -25,13 +26,12 @@ def call(folder: Path, *command: str, **variables: str) -> subprocess.CompletedP
         env=environment(**variables),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("processes", "launches"), [(2, 40), (8, 10)])
 def test_every_launch_shows_the_message_once(processes: int, launches: int, tmp_path: Path) -> None:
     launch = ["-m", "accelerate.commands.launch", "--num_processes", str(processes)]

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
 from tests.launching.helpers import EXPERIMENTS, environment
+from tests.waiting import STUCK_S
 
 
 def launch(
@@ -25,7 +26,7 @@ def launch(
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
 

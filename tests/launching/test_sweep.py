@@ -8,13 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, pasted
+from tests.waiting import STUCK_S, wait_until
 
 SWEEP = [sys.executable, str(EXPERIMENTS / "hpsearch" / "sweep.py")]
 RATES = "learning_rate=1e-3,4e-3"
@@ -34,7 +33,7 @@ def sweep(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
 
@@ -146,12 +145,8 @@ def test_a_stopped_sweep_goes_on(tmp_path: Path) -> None:
         tmp_path / "sweep" / f"learning_rate-{name}"
         for name in ("0.001-aadcab", "0.002-9f0701", "0.004-75d750")
     ]
-    deadline = time.monotonic() + TIMEOUT_S
     second = runs[1] / "metrics.jsonl"
-    while not second.exists() or '"step": 3,' not in second.read_text():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: second.exists() and '"step": 3,' in second.read_text(), process)
     process.send_signal(signal.SIGTERM)
     code, output = end(process)
     assert code == 75, output

@@ -7,15 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import REPOSITORY, TIMEOUT_S
+from tests.conftest import REPOSITORY
 from tests.launching.helpers import SMALL, end, environment, run, start
 from tests.launching.networks import free_port
+from tests.waiting import STUCK_S, wait_until
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 MACHINE_0 = {"BSMETA_NODES": "2", "BSMETA_NODE_RANK": "0", "BSMETA_MASTER_ADDR": "127.0.0.1"}
@@ -162,6 +162,7 @@ def test_machine_files_that_differ_are_refused_on_both_machines(
         file.write_text(json.dumps(files[rank]))
         variables = {"BSMETA_MACHINES": str(file), "BSMETA_NODE_RANK": str(rank)}
         variables |= {"BSMETA_MASTER_PORT": port, "BSMETA_CONFIG": "demo"}
+        variables["BSMETA_START_TIMEOUT"] = str(2 * STUCK_S)
         machines.append(start(tmp_path, "several_machines.sh", *SMALL, **variables))
     for machine in machines:
         code, output = end(machine)
@@ -185,10 +186,7 @@ def test_a_signal_ends_the_wait_for_the_other_machines(tmp_path: Path) -> None:
     port = free_port()
     variables = {**MACHINE_0, "BSMETA_MASTER_PORT": port, "BSMETA_CONFIG": "demo"}
     machine = start(tmp_path, "several_machines.sh", *SMALL, **variables)
-    deadline = time.monotonic() + TIMEOUT_S
-    while not listens(port):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: listens(port), machine)
     machine.send_signal(signal.SIGTERM)
     code, output = end(machine)
     assert code == 1, output
@@ -238,7 +236,7 @@ def test_a_launch_for_gpus_without_any(tmp_path: Path) -> None:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
     status = json.loads((tmp_path / "run" / "status.json").read_text())

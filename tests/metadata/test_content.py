@@ -149,7 +149,7 @@ FRAGMENTS = ("<p>", "</p>", "<b class=x>", "</b>", "<i>", "</i>", "<img>", "<br>
 pages = st.lists(st.sampled_from(FRAGMENTS), max_size=60).map("".join)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(pages, st.randoms(use_true_random=False))
 def test_cutting_keeps_the_nesting(source: str, rng: random.Random) -> None:
     page = parse_page(source, profile="all")

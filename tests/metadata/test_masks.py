@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.metadata import MetadataConfig
@@ -36,7 +36,6 @@ def test_loss_is_taken_on_the_types_that_are_asked_for() -> None:
     assert wanted(**only_url) == ([True, True, False], on)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 4)), max_size=12))
 def test_positions_agree_with_a_count_of_characters(parts: list[tuple[bool, int]]) -> None:
     spans: list[tuple[int, int]] = []

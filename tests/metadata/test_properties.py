@@ -165,7 +165,7 @@ def without_spans(rendered: Rendered) -> str:
     return kept + rendered.body[previous:]
 
 
-@budget(max_examples=300, deadline=None)
+@budget(max_examples=300)
 @given(cases())
 def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
     settings, text, records = case
@@ -181,7 +181,6 @@ def test_the_body_and_its_spans_agree_with_the_slow_way(case: tuple) -> None:
     assert [(*span, kind) for span, kind in rows] == spans
 
 
-@budget(deadline=None)
 @given(cases())
 def test_removing_what_was_inserted_gives_the_text_back(case: tuple) -> None:
     settings, text, records = case
@@ -191,7 +190,6 @@ def test_removing_what_was_inserted_gives_the_text_back(case: tuple) -> None:
     assert length == len(text)
 
 
-@budget(deadline=None)
 @given(cases())
 def test_spans_are_sorted_disjoint_and_cover_prefix_and_suffix(case: tuple) -> None:
     settings, text, records = case
@@ -214,7 +212,6 @@ def test_spans_are_sorted_disjoint_and_cover_prefix_and_suffix(case: tuple) -> N
     assert rendered.types == tuple(key for key in settings.metadata_list if key in present)
 
 
-@budget(deadline=None)
 @given(cases())
 def test_both_forms_of_the_data_render_alike(case: tuple) -> None:
     settings, text, records = case
@@ -260,7 +257,6 @@ loose_lines = st.fixed_dictionaries(
 )
 
 
-@budget(deadline=None)
 @given(st.one_of(loose_lines, anything))
 def test_any_line_is_rendered_or_named(line: Any) -> None:
     settings = config([*KEYS, "timestamp"])

@@ -13,10 +13,12 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-TIMEOUT_S = 60
+from tests.waiting import STUCK_S
+
+ASKED_EVERY_S = 0.5
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "scontrol", "srun", "scancel")
 
 CONFIGURATION = """\
@@ -86,24 +88,25 @@ class Cluster:
             )
 
     def _wait_until_idle(self) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while self._ask("show", "nodes").stdout.count("State=IDLE") < 2:
-            ended = [one.args for one in self._daemons if one.poll() is not None]
-            assert not ended, self.logs()
-            assert time.monotonic() < deadline, self.logs()
-            time.sleep(0.5)
+        self.wait_until(lambda: self._ask("show", "nodes").stdout.count("State=IDLE") == 2)
 
     def stop(self) -> None:
         """Ends what `start` has started, and the jobs that still run."""
         self.command("scancel", "--me")
-        deadline = time.monotonic() + TIMEOUT_S
-        while "JobState=COMPLETING" in self._ask("show", "jobs").stdout:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(0.5)
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-            daemon.wait(TIMEOUT_S)
+        try:
+            self.wait_until(lambda: "JobState=COMPLETING" not in self._ask("show", "jobs").stdout)
+        finally:
+            for daemon in reversed(self._daemons):
+                daemon.terminate()
+                daemon.wait(STUCK_S)
+
+    def wait_until(self, reached: Callable[[], bool]) -> None:
+        """Waits for an event, as long as the daemons run."""
+        limit = time.monotonic() + STUCK_S
+        while not reached():
+            assert all(daemon.poll() is None for daemon in self._daemons), self.logs()
+            assert time.monotonic() < limit, self.logs()
+            time.sleep(ASKED_EVERY_S)
 
     def logs(self) -> str:
         """What the daemons have said."""
@@ -128,7 +131,6 @@ class Cluster:
         *command: str,
         cwd: Path | None = None,
         environment: Mapping[str, str] | None = None,
-        timeout_s: float = TIMEOUT_S,
     ) -> subprocess.CompletedProcess[str]:
         """Runs one of SLURM's commands to its end."""
         return subprocess.run(
@@ -137,7 +139,7 @@ class Cluster:
             env={**(environment or os.environ), **self.environment},
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=STUCK_S,
             check=False,
         )
 

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
-from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment
+from tests.waiting import wait_until
 
 STEPS = 40
 
@@ -36,12 +35,13 @@ def study_file(folder: Path) -> Path:
     return path
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path, output: Path | None = None) -> subprocess.Popen[str]:
+    """Starts the study; what it prints is kept for `end`, or written to `output` at once."""
     return subprocess.Popen(
         [sys.executable, str(EXPERIMENTS / "study.py"), str(study_file(folder))],
         cwd=folder,
-        env=environment(BSMETA_PROCESSES="1", OMP_NUM_THREADS="1"),
-        stdout=subprocess.PIPE,
+        env=environment(BSMETA_PROCESSES="1", OMP_NUM_THREADS="1", PYTHONUNBUFFERED="1"),
+        stdout=subprocess.PIPE if output is None else output.open("w"),
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
@@ -50,11 +50,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
     metrics = folder / "metrics.jsonl"
-    deadline = time.monotonic() + TIMEOUT_S
-    while not metrics.exists() or f'"step": {step},' not in metrics.read_text():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: metrics.exists() and f'"step": {step},' in metrics.read_text(), process)
 
 
 def trainers(folder: Path) -> list[int]:
@@ -76,14 +72,22 @@ def test_a_killed_study_continues(tmp_path: Path) -> None:
 
     second = start(tmp_path)
     wait_for_step(url, 3, second)
+    left = trainers(tmp_path)
+    for process in left:  # they stand still until the next study has found them
+        os.kill(process, signal.SIGSTOP)
     saved = os.stat(none / "metrics.jsonl").st_mtime_ns
     second.kill()  # the study alone: its run goes on
     second.wait()
 
-    code, output = end(start(tmp_path))
-    assert code == 0, output
+    printed = tmp_path / "printed"
+    third = start(tmp_path, printed)
+    waits = "[2/2] url seed 1: still running, started by an earlier call; waiting"
+    wait_until(lambda: waits in printed.read_text(), third)
+    for process in left:
+        os.kill(process, signal.SIGCONT)
+    assert end(third)[0] == 0, printed.read_text()
+    output = printed.read_text()
     assert "[1/2] none seed 1: done before" in output
-    assert "[2/2] url seed 1: still running, started by an earlier call; waiting" in output
     assert "[2/2] url seed 1: done before" in output
     assert os.stat(none / "metrics.jsonl").st_mtime_ns == saved
     for run in (none, url):

@@ -121,7 +121,6 @@ def results(study: StudyConfig) -> Results:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
     answers = list(SCRIPT["answers"](as_dict(results, [])))
     assert [one.name for one in answers if not one.holds] == []
@@ -213,7 +212,6 @@ def test_the_report_has_every_number_and_its_command(study: StudyConfig, results
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(10_000)
 def test_metadata_without_content_gains_nothing_in_repeated_studies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

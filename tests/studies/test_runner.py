@@ -27,9 +27,9 @@ from bsmeta.studies.runs import (
     progress_of,
     runs_of,
 )
-from tests.conftest import TIMEOUT_S
 from tests.launching.helpers import EXPERIMENTS, environment, pasted
 from tests.studies.simulated import flat, measurement
+from tests.waiting import STUCK_S
 
 STUDY = [sys.executable, str(EXPERIMENTS / "study.py")]
 NONE = "data_config.metadata_config.metadata_list=[]"
@@ -77,7 +77,7 @@ def study_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
 

@@ -13,6 +13,7 @@ import yaml
 from safetensors.torch import load_file
 
 from tests.conftest import REPOSITORY
+from tests.waiting import STUCK_S
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
 KILLED = Path(__file__).with_name("killed_train.py")
@@ -78,7 +79,7 @@ def train_with_deepspeed(folder: Path, stage: int, arguments: list[str]) -> None
     (folder / "launch.yaml").write_text(yaml.safe_dump(launch))
     command = ["accelerate", "launch", "--config_file", str(folder / "launch.yaml"), str(TRAIN)]
     done = subprocess.run(
-        [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=600,
+        [*command, *arguments], cwd=REPOSITORY, capture_output=True, text=True, timeout=STUCK_S,
         check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]

@@ -86,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _misbehaves(self) -> bool:
         if self.server.behaviour == "hang":
-            self.server.released.wait(60)
+            self.server.released.wait()
         if isinstance(self.server.behaviour, int):
             self._answer({"error": "no"}, self.server.behaviour)
         return self.server.behaviour != "good"

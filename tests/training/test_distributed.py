@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.waiting import STUCK_S
+
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
 STUCK = """
 import time
 from bsmeta.training.distributed import time_limit
-with time_limit(60, "what is quick"):
+with time_limit(1800, "what is quick"):
     pass
 with time_limit(0.1, "connecting the processes"):
     time.sleep(100)
@@ -24,7 +26,7 @@ with time_limit(0.1, "connecting the processes"):
 
 def test_connecting_has_a_limit() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=90, check=False
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=STUCK_S, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr.startswith("connecting the processes took more than 0.1 s (distributed_")
@@ -44,7 +46,7 @@ def test_a_run_without_make_finds_the_op_that_make_has_compiled(tmp_path: Path) 
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
     run = [toy, "trackers=[]", "max_train_steps=1", "num_warmup_steps=0", f"out_dir={tmp_path}/run"]
     ended = subprocess.run(
-        [*launch, *run], env=environ, capture_output=True, text=True, timeout=240, check=False
+        [*launch, *run], env=environ, capture_output=True, text=True, timeout=STUCK_S, check=False
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "DeepSpeed compiles" not in ended.stderr

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 import torch
 
 from bsmeta.training import distributed_op
-from tests.conftest import TIMEOUT_S
+from tests.waiting import STUCK_S, wait_until
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
 
@@ -75,7 +74,7 @@ def prepare(environment: dict[str, str]) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
     """What it has written; a process that still runs at the limit waits for nobody."""
     try:
-        return process.communicate(timeout=TIMEOUT_S)
+        return process.communicate(timeout=STUCK_S)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
@@ -86,10 +85,7 @@ def blocked(environment: dict[str, str], tmp_path: Path) -> Iterator[subprocess.
     """A process inside the compilation, where it stays."""
     linking = tmp_path / "linking"
     process = prepare({**environment, "BLOCKED": str(linking)})
-    deadline = time.monotonic() + TIMEOUT_S
-    while not linking.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert linking.exists(), process.communicate()
+    wait_until(linking.exists, process)
     yield process
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
@@ -156,9 +152,8 @@ def test_compiling_is_announced_when_it_takes_long(
     from deepspeed.ops.op_builder.cpu.comm import ShareMemCommBuilder
 
     def load(*_: object, **__: object) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while is_slow and ANNOUNCEMENT not in caplog.text and time.monotonic() < deadline:
-            time.sleep(0.01)
+        if is_slow:
+            wait_until(lambda: ANNOUNCEMENT in caplog.text)
         assert os.environ["PATH"].startswith(str(Path(sys.executable).parent))
         folder = Path(os.environ["TORCH_EXTENSIONS_DIR"], NAME)
         assert folder.parent.parent == tmp_path / "torch_extensions"
@@ -168,7 +163,7 @@ def test_compiling_is_announced_when_it_takes_long(
 
     monkeypatch.setattr(ShareMemCommBuilder, "load", load)
     monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
-    monkeypatch.setattr(distributed_op, "COMPILING_S", 0.1 if is_slow else TIMEOUT_S)
+    monkeypatch.setattr(distributed_op, "COMPILING_S", 0.1 if is_slow else STUCK_S)
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     monkeypatch.setenv("PATH", "/usr/bin")
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)

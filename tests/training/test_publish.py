@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from bsmeta.training.publish import push
-from tests.conftest import TIMEOUT_S
 from tests.training.hub_server import HubServer
+from tests.waiting import STUCK_S
 from tests.warm import REPOSITORY
 
 TOKEN = "hf_" + "x1" * 16
@@ -48,7 +48,7 @@ def last_event(run_folder: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("server", ["good"], indirect=True)
 def test_a_finished_model_is_uploaded(server: HubServer, run_folder: Path) -> None:
-    assert push(run_folder, "owner/name", 7, timeout_s=60)
+    assert push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert server.repositories == ["owner/name"]
     assert {name: server.files[name] for name in FILES} == FILES
     assert server.tokens == {f"Bearer {TOKEN}"}
@@ -62,7 +62,7 @@ def test_a_finished_model_is_uploaded(server: HubServer, run_folder: Path) -> No
 
 @pytest.mark.parametrize(
     ("server", "problem", "timeout_s"),
-    [(401, "401", 60), (500, "500", 60), ("hang", "given up after 3 seconds", 3)],
+    [(401, "401", STUCK_S), (500, "500", STUCK_S), ("hang", "given up after 3 seconds", 3)],
     indirect=["server"],
 )
 def test_a_server_that_misbehaves_is_only_a_warning(
@@ -87,9 +87,9 @@ def test_a_server_that_is_not_there_is_only_a_warning(
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # discard: nobody listens
     monkeypatch.setenv("HF_TOKEN", TOKEN)
-    assert not push(run_folder, "owner/name", 7, timeout_s=60)
+    assert not push(run_folder, "owner/name", 7, timeout_s=STUCK_S)
     assert not last_event(run_folder)["pushed"]
-    assert not push(run_folder / "nowhere", "no such name!", 7, timeout_s=60)
+    assert not push(run_folder / "nowhere", "no such name!", 7, timeout_s=STUCK_S)
     assert "metrics.jsonl could not be written" in caplog.text
 
 
@@ -101,7 +101,7 @@ def test_a_run_is_done_whatever_the_server_does(
     command = [sys.executable, "bsmeta/train.py", "--config-name", "demo", "push_to_hub=owner/name"]
     command += ["max_train_steps=2", "num_warmup_steps=1", "eval_steps=0", "trackers=[]"]
     command.append(f"out_dir={tmp_path / 'run'}")
-    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=TIMEOUT_S)
+    subprocess.run(command, cwd=REPOSITORY, check=True, timeout=STUCK_S)
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "done"
     event = last_event(tmp_path / "run")
     assert (event["event"], event["step"], event["pushed"]) == ("push", 2, pushed)

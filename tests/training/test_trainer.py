@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.conftest import TIMEOUT_S, command
+from tests.conftest import command
+from tests.waiting import wait_until
 from tests.warm import Warm
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
@@ -146,17 +146,13 @@ def test_a_signal_to_one_rank_saves_one_step_on_all_and_asks_for_requeueing(
     arguments.append("logging_steps=100")
     process = Warm(command(SCRIPT, *arguments, processes=2), {**os.environ})
     try:
-        deadline = time.monotonic() + TIMEOUT_S
-        while not (out_dir / "checkpoint-8step").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until((out_dir / "checkpoint-8step").exists, process)
         workers = subprocess.run(
             ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True
         )
         last = int(workers.stdout.split()[-1])
         subprocess.run(["kill", f"-{signal.SIGTERM.value}", str(last)], check=True)
-        process.wait(TIMEOUT_S)
+        process.wait()
     finally:
         process.kill()
     status = json.loads((out_dir / "status.json").read_text())

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import REPOSITORY, TIMEOUT_S, command, run_warm
+from tests.conftest import REPOSITORY, command, run_warm
+from tests.waiting import STUCK_S
 
 START = """
 import os, sys, time
 from pathlib import Path
 import torch
+from bsmeta.config import progress
 from bsmeta.config.progress import exclusively, report_progress, reporting
 from bsmeta.training.distributed import Processes
 from bsmeta.training.watchdog import Watchdog
@@ -22,8 +24,8 @@ from bsmeta.training.watchdog import Watchdog
 watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT)
 watchdog.out_dir = Path(sys.argv[1])
 watchdog.step = 3
-watchdog.__enter__()
 watchdog.enter("step 4: optimizer")
+watchdog.__enter__()
 """
 STANDING_STILL = f"""
 {START.replace("LIMIT", "0.5")}
@@ -31,14 +33,14 @@ if len(sys.argv) > 2:
     sys.stderr.close()
 time.sleep(10_000)
 """
-SIX_SECONDS = "for part in range(60):\n    time.sleep(0.1)\n    report_progress()"
+PARTS = "for part in range(150):\n    time.sleep(0.1)\n    report_progress()\n"
 WORK = {
-    "parts": SIX_SECONDS,
-    "items": "for part in reporting(range(60)):\n    time.sleep(0.1)",
+    "parts": PARTS,
+    "items": "for part in reporting(range(150)):\n    time.sleep(0.1)\n",
     "of a worker": f"""
 worker = os.fork()
 if not worker:
-    {SIX_SECONDS.replace(chr(10), chr(10) + "    ")}
+    {PARTS.replace(chr(10), chr(10) + "    ")}
     os._exit(0)
 os.waitpid(worker, 0)
 """,
@@ -48,9 +50,10 @@ lock = Path(sys.argv[1]) / "lock"
 if not os.fork():
     with exclusively(lock, "the vectors of entities"):
         os.write(writing, b"locked")
-        time.sleep(12)
+        time.sleep(15)
     os._exit(0)
 os.read(reading, 6)
+progress._WAIT_S = 0.1  # how often the lock is looked at
 import logging
 logging.basicConfig(level=logging.INFO)
 with exclusively(lock, "the vectors of entities"):
@@ -65,7 +68,7 @@ def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
-        timeout=TIMEOUT_S,
+        timeout=STUCK_S,
         check=False,
     )
 
@@ -93,19 +96,13 @@ def test_it_ends_where_nothing_can_be_written(tmp_path: Path, closed: tuple[str,
 def test_work_that_reports_its_progress_may_take_longer_than_the_limit(
     work: str, tmp_path: Path
 ) -> None:
-    """Standing still after it, the process is ended all the same.
-
-    A lock that is waited for is looked at every five seconds, hence the longer limit.
-    """
-    is_lock = work == "of another process"
-    program = START.replace("LIMIT", "9" if is_lock else "3") + WORK[work]
-    done = run(
-        f"{program}{WORK[work]}\nprint('worked', flush=True)\ntime.sleep(10_000)", str(tmp_path)
-    )
+    """Standing still after it, the process is ended all the same."""
+    program = START.replace("LIMIT", "10") + WORK[work]
+    done = run(f"{program}print('worked', flush=True)\ntime.sleep(10_000)", str(tmp_path))
     assert done.stdout == "worked\n", done.stderr
     assert done.returncode == 1
     waited = "waiting for another process: the vectors of entities (" in done.stderr
-    assert waited == is_lock
+    assert waited == (work == "of another process")
 
 
 @pytest.mark.slow
@@ -117,4 +114,4 @@ def test_a_rank_waits_for_one_that_works(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert (tmp_path / "met-0").exists()
     assert (tmp_path / "met-1").exists()
-    assert "no progress for 3 s in: after the barrier" in done.stderr
+    assert "no progress for 10 s in: after the barrier" in done.stderr

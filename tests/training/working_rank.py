@@ -1,4 +1,4 @@
-"""Two ranks under a watchdog of three seconds: one works for longer, then both stand still.
+"""Two ranks under a watchdog of ten seconds: one works for longer, then both stand still.
 
 working_rank.py FOLDER
 """
@@ -14,13 +14,15 @@ from bsmeta.config.progress import report_progress
 from bsmeta.training.distributed import Processes, start
 from bsmeta.training.watchdog import Watchdog
 
+LIMIT_S = 10
+
 
 def main(folder: Path) -> None:
-    config = CausalLMConfig(distributed_timeout_s=3, trackers=[], out_dir=str(folder))
+    config = CausalLMConfig(trackers=[], out_dir=str(folder))
     processes = Processes.of(start(config, None))
-    with Watchdog(processes, config.distributed_timeout_s) as watchdog:
+    with Watchdog(processes, LIMIT_S) as watchdog:
         watchdog.enter("before the barrier")
-        for _ in range(120 * processes.rank):
+        for _ in range(15 * LIMIT_S * processes.rank):
             time.sleep(0.1)
             report_progress()
         processes.barrier()

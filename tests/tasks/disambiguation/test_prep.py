@@ -27,6 +27,7 @@ from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation import helpers
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
 from tests.tasks.training import TRAIN
+from tests.waiting import STUCK_S, wait_until
 
 LIMITS = Limits(2, 100, 100)
 SENTENCE = "Lincoln married Mary Todd Lincoln in [SEP] Lincoln ."
@@ -276,15 +277,14 @@ def test_a_build_that_is_killed_is_resumed(
     def encode_until_8(encoder: Any, reader: Any, first: int) -> Any:
         if first == 10:
             waits.touch()
-            time.sleep(600)
+            time.sleep(STUCK_S)
         return encode(encoder, reader, first)
 
     monkeypatch.setattr(prep.Encoder, "_part", encode_until_8)
     process = multiprocessing.get_context("fork").Process(target=open_lines)
     process.start()
-    while not waits.exists():
-        assert process.is_alive()
-        time.sleep(0.01)
+    wait_until(lambda: waits.exists() or not process.is_alive())
+    assert process.is_alive()
     os.kill(process.pid or 0, signal.SIGKILL)
     process.join()
     assert not (tmp_path / "prep/train").exists()

@@ -103,7 +103,7 @@ def test_edit_distance_is_divided_by_the_longer_length() -> None:
 words = st.lists(st.text("ab", min_size=1, max_size=3), min_size=1, max_size=5).map(" ".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(words, words)
 def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
     everything = count_corrections(corrupt, correct, correct)
@@ -112,7 +112,7 @@ def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
     assert (nothing.false_positives, nothing.changed) == (0, 0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text("ab ", max_size=9), st.text("ab ", max_size=9))
 def test_alignment_costs(source: str, target: str) -> None:
     """A space is replaced only by a deletion and an insertion."""

@@ -103,7 +103,7 @@ def test_nothing_is_learned_from_no_misspellings() -> None:
     assert CharacterNoise.estimate({"the": ("the",)}) is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.text(st.characters(categories=["L", "P"]), min_size=1, max_size=12), st.integers(0, 999))
 def test_punctuation_stays_and_a_letter_remains(word: str, seed: int) -> None:
     learned = CharacterNoise.estimate({"their": ("thier", "thr", "theirr"), "an": ("a", "aan")})

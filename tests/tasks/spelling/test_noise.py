@@ -95,7 +95,7 @@ texts = st.text(
 ) | st.lists(st.sampled_from([*MISSPELLINGS, "ALOT", "Alot,", "İß"]), max_size=8).map(" ".join)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(texts, st.sampled_from(["artificial", "realistic", "mixed"]), st.integers(0, 99))
 def test_words_keep_their_number_whitespace_digits_and_punctuation(
     text: str, method: Method, sample: int
@@ -110,7 +110,7 @@ def test_words_keep_their_number_whitespace_digits_and_punctuation(
     assert word_labels(corrupted, text) == [int(word != edited) for word, edited in pairs]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(string.ascii_lowercase + "'é", min_size=1, max_size=9), st.integers(0, 5), st.data())
 def test_artificial_edits_touch_no_position_twice(
     word: str, count: int, data: st.DataObject

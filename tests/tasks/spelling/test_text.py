@@ -41,7 +41,7 @@ def test_text_is_cut_at_sentences_and_long_sentences_between_words() -> None:
     assert cut("a " + "x" * 30 + " b", 10) == ["a ", "x" * 30 + " ", "b"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(prose, st.integers(1, 40))
 def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
     chunks = cut(text, limit)
@@ -51,7 +51,7 @@ def test_chunks_joined_are_the_text(text: str, limit: int) -> None:
     assert not text.strip() or all(map(str.strip, chunks))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(prose)
 def test_words_are_those_of_split(text: str) -> None:
     assert [text[start:end] for start, end in words(text)] == text.split()
@@ -97,7 +97,7 @@ def test_corrections_have_places(text: str, corrected: str, changes: list[Correc
     assert find_corrections(text, corrected) == changes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(prose, st.lists(st.sampled_from(["a", "Z.", "👩", "aZ"]), max_size=8))
 def test_applied_corrections_are_the_corrected_words(text: str, other: list[str]) -> None:
     for corrected in (other, text.split()[1:], [*text.split(), "Z"]):
