@@ -1,7 +1,8 @@
 """The console command: `bsmeta train --config-name demo`, `bsmeta evaluate checkpoint=runs/demo`, …
 
-Each program is also a script of the repository (`python bsmeta/train.py`) and a module, of which a
-launcher starts several processes: `accelerate launch … -m bsmeta.train`.
+`python -m bsmeta` is the same. Each program is also a script of the repository
+(`python bsmeta/train.py`) or a module, of which a launcher starts several processes:
+`accelerate launch … -m bsmeta.train`.
 """
 
 from __future__ import annotations
@@ -15,16 +16,40 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.resources import ROOT
 
 PROGRAMS = {
-    "train": "train a language model with metadata, or the model of another task",
-    "evaluate": "evaluate trained models on held-out data",
-    "explain": "show documents as the model sees them: tokens, masks, loss",
-    "generate": "generate text under given metadata, or predict metadata from text",
-    "predict": "apply a classifier, detector or corrector to new texts",
-    "annotate": "turn raw pages into shards of text with metadata",
-    "entities": "build the table of entities of a disambiguator",
-    "download": "download, verify and unpack the files of a manifest",
-    "study": "train arms x seeds, compare them, and write the report",
+    "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),
+    "evaluate": ("bsmeta.evaluate", "evaluate trained models on held-out data"),
+    "explain": ("bsmeta.explain", "show documents as the model sees them: tokens, masks, loss"),
+    "generate": (
+        "bsmeta.generate",
+        "generate text under given metadata, or predict metadata from text",
+    ),
+    "predict": (
+        "bsmeta.predict",
+        "apply a classifier, disambiguator, detector or corrector to new texts",
+    ),
+    "annotate": ("bsmeta.annotate", "turn raw pages into shards of text with metadata"),
+    "descriptions": (
+        "bsmeta.annotate.descriptions",
+        "make the table of website descriptions from a dump of Wikipedia",
+    ),
+    "prepare": ("bsmeta.data.prepare", "make the training sequences of a run ahead"),
+    "index": ("bsmeta.data.io.index", "make the access points of compressed shards ahead"),
+    "entities": ("bsmeta.entities", "build the table of entities of a disambiguator"),
+    "convert": (
+        "bsmeta.tasks.disambiguation.converter",
+        "turn a configuration of Bootleg into one for train",
+    ),
+    "download": ("bsmeta.download", "download, verify and unpack the files of a manifest"),
+    "study": ("experiments/study.py", "train arms x seeds, compare them, and write the report"),
+    "sweep": ("experiments/hpsearch/sweep.py", "train with each combination of some values"),
+    "downstream": ("experiments/downstream.py", "run tasks of lm-evaluation-harness on a model"),
+    "spelling-tests": (
+        "experiments/spelling_test_set.py",
+        "make test sets of the spelling tasks from correct texts",
+    ),
 }
+"""Program -> the module, or the script below ROOT, that it is; and its meaning."""
+
 FILES = {
     "configs": "list the configurations, groups, launch files and studies that are installed",
     "init": "copy them, and the examples, into a folder (default: this one)",
@@ -38,10 +63,12 @@ def main() -> None:
     name, arguments = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if name in PROGRAMS:
         sys.argv = [f"bsmeta {name}", *arguments]
-        if name == "study":
-            runpy.run_path(str(ROOT / "experiments" / "study.py"), run_name="__main__")
+        target, _ = PROGRAMS[name]
+        if target.endswith(".py"):
+            sys.path.insert(0, str((ROOT / target).parent))  # as for a script
+            runpy.run_path(str(ROOT / target), run_name="__main__")
         else:
-            runpy.run_module(f"bsmeta.{name}", run_name="__main__")
+            runpy.run_module(target, run_name="__main__")
     elif name in {"-h", "--help"}:
         print(usage())
     else:
@@ -52,7 +79,9 @@ def main() -> None:
 
 def usage() -> str:
     """The programs, a line each."""
-    lines = [f"  bsmeta {name:<10}{meaning}" for name, meaning in (PROGRAMS | FILES).items()]
+    meanings = {name: meaning for name, (_, meaning) in PROGRAMS.items()} | FILES
+    width = max(map(len, meanings)) + 2
+    lines = [f"  bsmeta {name:<{width}}{meaning}" for name, meaning in meanings.items()]
     return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _MORE])
 
 
@@ -94,6 +123,10 @@ def copy_files(folder: Path) -> str:
         raise ConfigurationError(
             f"bsmeta init {folder}: {', '.join(there)} exist already; name another folder, or "
             "delete them"
+        )
+    if any(folder.resolve().is_relative_to(ROOT / name) for name in FOLDERS):
+        raise ConfigurationError(
+            f"bsmeta init {folder}: is in the folder that it would copy; name another folder"
         )
     try:
         for name in FOLDERS:

@@ -77,17 +77,21 @@ def test_a_wheel_holds_the_files_of_the_project(unpacked: Path) -> None:
         absent = [file for file in files if not (unpacked / "bsmeta" / "resources" / file).exists()]
         assert absent == []
     assert (unpacked / "bsmeta" / "py.typed").exists()
+    programs = [target for target, _ in cli.PROGRAMS.values() if target.endswith(".py")]
+    assert all((unpacked / "bsmeta" / "resources" / file).exists() for file in programs)
     (command,) = metadata(unpacked).entry_points
     assert (command.name, command.value) == ("bsmeta", "bsmeta.cli:main")
 
 
 def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Path) -> None:
-    python = [sys.executable, "-m", "bsmeta.cli"]
+    python = [sys.executable, "-m", "bsmeta"]
     where = {"PYTHONPATH": str(unpacked)}
     assert run([*python, "configs"], tmp_path, **where).startswith(f"{unpacked}/bsmeta/resources:")
     check = [*python, "train", "--config-name", "demo", "check_only=true"]
     launch_file = "accelerate_config_file=experiments/accelerate/cpu_zero2.yaml"
     assert "DeepSpeed" in run([*check, launch_file], tmp_path, **where)
+    for program in ("descriptions", "sweep"):  # a module, and a script with others beside it
+        assert "--help" in run([*python, program, "--help"], tmp_path, **where)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -106,6 +110,8 @@ def test_init_copies_the_files_and_overwrites_none(tmp_path: Path) -> None:
         assert (tmp_path / file).read_bytes() == (REPOSITORY / file).read_bytes()
     with pytest.raises(ConfigurationError, match="hydra_configs, .* exist already"):
         cli.copy_files(tmp_path)
+    with pytest.raises(ConfigurationError, match="is in the folder that it would copy"):
+        cli.copy_files(REPOSITORY / "examples" / "new")
 
 
 def test_an_unknown_program_is_refused(tmp_path: Path) -> None:

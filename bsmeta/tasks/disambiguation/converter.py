@@ -1,4 +1,4 @@
-"""Converts configurations of Bootleg, both generations (seed documents 000 and 001), into ours.
+"""Converts configurations of Bootleg, of both generations, into ours.
 
     python -m bsmeta.tasks.disambiguation.converter wiki_config.json --out configs/wiki.yaml
 
