@@ -1,5 +1,12 @@
 """bsmeta: language models trained on text together with its metadata.
 
+    run = bsmeta.open_run("runs/demo")                  # configuration, metrics, checkpoints
+    model = bsmeta.load("runs/demo")                    # predicts, scores, generates
+    bsmeta.render("A set is", {"title": "Set types"})   # a document as training sees it
+    for batch in bsmeta.stream("demo"): ...             # the batches of training
+
+These names are imported when they are first used, so `import bsmeta` loads almost nothing.
+
 An entry point run as a script (`python bsmeta/train.py`) has this folder first on `sys.path`, so
 that `bsmeta/evaluate.py` would shadow the `evaluate` library and `bsmeta/config` anything called
 `config`. Every entry point imports this package before anything else; the folder is removed from
@@ -10,8 +17,17 @@ processors it does not do so by default, and two equal runs on one machine would
 the variable at its first call.
 """
 
+import importlib
 import os
 import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bsmeta.api.documents import RenderedDocument, render
+    from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
+    from bsmeta.api.runs import Run, open_run
+    from bsmeta.api.streams import BatchStream, stream
+    from bsmeta.config.errors import UserError
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcwd()) != _HERE]
@@ -19,3 +35,26 @@ sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcw
 os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "BatchStream", "LanguageModel", "Model", "Predictor", "RenderedDocument", "Run", "Score",
+    "UserError", "load", "open_run", "render", "stream",
+]  # fmt: skip
+
+_MODULES = {
+    **dict.fromkeys(("RenderedDocument", "render"), "bsmeta.api.documents"),
+    **dict.fromkeys(("LanguageModel", "Model", "Predictor", "Score", "load"), "bsmeta.api.models"),
+    **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
+    **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.streams"),
+    "UserError": "bsmeta.config.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'bsmeta' has no attribute {name!r}")
+    return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted((*__all__, "__version__"))

@@ -21,16 +21,19 @@ from bsmeta.tasks import TASKS
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.evaluation.checkpoints import locate
+    from bsmeta.evaluation.checkpoints import OpenedModel, locate
     from bsmeta.generation.attribute_mode import attribute
     from bsmeta.generation.text_mode import write
     from bsmeta.tasks.checkpoints import task_of
 
     modes = {"text": write, "attribute": attribute}
-    location = locate(config.checkpoint)
-    check_program("generate.py", task_of(location, config.training_config), TASKS)
+    task = task_of(locate(config.checkpoint), config.training_config)
+    check_program("generate.py", task, TASKS)
+    opened = OpenedModel(
+        config.checkpoint, config.training_config, config.overrides, precision=config.precision
+    )
     try:
-        modes[config.mode](config)
+        modes[config.mode](config, opened)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

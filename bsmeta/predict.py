@@ -18,16 +18,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.task_entry import check_program
 from bsmeta.config.tools import PredictConfig
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, read_records
+from bsmeta.tasks import TASKS
+
+if TYPE_CHECKING:
+    from bsmeta.api.models import Predictor
 
 RECORDS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".jsonl", ".jsonl.gz")
 """Endings of files of records; any other file is a text."""
@@ -54,26 +59,20 @@ def main(config: PredictConfig) -> int:
 def predict(config: PredictConfig, source: Path, output: Path) -> None:
     """Writes each record with its prediction."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    import torch
-
     from bsmeta.data.stream.fingerprint import file_hash
     from bsmeta.data.table.records import RecordWriter, check_output
-    from bsmeta.tasks.base import Predicts
-    from bsmeta.tasks.checkpoints import open_task
 
     check_output(output)
-    task, folder = open_task(config.checkpoint, config.overrides)
-    if not isinstance(task, Predicts):
-        raise ConfigurationError(f"checkpoint={config.checkpoint}: its task does not predict")
+    model = _open(config)
     bad = BadRows(source, config.on_bad_row)
-    total = sum(1 for _ in _records(config, source, task.inputs, bad))
+    total = sum(1 for _ in _records(config, source, model.inputs, bad))
     bad.close()  # raises before any prediction
     if total == 0:
         raise DataError(f"{source} has no rows")
     key = {
         "input": file_hash(source),
         "checkpoint": {
-            file.name: file_hash(file) for file in sorted(folder.iterdir()) if file.is_file()
+            file.name: file_hash(file) for file in sorted(model.folder.iterdir()) if file.is_file()
         },
         "overrides": config.overrides,
         "on_bad_row": config.on_bad_row,
@@ -81,11 +80,10 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     writer = RecordWriter(output, key)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
-    model = task.load(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
     waiting: deque[Record] = deque()  # those that are being predicted
-    records = _records(config, source, task.inputs, BadRows(source, config.on_bad_row))
+    records = _records(config, source, model.inputs, BadRows(source, config.on_bad_row))
     with _progress(writer.done, total) as advance:
-        for result in task.predict(model, _noted(islice(records, writer.done, None), waiting)):
+        for result in model.predict_each(_noted(islice(records, writer.done, None), waiting)):
             record = waiting.popleft()
             _refuse_same_names(source, record, result)
             writer.write({**record, **result})
@@ -94,32 +92,38 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     print(f"{total:,} rows written to {output}", file=sys.stderr)
 
 
+def _open(config: PredictConfig) -> Predictor:
+    """The model of the configuration, whose weights are loaded when they are first used."""
+    # Imported here because transformers takes seconds, and the command line is checked first.
+    from bsmeta.api.models import Predictor, open_model
+
+    model = open_model(config.checkpoint, overrides=config.overrides)
+    check_program("predict.py", model.task, TASKS)
+    assert isinstance(model, Predictor)
+    return model
+
+
 def change_text(config: PredictConfig) -> None:
     """Shows what a model flags or corrects in a text, whose white space and line ends it keeps."""
-    import torch
-
-    from bsmeta.tasks.base import ChangesText
-    from bsmeta.tasks.checkpoints import open_task
     from bsmeta.tasks.spelling.corrections import render
 
     output = None if config.output is None else Path(config.output)
     if output is not None and output.exists():
         raise ConfigurationError(f"output={output} exists; delete it, or name another file")
-    task, folder = open_task(config.checkpoint, config.overrides)
-    if not isinstance(task, ChangesText):
+    model = _open(config)
+    if not model.forms:
         raise ConfigurationError(
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
             f"expected records: a file that ends in {', '.join(RECORDS)}"
         )
-    form = _form(config, task.forms)
+    form = _form(config, model.forms)
     text, name = read_text(str(config.input))
-    model = task.load(folder).to("cuda" if torch.cuda.is_available() else "cpu").eval()
     start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
-    (found,) = task.changes(model, [text[start:]])
     changes = [
-        replace(change, start=start + change.start, end=start + change.end) for change in found
+        replace(change, start=start + change.start, end=start + change.end)
+        for change in model.changes(text[start:])
     ]
-    content = render(text, changes, form, name, corrects="text" in task.forms).encode()
+    content = render(text, changes, form, name, corrects="text" in model.forms).encode()
     if output is None:
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()

@@ -32,6 +32,17 @@ ALLOWED = {
         "config",
     },
     "models": {"models", "config"},
+    "api": {
+        "api",
+        "tasks",
+        "training",
+        "generation",
+        "evaluation",
+        "models",
+        "data",
+        "metadata",
+        "config",
+    },
     "tasks": {"tasks", "training", "models", "evaluation", "data", "metadata", "config"},
 }
 

@@ -175,11 +175,20 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
 
 
-def compose(schema: type[Config], config_name: str, overrides: Sequence[str] = ()) -> Config:
-    """Composes the configuration of the command line `--config-name config_name overrides…`."""
-    register(schema)
+def compose(
+    schema: type[Config],
+    config_name: str,
+    overrides: Sequence[str] = (),
+    own_folder: Path | None = None,
+) -> Config:
+    """Composes the configuration of the command line `--config-name config_name overrides…`.
+
+    Args:
+        own_folder: `--config-dir`.
+    """
+    register(schema, own_folder)
     composer = mistakes.composer(CONFIG_FOLDER, config_name)
-    prepared = _prepared([*map(quote_home, overrides)], CONFIG_FOLDER, schema)
+    prepared = _prepared([*map(quote_home, overrides)], own_folder or CONFIG_FOLDER, schema)
     try:
         return to_plain(composer(prepared), schema)
     except mistakes.Refusal as error:

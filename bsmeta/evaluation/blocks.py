@@ -34,7 +34,7 @@ from bsmeta.evaluation.arms import (
     PromptRenderer,
     prompt_config,
 )
-from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.documents import NamedDocuments
 from bsmeta.evaluation.scoring import Window, max_batch_tokens, plan_batches
 from bsmeta.evaluation.segments import Reading
 from bsmeta.metadata.records import Document
@@ -218,7 +218,7 @@ class BlockMaker:
         self,
         config: DataConfig,
         tokenizer: PreTrainedTokenizerBase,
-        documents: HeldOutDocuments,
+        documents: NamedDocuments,
         arms: Iterable[Arm],
         windows: Windows,
         seed: int,

@@ -10,10 +10,12 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import hf_hub_download
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
@@ -38,7 +40,7 @@ from bsmeta.data.io.shards import (
     validation_path,
 )
 from bsmeta.data.text.tokenizer import check_vocabulary
-from bsmeta.models.pretrained import check_files, load_weights
+from bsmeta.models.pretrained import check_files, default_device, load_weights
 
 HUB = "hf://"
 RECIPE = "metadata.yaml"
@@ -149,6 +151,51 @@ def run_config(
     """The configuration that the model was trained with, after overrides."""
     path = Path(training_config_file) if training_config_file else location.config
     return training_config(path, overrides)
+
+
+class OpenedModel:
+    """A language model whose configuration is read at once, and its weights on first use.
+
+    Args:
+        training_config: The `config.yaml` of its run; None: the one beside it.
+        overrides: Keys of that configuration to change.
+        precision: `auto`, `float32` or `bfloat16`.
+        device: None: a GPU if there is one.
+
+    Attributes:
+        location: Where it was found.
+        train: The configuration that it was trained with, after overrides.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self,
+        checkpoint: str,
+        training_config: str | None = None,
+        overrides: Mapping[str, Any] | None = None,
+        *,
+        precision: str = "auto",
+        device: torch.device | None = None,
+    ) -> None:
+        self.location = locate(checkpoint)
+        self.train = run_config(self.location, training_config, overrides or {})
+        self.device = device or default_device()
+        self._precision = precision
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+        transformers.utils.logging.disable_progress_bar()
+        return load_model(self.location, self.train, self._precision, self.device)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, on its device and in evaluation mode."""
+        return self._loaded[0]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return self._loaded[1]
 
 
 def load_model(

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -35,8 +36,43 @@ from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import Documents
 
 LINES_AT_ONCE = 256
+
+
+class NamedDocuments(Documents, Protocol):
+    """Documents that can be scored, by index."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Length of each text in characters."""
+
+    def name(self, index: int) -> str:
+        """The name of a document, for messages."""
+
+
+class GivenDocuments:
+    """Documents in memory.
+
+    Args:
+        documents: None of them without text.
+        names: The name of each.
+    """
+
+    def __init__(self, documents: Sequence[Document], names: Sequence[str]) -> None:
+        self._documents = documents
+        self._names = names
+        self.sizes = [len(document.text) for document in documents]
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def __getitem__(self, index: int) -> Document:
+        return self._documents[index]
+
+    def name(self, index: int) -> str:
+        return self._names[index]
 
 
 class HeldOutDocuments:

@@ -150,7 +150,7 @@ def _recipe(data: DataConfig) -> Iterator[str]:
         f"sequence has at most {config.max_seq_len:,} tokens{room}, a document ends with the "
         "end-of-text token."
     )
-    yield _block(shown.prefix + shown.lead + shown.body + shown.suffix)
+    yield _block(shown.whole)
     rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
     yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
     yield (
@@ -187,7 +187,7 @@ def _alone(key: str, config: MetadataConfig) -> str:
         shown = Renderer(config).render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
     except BadDocument:
         return ""
-    text = shown.prefix + shown.lead + shown.body + shown.suffix
+    text = shown.whole
     return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
 
 

@@ -24,7 +24,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
 from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
 from bsmeta.evaluation.blocks import WINDOWS, Block, BlockMaker, own_blocks, plan_blocks, reading_of
-from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.evaluation.documents import HeldOutDocuments, NamedDocuments
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
 from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
@@ -72,7 +72,7 @@ class PairedEvaluation:
         self,
         config: DataConfig,
         tokenizer: PreTrainedTokenizerBase,
-        documents: HeldOutDocuments,
+        documents: NamedDocuments,
         comparisons: Sequence[Comparison],
         *,
         windows: str = "all_pieces",

@@ -230,7 +230,7 @@ def json_line(document: ExplainedDocument, config: MetadataConfig) -> str:
     return json.dumps(
         {
             "document": document.name,
-            "text": rendered.prefix + rendered.lead + rendered.body + rendered.suffix,
+            "text": rendered.whole,
             "prefix": rendered.prefix,
             "pieces": chunks,
         }

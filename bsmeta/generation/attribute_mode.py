@@ -20,7 +20,7 @@ from rich.text import Text
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.evaluation.checkpoints import Location
+from bsmeta.evaluation.checkpoints import Location, OpenedModel
 from bsmeta.evaluation.documents import HeldOutDocuments
 from bsmeta.evaluation.output import progress_bar
 from bsmeta.evaluation.statistics import bootstrap
@@ -32,15 +32,14 @@ from bsmeta.generation.attribution import (
     find_candidates,
     posterior,
 )
-from bsmeta.generation.contexts import check_value, find, load
+from bsmeta.generation.contexts import check_value
 from bsmeta.generation.text_mode import console
 from bsmeta.metadata.processors import type_of
 
 
-def attribute(config: GenerateConfig) -> None:
+def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     """Infer the metadata of the held-out documents, or of `prompt`."""
-    location, train = find(config)
-    data = train.data_config
+    data = opened.train.data_config
     if config.validation_file is not None:
         data = replace(data, validation_file=config.validation_file)
     metadata = data.metadata_config
@@ -50,11 +49,10 @@ def attribute(config: GenerateConfig) -> None:
         documents = HeldOutDocuments(data, max_documents=config.max_documents, deduplicate=True)
     labels = Labels(config.type, metadata)
     candidates = find_candidates(labels, config.candidates, documents)
-    opened = load(config, location, train)
     likelihoods = Likelihoods(
         opened.model,
         opened.tokenizer,
-        opened.data,
+        opened.train.data_config,
         [labels.record(label) for label in candidates.labels],
         all_pieces=config.windows == "all_pieces",
         rows=config.batch_size,
@@ -66,8 +64,8 @@ def attribute(config: GenerateConfig) -> None:
     assert documents is not None
     with progress_bar(shown=True) as progress:
         found = _attribute_documents(config, documents, candidates, likelihoods, progress)
-    report = _report(config, location, likelihoods, found)
-    path = _write(report, config, location)
+    report = _report(config, opened.location, likelihoods, found)
+    path = _write(report, config, opened.location)
     show_attribution(report, console())
     console().print(f"written to {path}", soft_wrap=True)
 

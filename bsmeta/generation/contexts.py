@@ -1,4 +1,4 @@
-"""The model of `checkpoint`, and the tokens that it continues: metadata and a prompt.
+"""The tokens that a model continues: metadata and a prompt.
 
 The metadata becomes records, which the renderer and encoder of the training data process; so
 granularity, templates, buckets and separators apply here as well.
@@ -11,18 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import transformers
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.tools import GenerateConfig
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.evaluation.checkpoints import Location, load_model, locate, run_config
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
@@ -148,10 +142,14 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int, float)) and not isinstance(value, bool)
 
 
+def is_announced(key: str, config: MetadataConfig) -> bool:
+    """Whether the prefix names a local type that a document has."""
+    named = (config.local_metadata_special_tokens or {}).get(key, key) != ""
+    return config.add_local_metadata_special_tokens_in_prefix and named
+
+
 def _check_announcement(key: str, value: Any, config: MetadataConfig) -> None:
-    announced = config.add_local_metadata_special_tokens_in_prefix
-    if announced and (config.local_metadata_special_tokens or {}).get(key, key) == "":
-        announced = False
+    announced = is_announced(key, config)
     if value is True and announced:
         return
     fix = (
@@ -163,28 +161,3 @@ def _check_announcement(key: str, value: Any, config: MetadataConfig) -> None:
         f"metadata.{key}={value}: {key} is a local type; it stands at places in the text and "
         f"cannot be given as a value before it; {fix}"
     )
-
-
-@dataclass(frozen=True)
-class Opened:
-    """A loaded model, its tokenizer, and the configuration of its training data."""
-
-    model: nn.Module
-    tokenizer: PreTrainedTokenizerBase
-    data: DataConfig
-    device: torch.device
-
-
-def find(config: GenerateConfig) -> tuple[Location, CausalLMConfig]:
-    """Locate the model and read its training configuration, without loading the model."""
-    location = locate(config.checkpoint)
-    train = run_config(location, config.training_config, config.overrides)
-    return location, train
-
-
-def load(config: GenerateConfig, location: Location, train: CausalLMConfig) -> Opened:
-    """Load the model, on the GPU if there is one."""
-    transformers.utils.logging.disable_progress_bar()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, tokenizer = load_model(location, train, config.precision, device)
-    return Opened(model, tokenizer, train.data_config, device)

@@ -13,19 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.generation.contexts import Context, Contexts, check_value, find, load
+from bsmeta.evaluation.checkpoints import OpenedModel
+from bsmeta.generation.contexts import Context, Contexts, check_value
 from bsmeta.generation.decoding import Continuation, Decoder, Draw
 from bsmeta.generation.requests import Dialogue, Request, lines_of_input, read_requests, request_of
 
@@ -65,25 +62,18 @@ class Writer:
         batch_size: Number of texts that are generated at one time.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        tokenizer: PreTrainedTokenizerBase,
-        config: DataConfig,
-        *,
-        batch_size: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, opened: OpenedModel, *, batch_size: int) -> None:
+        config, tokenizer = opened.train.data_config, opened.tokenizer
         self._contexts = Contexts(config, tokenizer)
         self._tokenizer = tokenizer
         self._max_length = config.metadata_config.max_seq_len
         self._batch_size = batch_size
         self._decoder = Decoder(
-            model,
+            opened.model,
             eos=int(tokenizer.eos_token_id),
             vocabulary=len(tokenizer),
             max_length=self._max_length,
-            device=device,
+            device=opened.device,
         )
 
     def write(self, requests: Sequence[Request]) -> Iterator[Result]:
@@ -160,23 +150,15 @@ def _draws(request: Request, context: Context, null: Context) -> Iterator[Draw]:
         )
 
 
-def write(config: GenerateConfig) -> None:
+def write(config: GenerateConfig, opened: OpenedModel) -> None:
     """Generate and output the texts that the configuration requests."""
     _check_ways(config)
     first = request_of(config)
-    location, train = find(config)
     requests = _requests(config, first)
-    _check_requests(requests, train)
-    opened = load(config, location, train)
-    writer = Writer(
-        opened.model,
-        opened.tokenizer,
-        opened.data,
-        batch_size=config.batch_size,
-        device=opened.device,
-    )
+    _check_requests(requests, opened.train)
+    writer = Writer(opened, batch_size=config.batch_size)
     if config.interactive:
-        _talk(first, writer, train)
+        _talk(first, writer, opened.train)
     elif config.output is not None:
         _write_file(writer.write(requests), config.output)
     elif config.compare:

@@ -95,6 +95,11 @@ class Rendered:
     own: Spans = field(default_factory=lambda: NO_SPANS)
     suffix_own: Spans = field(default_factory=lambda: NO_SPANS)
 
+    @property
+    def whole(self) -> str:
+        """All that the model reads."""
+        return self.prefix + self.lead + self.body + self.suffix
+
     def without_metadata(self) -> Rendered:
         """The same text without any metadata.
 

@@ -27,6 +27,11 @@ NAMES_SHOWN = 5
 TOKEN_EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight")
 
 
+def default_device() -> torch.device:
+    """A GPU if there is one, else the CPU: where a model that one process uses runs."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
     """Loads a causal language model with exactly the weights in its files.
 

@@ -1,0 +1,234 @@
+"""Documents given as Python values, and how training renders them.
+
+A document is a string (a text alone), `{"text": …, "metadata": {…}}` with values by type, or a
+record in the form of the training data (`metadata_…` columns, or those of `data_config.columns`),
+which is read by the decoder of the training data.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from bsmeta.api.configurations import Configuration, configuration
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.problems import nearest
+from bsmeta.config.data import DataConfig
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.data.stream.counts import check_length
+from bsmeta.metadata.decoding import DocumentDecoder
+from bsmeta.metadata.mapping import TEXT, make_decoder
+from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.rendering import Rendered, Renderer
+
+METADATA = "metadata"
+GivenDocument = str | Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RenderedDocument:
+    """A document as a model reads it.
+
+    Attributes:
+        text: All of it: the prefix, the text with local metadata inserted, appended metadata.
+        prefix: Its prefix; empty if there is none.
+        types: The types that were rendered, in the order of `metadata_list`.
+    """
+
+    text: str
+    prefix: str
+    types: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def render(
+    document: GivenDocument,
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    types: Sequence[str] | None = None,
+    config: Configuration = "v2",
+    overrides: Sequence[str] = (),
+) -> RenderedDocument:
+    """Renders a document with its metadata, character for character as training does.
+
+    Training draws which types it shows a document with; here it is all that the document has, or
+    `types`.
+
+    Args:
+        document: A text, `{"text": …, "metadata": {…}}`, or a record of the training data.
+        metadata: Values by type, beside or instead of those of the document: a string or number,
+            a list of them, or for types with places in the text a list of records.
+        types: Keys of `metadata_list` to render; None: all of them.
+        config: The name of a configuration, the path of a YAML file, or a configuration, such as
+            `bsmeta.open_run(folder).config`.
+        overrides: `key=value` as on the command line.
+
+    Raises:
+        UserError: If the document or the configuration is invalid.
+    """
+    found = configuration(config, overrides)
+    if not isinstance(found, CausalLMConfig):
+        raise ConfigurationError(
+            f"config: is for task={found.task}; expected task=causal_lm, which renders documents"
+        )
+    return DocumentReader(found.data_config).render(document, metadata, types)
+
+
+class DocumentReader:
+    """Reads documents that are given as Python values, and renders them.
+
+    Args:
+        config: The configuration of the training data.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        self._metadata = config.metadata_config
+        self._types = list(self._metadata.metadata_list)
+        self._decoder = make_decoder(self._metadata, config.columns, content=config.content)
+        self._values = DocumentDecoder(MetadataConfig(metadata_list=[]))
+        # A corpus may have an object `metadata` of its own.
+        self._corpus_has_metadata = any(
+            path.split(".")[0] == METADATA for path in config.columns.values()
+        )
+        self._renderer = Renderer(self._metadata)
+
+    def read(self, document: GivenDocument, metadata: Mapping[str, Any] | None = None) -> Document:
+        """The document, with its metadata as records.
+
+        Args:
+            metadata: Values by type, beside or instead of those of the document.
+
+        Raises:
+            DataError: If it is not a document, or has metadata that would not be read.
+        """
+        if isinstance(document, str):
+            document = {TEXT: document}
+        if not isinstance(document, Mapping):
+            raise DataError(
+                f'a {type(document).__name__}; expected a string, or {{"text": …, "metadata": …}}'
+            )
+        values = document.get(METADATA)
+        plain = {TEXT} if self._corpus_has_metadata else {TEXT, METADATA}
+        has_values = document.keys() <= plain
+        if has_values and isinstance(values, Mapping):
+            document, metadata = {**document, METADATA: None}, {**values, **(metadata or {})}
+        try:
+            decoder = self._values if has_values else self._decoder
+            found = decoder.decode(msgspec.json.encode(document))
+            if not has_values:
+                self._refuse_unread(document, found)
+            return self._with_values(found, metadata) if metadata else found
+        except (TypeError, UnicodeEncodeError) as error:
+            raise DataError(f"{error}; expected strings, numbers and lists of them") from error
+        except BadDocument as error:
+            raise DataError(f"{error} (it has {', '.join(map(repr, document))})") from error
+
+    def _with_values(self, document: Document, metadata: Mapping[str, Any]) -> Document:
+        """The document with other metadata of some types."""
+        given = [self._records_of(key, metadata[key]) for key in metadata]
+        line = {TEXT: "", METADATA: list(itertools.chain.from_iterable(given))}
+        values = self._values.decode(msgspec.json.encode(line))
+        records = {
+            key: list((values if key in metadata else document).records(key)) for key in self._types
+        }
+        kept = {key: own for key, own in records.items() if own}
+        return Document(document.text, document.url, kept)
+
+    def _records_of(self, key: str, value: Any) -> list[dict[str, Any]]:
+        """The records of a type."""
+        if key not in self._types:
+            raise DataError(
+                f"metadata.{key}: not in metadata_list; expected some of "
+                f"{', '.join(self._types) or '(it is empty)'}{nearest(key, self._types)}"
+            )
+        kind = type_of(key)
+        if value is None or (kind.always_present and value is True):
+            return []
+        records = []
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                records.append({**one, "key": key})
+            elif kind.is_local or isinstance(one, bool) or not isinstance(one, (str, int, float)):
+                expected = "a string or a number, or a list of them"
+                if kind.is_local:
+                    expected = "a list of records with value, char_start_idx and char_end_idx"
+                raise DataError(f"metadata.{key}={one!r}: expected {expected}")
+            else:
+                records.append({"key": key, "type": "global", "value": one})
+        return records
+
+    def _refuse_unread(self, document: Mapping[str, Any], found: Document) -> None:
+        """Refuses a value under the name of a type that the training data has elsewhere."""
+        for key in self._types:
+            is_value = isinstance(document.get(key), (str, int, float))
+            if is_value and f"metadata_{key}" not in document and not found.has(key):
+                raise DataError(
+                    f"{key}={document[key]!r} is not read as metadata in the form of the training "
+                    f'data; expected {{"text": …, "metadata": {{"{key}": …}}}}'
+                )
+
+    def render(
+        self,
+        document: GivenDocument,
+        metadata: Mapping[str, Any] | None,
+        types: Sequence[str] | None,
+    ) -> RenderedDocument:
+        """Renders a document as `render` does."""
+        unknown = [name for name in types or () if name not in self._types]
+        if unknown:
+            raise DataError(
+                f"types: {', '.join(unknown)} not in metadata_list; expected some of "
+                f"{', '.join(self._types)}"
+            )
+        own = self.read(document, metadata)
+        shown = self.rendered(own, self._types if types is None else types)
+        if self._metadata.without_metadata_same_context:
+            shown = shown.without_metadata()
+        return RenderedDocument(shown.whole, shown.prefix, shown.types)
+
+    def rendered(self, document: Document, types: Sequence[str]) -> Rendered:
+        """A document with those of the types that it has.
+
+        Raises:
+            DataError: If a record is invalid, or the document too long to encode.
+        """
+        try:
+            found = self._renderer.render(document, types)
+            check_length(found, self._config)
+        except BadDocument as error:
+            raise DataError(str(error)) from error
+        return found
+
+
+def for_each(documents: Sequence[Any], read: Callable[[Any], Any], argument: str) -> list[Any]:
+    """Reads each of the documents.
+
+    Args:
+        argument: The name of the argument, for messages.
+
+    Raises:
+        DataError: Lists all documents that cannot be read.
+    """
+    if isinstance(documents, (str, bytes, Mapping)) or not isinstance(documents, Sequence):
+        one = "[…]" if isinstance(documents, (str, bytes, Mapping)) else "list(…)"
+        raise DataError(
+            f"{argument}: expected a list, found {type(documents).__name__}; write {one} around it"
+        )
+    found, problems = [], []
+    for number, document in enumerate(documents):
+        try:
+            found.append(read(document))
+        except DataError as error:
+            problems.append(f"{argument}[{number}]: {error}")
+    if problems:
+        raise DataError("\n".join(problems))
+    return found

@@ -1,0 +1,422 @@
+"""Trained models, which predict, score and generate on Python values.
+
+`load` opens a checkpoint of any task. A language model scores and continues documents with their
+metadata, by the code of `evaluate.py` and `generate.py`; the models of the other tasks predict on
+texts, by the code of `predict.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypedDict, Unpack, overload
+
+import torch
+from torch import nn
+
+from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
+from bsmeta.api.runs import Run
+from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.tools import GenerateConfig
+from bsmeta.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.evaluation.blocks import WINDOWS
+from bsmeta.evaluation.checkpoints import OpenedModel, locate
+from bsmeta.evaluation.documents import GivenDocuments
+from bsmeta.evaluation.paired import PairedEvaluation
+from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.generation.contexts import is_announced
+from bsmeta.generation.requests import changed
+from bsmeta.generation.text_mode import Result, Writer
+from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.records import Document
+from bsmeta.metadata.sampling import OWN
+from bsmeta.models.pretrained import default_device
+from bsmeta.tasks.base import ChangesText, Predicts, Task
+from bsmeta.tasks.checkpoints import open_task, task_of
+
+LANGUAGE_MODEL = "causal_lm"
+PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]
+Checkpoint = str | Path | Run
+
+
+class Sampling(TypedDict, total=False):
+    """How text is generated; `GenerateConfig` documents the fields, and has their defaults."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    num_samples: int
+    guidance: float
+    null_metadata: dict[str, Any]
+    batch_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the text of a document costs a model, with and without its metadata.
+
+    Both are sums over the same bytes: those of all tokens that the model predicts in either case,
+    which is not the first of a text.
+
+    Attributes:
+        prefix: The rendered metadata; empty if the document has none.
+        types: The types that were rendered.
+        bytes: Bytes (UTF-8) of the text that are scored.
+        nats: Minus the log-probability of these bytes with the metadata.
+        nats_without: The same without metadata.
+    """
+
+    prefix: str
+    types: tuple[str, ...]
+    bytes: int
+    nats: float
+    nats_without: float
+
+    @property
+    def bits_per_byte(self) -> float:
+        """With the metadata; NaN if nothing is scored."""
+        return self._per_byte(self.nats)
+
+    @property
+    def bits_per_byte_without(self) -> float:
+        """Without metadata; NaN if nothing is scored."""
+        return self._per_byte(self.nats_without)
+
+    def _per_byte(self, nats: float) -> float:
+        return nats / math.log(2) / self.bytes if self.bytes else math.nan
+
+
+class Model:
+    """A trained model. What the models of its task cannot do is refused with what they can.
+
+    Attributes:
+        checkpoint: The checkpoint, as it was named.
+        task: The task that it was trained on.
+    """
+
+    _can = ""
+
+    def __init__(self, checkpoint: str, task: str) -> None:
+        self.checkpoint = checkpoint
+        self.task = task
+
+    def __repr__(self) -> str:
+        return f"bsmeta.load({self.checkpoint!r}, {self.task!r})"
+
+    @property
+    def module(self) -> nn.Module:
+        """The model, on its device and in evaluation mode."""
+        raise NotImplementedError
+
+    def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """What the model predicts for each text."""
+        raise self._refusal("predict")
+
+    def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
+        """What each document costs the model, with and without its metadata."""
+        raise self._refusal("score")
+
+    def generate(
+        self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
+    ) -> list[Result]:
+        """Continuations of each document."""
+        raise self._refusal("generate")
+
+    def _refusal(self, method: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"{method}: {self.checkpoint} is a model of task={self.task}, which has {self._can}"
+        )
+
+
+class LanguageModel(Model):
+    """A language model, with the tokenizer and the metadata of its training."""
+
+    _can = "score, generate and render"
+
+    def __init__(self, opened: OpenedModel) -> None:
+        super().__init__(opened.location.name, LANGUAGE_MODEL)
+        self._opened = opened
+        self._reader = DocumentReader(opened.train.data_config)
+
+    @property
+    def module(self) -> nn.Module:
+        return self._opened.model
+
+    def render(
+        self,
+        document: GivenDocument,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        types: Sequence[str] | None = None,
+    ) -> RenderedDocument:
+        """Renders a document as the training of this model did; see `bsmeta.render`."""
+        return self._reader.render(document, metadata, types)
+
+    def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
+        """Scores the text of each document, with and without its metadata.
+
+        Args:
+            documents: Texts, `{"text": …, "metadata": {…}}`, or records of the training data.
+            windows: `sliding` (overlapping windows), `all_pieces` (the chunks of training) or
+                `first_piece`.
+
+        Raises:
+            UserError: If documents cannot be read (all are listed) or have no text.
+        """
+        if windows not in WINDOWS:
+            raise ConfigurationError(f"windows={windows}: expected one of {', '.join(WINDOWS)}")
+        read = for_each(documents, self._document, "documents")
+        if not read:
+            return []
+        data = self._opened.train.data_config
+        # Shuffled values are a control of training; here documents have those that are given.
+        values = data.metadata_config.metadata_values
+        metadata = replace(
+            data.metadata_config, metadata_values=OWN if values == "shuffled" else values
+        )
+        text, everything = text_alone(), plan_comparisons(["all"], metadata.metadata_list)[0]
+        evaluation = PairedEvaluation(
+            replace(data, metadata_config=metadata),
+            self._opened.tokenizer,
+            GivenDocuments(read, [f"documents[{number}]" for number in range(len(read))]),
+            [text, everything],
+            windows=windows,
+        )
+        sums = evaluation.run(self._opened.model, self._opened.device)
+        scores = []
+        for number, document in enumerate(read):
+            has_metadata = sums[everything.name].takes_part[number]
+            own = sums[(everything if has_metadata else text).name].totals[number]
+            shown = self._reader.rendered(document, metadata.metadata_list)
+            scores.append(
+                Score(
+                    prefix=shown.prefix,
+                    types=shown.types,
+                    bytes=int(own[BYTES]),
+                    nats=float(own[NATS_WITH]),
+                    nats_without=float(own[NATS_WITHOUT]),
+                )
+            )
+        return scores
+
+    def _document(self, given: GivenDocument) -> Document:
+        document = self._reader.read(given)
+        if not document.text:
+            raise DataError("its text is empty, so there is nothing to score")
+        self._reader.rendered(
+            document, self._opened.train.data_config.metadata_config.metadata_list
+        )
+        return document
+
+    def generate(
+        self, documents: Sequence[GivenDocument], **sampling: Unpack[Sampling]
+    ) -> list[Result]:
+        """Continues the text of each document under its metadata.
+
+        Args:
+            documents: Prompts, `{"text": prompt, "metadata": {…}}`, or records of the training
+                data; without `text`, the model begins the text.
+            sampling: `max_new_tokens`, `temperature`, `top_p`, `seed`, `num_samples`, `guidance`,
+                `null_metadata` and `batch_size`, with the meanings and defaults of
+                `bsmeta generate`.
+
+        Returns:
+            For each document its `prefix` and its `samples`, each with `text`, `tokens`, `finished`
+            and `seed`.
+
+        Raises:
+            UserError: If documents or settings are invalid.
+        """
+        settings: dict[str, Any] = {**sampling}
+        batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
+        prompts = for_each(documents, self._prompt, "documents")
+        requests = [changed(settings, prompt) for prompt in prompts]
+        return list(Writer(self._opened, batch_size=batch_size).write(requests))
+
+    def _prompt(self, given: GivenDocument) -> dict[str, Any]:
+        """The prompt and the metadata of a request for text."""
+        if isinstance(given, Mapping) and given.keys() <= {"text", "metadata"}:
+            values = given.get("metadata") or {}
+            if isinstance(values, Mapping):
+                return {"prompt": given.get("text", ""), "metadata": dict(values)}
+        document = self._reader.read(given)
+        keys = self._opened.train.data_config.metadata_config.metadata_list
+        values = {key: self._value(key, document) for key in keys if document.has(key)}
+        return {"prompt": document.text, "metadata": values}
+
+    def _value(self, key: str, document: Document) -> Any:
+        """The value of a type in a request: for one with places in the text, that it has some."""
+        if type_of(key).is_local:
+            return is_announced(key, self._opened.train.data_config.metadata_config) or None
+        return [record.value for record in document.records(key)]
+
+
+class Predictor(Model):
+    """A classifier, a disambiguator, or a detector or corrector of spelling errors.
+
+    Attributes:
+        folder: The folder of its weights.
+    """
+
+    _can = "predict"
+
+    def __init__(
+        self, checkpoint: str, name: str, task: Task, folder: Path, device: torch.device
+    ) -> None:
+        super().__init__(checkpoint, name)
+        if not isinstance(task, Predicts):
+            raise ConfigurationError(f"checkpoint={checkpoint}: its task does not predict")
+        self.folder = folder
+        self._task = task
+        self._device = device
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The model, on its device and in evaluation mode."""
+        return self._task.load(self.folder).to(self._device).eval()
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The keys of a record that the model reads: the columns of its training data."""
+        return self._task.inputs
+
+    def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Predicts for each text what `bsmeta predict` writes in its columns.
+
+        Args:
+            texts: Texts, or records with a text in the column of the training data (of a
+                disambiguator also `mentions`).
+
+        Returns:
+            Of a classifier `prediction`, the probability of each label, and `chunks`; of a
+            disambiguator `entities`; of a detector or corrector `changes`, each with its character
+            offsets, and of a corrector `corrected`.
+
+        Raises:
+            UserError: If records cannot be read; all are listed.
+        """
+        return list(self.predict_each(for_each(texts, self._record, "texts")))
+
+    def predict_each(self, records: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        """Yields the predictions of records one by one, for more than fit into memory."""
+        return self._task.predict(self.module, records)
+
+    def _record(self, given: str | Mapping[str, Any]) -> Mapping[str, Any]:
+        if isinstance(given, str):
+            given = dict.fromkeys(self.inputs, given)
+        if not isinstance(given, Mapping):
+            raise DataError(f"a {type(given).__name__}; expected a text or a record")
+        for key in self.inputs:
+            if not isinstance(given.get(key), str):
+                listed = ", ".join(map(repr, given)) or "nothing"
+                raise DataError(f"{key!r} is not a text (it has {listed}); expected one")
+        return given
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """The forms in which `bsmeta predict` shows the changes of a text; () for other tasks."""
+        return self._task.forms if isinstance(self._task, ChangesText) else ()
+
+    def changes(self, text: str) -> list[Any]:
+        """What a detector flags or a corrector changes in a text, with character offsets.
+
+        Raises:
+            UserError: If the model is of another task.
+        """
+        if not isinstance(self._task, ChangesText):
+            raise self._refusal("changes")
+        (found,) = self._task.changes(self.module, [text])
+        return found
+
+
+@overload
+def load(
+    checkpoint: Checkpoint,
+    task: Literal["causal_lm"],
+    *,
+    device: str | None = ...,
+    overrides: Mapping[str, Any] | None = ...,
+) -> LanguageModel: ...
+
+
+@overload
+def load(
+    checkpoint: Checkpoint,
+    task: PredictorTask,
+    *,
+    device: str | None = ...,
+    overrides: Mapping[str, Any] | None = ...,
+) -> Predictor: ...
+
+
+@overload
+def load(
+    checkpoint: Checkpoint,
+    task: None = ...,
+    *,
+    device: str | None = ...,
+    overrides: Mapping[str, Any] | None = ...,
+) -> Model: ...
+
+
+def load(
+    checkpoint: Checkpoint,
+    task: str | None = None,
+    *,
+    device: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """Loads a trained model of any task.
+
+    Args:
+        checkpoint: A run folder (its `model/`, else its newest checkpoint), a checkpoint folder, a
+            folder that `from_pretrained` loads, a Hub model as `hf://owner/name`, or a `Run`.
+        task: The task that it must be of, by which the type of the result is known; None: that of
+            its configuration.
+        device: Such as `cpu` or `cuda:1`; None: a GPU if there is one.
+        overrides: Keys of the training configuration to change, nested as in it.
+
+    Raises:
+        UserError: If there is no model, it is of another task, or it cannot be loaded.
+    """
+    model = open_model(checkpoint, task, device=device, overrides=overrides)
+    _ = model.module
+    return model
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    task: str | None = None,
+    *,
+    device: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Model:
+    """Like `load`, but loads the weights when they are first used."""
+    name = str(checkpoint.path if isinstance(checkpoint, Run) else checkpoint)
+    if not isinstance(checkpoint, (str, Path, Run)):
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
+        )
+    found = task_of(locate(name))
+    if task is not None and task != found:
+        raise ConfigurationError(
+            f"checkpoint={name}: trained with task={found}; expected task={task}"
+        )
+    place = default_device() if device is None else _device(device)
+    if found == LANGUAGE_MODEL:
+        return LanguageModel(OpenedModel(name, overrides=overrides, device=place))
+    return Predictor(name, found, *open_task(name, overrides or {}), place)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(f"device={name!r}: expected cpu, cuda or cuda:NUMBER") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device={name}: torch finds no GPU; expected device=cpu, or none")
+    return device

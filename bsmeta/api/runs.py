@@ -1,0 +1,163 @@
+"""A run folder, opened for reading: configuration, status, checkpoints, metrics, evaluation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bsmeta.config.errors import DataError
+from bsmeta.config.evaluation import saved_config
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import CHECKPOINT_NAME
+from bsmeta.tasks import TASKS
+from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
+from bsmeta.training.run_folder import METRICS, STATUS
+
+if TYPE_CHECKING:
+    from bsmeta.api.models import Model
+
+EVALUATION = "evaluation.json"
+
+
+@dataclass(frozen=True)
+class Status:
+    """The status of a run.
+
+    Attributes:
+        state: `running`, `done`, `preempted` or `failed`.
+        step: The last step that is saved, or that it has failed after.
+        exit_code: None while it runs.
+        message: Why it failed; empty otherwise.
+    """
+
+    state: str
+    step: int
+    exit_code: int | None
+    message: str
+
+
+class Run:
+    """What a run folder holds. Methods read the files anew, because a run may be in progress.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __repr__(self) -> str:
+        return f"bsmeta.open_run({str(self.path)!r})"
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The resolved configuration, in the schema of its task (such as `CausalLMConfig`).
+
+        Raises:
+            UserError: If `config.yaml` is not a configuration of this version.
+        """
+        schemas = {name: entry.config for name, entry in TASKS.items()}
+        return saved_config(self.path / CONFIG, schemas, {})
+
+    @property
+    def task(self) -> str:
+        """What the run trains: `causal_lm`, `classification`, …"""
+        return self.config.task
+
+    def status(self) -> Status:
+        """The state of the run, its step, and how it ended.
+
+        Raises:
+            UserError: If the run has not written it yet, or the file is damaged.
+        """
+        file = self.path / STATUS
+        try:
+            return Status(**_read_json(file))
+        except TypeError as error:
+            raise DataError(f"{file} is damaged: {error}") from error
+
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoints, oldest first: `step` and `folder` of each, which `load` accepts."""
+        return list_checkpoints(self.path)
+
+    def metrics(self, event: str | None = None) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, a dict each, in the order of the run.
+
+        They are rows of a table: `pandas.DataFrame(run.metrics("step"))`.
+
+        Args:
+            event: Only lines of this event, such as `step`, `eval` or `save`; None: all lines.
+        """
+        file = self.path / METRICS
+        if not file.is_file():
+            return []
+        rows = []
+        for line in file.read_text(encoding="utf-8").splitlines():
+            try:
+                rows.append(json.loads(line))
+            except ValueError:  # the last line of a killed process may be truncated
+                continue
+        return [row for row in rows if event is None or row.get("event") == event]
+
+    def evaluation(self, name: str = "evaluation") -> dict[str, Any]:
+        """The results of `bsmeta evaluate`, or of the end of the run: its `evaluation.json`.
+
+        Args:
+            name: The folder in that of the run: `evaluation-…` for another checkpoint or data.
+
+        Raises:
+            UserError: If there is no such evaluation.
+        """
+        file = self.path / name / EVALUATION
+        if file.is_file():
+            return _read_json(file)
+        found = ", ".join(sorted(one.parent.name for one in self.path.glob(f"*/{EVALUATION}")))
+        raise DataError(
+            f"{file} does not exist; evaluations of this run: {found or 'none'}; "
+            f"`bsmeta evaluate checkpoint={self.path}` makes one"
+        )
+
+    def model(self) -> Model:
+        """The trained model: `bsmeta.load` of this run."""
+        from bsmeta.api.models import load  # imports transformers
+
+        return load(self.path)
+
+
+def open_run(folder: str | Path) -> Run:
+    """Opens the folder of a training run (`out_dir`), of any task, finished or not.
+
+    Raises:
+        UserError: If it is not the folder of a run.
+    """
+    path = Path(folder).expanduser()
+    if (path / CONFIG).is_file() and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
+        return Run(path)
+    raise DataError(f"{folder}: {_what(path)}; expected the folder of a run (its out_dir)")
+
+
+def _what(path: Path) -> str:
+    """Why a path is not the folder of a run, and where one is nearby."""
+    if not path.exists():
+        return f"there is no such folder (from {Path.cwd()})"
+    if not path.is_dir():
+        return "a file"
+    resolved = path.resolve()
+    above = next((one for one in resolved.parents[:2] if (one / METRICS).is_file()), None)
+    if above is not None:
+        return f"a folder in the run {above}, which bsmeta.load reads"
+    runs = sorted(entry.parent.name for entry in path.glob(f"*/{CONFIG}"))
+    return f"no {CONFIG} in it" + (f", but it holds the runs {', '.join(runs)}" if runs else "")
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise DataError(f"{file}: expected a JSON object")
+    return values

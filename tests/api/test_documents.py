@@ -1,0 +1,116 @@
+"""Documents as Python values are rendered as training renders them, or refused with a reason."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import bsmeta
+from bsmeta.api.documents import DocumentReader
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.explain import main
+from tests.conftest import REPOSITORY
+from tests.explaining.helpers import SHARD, demo
+
+TYPES = ["title", "url", "html", "author"]
+LINES = REPOSITORY / "examples" / "webdocs" / SHARD.format(1)
+
+
+def reader(**changes: Any) -> DocumentReader:
+    return DocumentReader(
+        DataConfig(metadata_config=MetadataConfig(metadata_list=TYPES), **changes)
+    )
+
+
+def shown(document: Any, metadata: Any = None, **changes: Any) -> str:
+    return reader(**changes).render(document, metadata, None).text
+
+
+def test_a_record_is_rendered_as_explain_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
+    types = ["title", "url", "timestamp"]
+    main(
+        demo(f"document={SHARD.format(1)}:0", "limit=3", f"types=[{','.join(types)}]", "json=true")
+    )
+    explained = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    with gzip.open(LINES, "rt", encoding="utf-8") as file:
+        records = [json.loads(next(file)) for _ in explained]
+    assert len(records) == 3
+    for record, line in zip(records, explained, strict=True):
+        found = bsmeta.render(record, types=types, config=demo())
+        assert (found.text, found.prefix) == (line["text"], line["prefix"])
+        assert found.types == ("title", "url", "timestamp")
+
+
+def test_values_are_rendered_by_type() -> None:
+    assert shown("A set is") == "A set is"
+    assert shown("A set is", {"title": "Sets"}) == "Title: Sets ||| A set is"
+    own = {"text": "A set is", "metadata": {"url": "a.org", "author": ["Ann", "Bo"], "title": None}}
+    assert shown(own) == "url: a.org | author: Ann | author: Bo ||| A set is"
+    assert shown(own, {"author": 7}) == "url: a.org | author: 7 ||| A set is"
+    bold = {"value": "b", "char_start_idx": 2, "char_end_idx": 5}
+    assert shown("A set is", {"html": [bold]}) == "html ||| A <b>set</b> is"
+
+
+def test_a_record_of_a_corpus_is_read_by_its_columns() -> None:
+    columns = {"text": "body", "url": "metadata.address"}
+    record = {"body": "A set is", "metadata": {"address": "a.org", "length": 3}, "id": 5}
+    assert shown(record, columns=columns) == "url: a.org ||| A set is"
+    assert shown("A set is", {"title": "Sets"}, columns=columns) == "Title: Sets ||| A set is"
+    assert shown(record, {"title": "Sets"}, columns=columns) == (
+        "Title: Sets | url: a.org ||| A set is"
+    )
+    list_form = {"text": "A set is", "metadata": [{"key": "title", "value": "Sets"}]}
+    assert shown(list_form) == "Title: Sets ||| A set is"
+
+
+def test_the_default_configuration_is_that_of_train() -> None:
+    found = bsmeta.render("A set is", {"title": "Sets", "datasource": "a.org > b"})
+    assert str(found) == "Title: Sets | Datasource: a.org > b ||| A set is"
+    templates = "data_config.metadata_config.metadata_templates={title: '«{value}»'}"
+    assert bsmeta.render("A", {"title": "B"}, overrides=[templates]).prefix == "«B» |||"
+
+
+@pytest.mark.parametrize(
+    ("document", "metadata", "message"),
+    [
+        (5, None, "a int; expected a string, or"),
+        ({"txt": "A"}, None, r"the object has no `text` \(it has 'txt'\)"),
+        ({"text": 5}, None, "text_not_string"),
+        ("A", {"titel": "B"}, r"metadata.titel: not in .* author \(did you mean title\?\)"),
+        ("A", {"title": True}, "metadata.title=True: expected a string or a number"),
+        ("A", {"html": "b"}, "metadata.html='b': expected a list of records with value, char_st"),
+        ("A", {"html": [{"value": "b", "char_start_idx": 0, "char_end_idx": 9}]}, "beyond_text"),
+        ({"text": "A", "url": "a.org", "id": 1}, None, r'url=\'a.org\' is not read .*\{"url": …\}'),
+        ({"text": "A", "when": {1, 2}, "o": object()}, None, "expected strings, numbers and lists"),
+        ({"text": "A\ud800"}, None, "expected strings"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(document: Any, metadata: Any, message: str) -> None:
+    with pytest.raises(bsmeta.UserError, match=message):
+        shown(document, metadata)
+
+
+def test_a_configuration_is_named_by_path_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: [causal_lm_config, _self_]\n"
+        "data_config: {metadata_config: {metadata_key_value_sep: ' = ', metadata_list: [title]}}\n"
+    )
+    assert bsmeta.render("A", {"title": "B"}, config=file).text == "Title = B ||| A"
+    for config, message in (
+        ("dmo", r"config=dmo: expected .* \(did you mean demo\?\)"),
+        (tmp_path / "other.yaml", "there is no such file"),
+        (7, "config=7: expected the name of a configuration"),
+        ("classification", "task=classification; expected task=causal_lm"),
+    ):
+        with pytest.raises(bsmeta.UserError, match=message):
+            bsmeta.render("A", config=config)  # type: ignore[arg-type]
+    with pytest.raises(bsmeta.UserError, match=r'expected a list: \["seed=1"\]'):
+        bsmeta.render("A", overrides="seed=1")
+    with pytest.raises(bsmeta.UserError, match="types: titel not in metadata_list"):
+        bsmeta.render("A", types=["titel"])

@@ -1,0 +1,189 @@
+"""Models that are loaded give what the commands give on the same inputs."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import bsmeta
+from bsmeta import generate
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.tools import GenerateConfig
+from tests.api.conftest import read_lines, run
+from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
+from tests.tasks.classification.helpers import write_leanings
+from tests.tasks.spelling.helpers import arguments
+
+DOCUMENTS = 3
+TITLED = {"text": "A set is a collection.", "metadata": {"title": "Sets", "url": "https://a.org/b"}}
+
+
+@pytest.fixture(scope="module")
+def model(demo_run: Path) -> bsmeta.LanguageModel:
+    return bsmeta.load(demo_run, "causal_lm")
+
+
+def test_scores_are_those_of_evaluate(
+    demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
+) -> None:
+    only = ("comparisons=[all]", "controls=[]", f"max_documents={DOCUMENTS}")
+    run("evaluate", f"checkpoint={demo_run}", f"out_dir={tmp_path}", *only)
+    lines = read_lines(tmp_path / "documents.jsonl")
+    config = bsmeta.open_run(demo_run).config
+    assert isinstance(config, CausalLMConfig)
+    with gzip.open(str(config.data_config.validation_file), "rt", encoding="utf-8") as file:
+        records = [json.loads(line) for line in itertools.islice(file, DOCUMENTS)]
+    expected = [line for line in lines if line["comparison"] == "all"]
+    found = model.score(records)
+    assert [score.nats for score in found] == [line["nats_with"] for line in expected]
+    assert [score.nats_without for score in found] == [line["nats_without"] for line in expected]
+    assert [score.bytes for score in found] == [line["bytes"] for line in expected]
+    assert found[0].types == ("title", "url", "datasource", "website_description", "timestamp")
+
+
+def test_a_score_adds_up_over_the_text(model: bsmeta.LanguageModel) -> None:
+    with_metadata, alone, single = model.score([TITLED, TITLED["text"], "x"])
+    assert with_metadata.prefix == "Title: Sets | url: https://a.org/b |||"
+    assert with_metadata.nats != with_metadata.nats_without
+    assert (alone.prefix, alone.types, alone.nats) == ("", (), alone.nats_without)
+    assert alone.bits_per_byte == alone.nats / math.log(2) / alone.bytes
+    assert (single.bytes, single.nats) == (0, 0)
+    assert math.isnan(single.bits_per_byte)
+    assert model.score([]) == []
+
+    # the same by hand, from the logits of the text alone
+    tokenizer = model._opened.tokenizer
+    ids = tokenizer(TITLED["text"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        logs = model.module(input_ids=ids).logits[0, :-1].log_softmax(1)
+    nats = -logs.gather(1, ids[0, 1:, None]).sum().item()
+    assert alone.nats == pytest.approx(nats, rel=1e-5)
+    assert alone.bytes == len(TITLED["text"]) - len(tokenizer.decode(ids[0, :1]))
+
+
+def test_texts_are_those_of_generate(
+    demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
+) -> None:
+    requests = [
+        {"prompt": "A set is", "metadata": {"title": "Sets"}},
+        {"prompt": "", "metadata": {"url": "https://a.org/b"}},
+        {"prompt": "The"},
+    ]
+    (tmp_path / "requests.jsonl").write_text("".join(json.dumps(one) + "\n" for one in requests))
+    generate.main(
+        GenerateConfig(
+            checkpoint=str(demo_run), input=str(tmp_path / "requests.jsonl"),
+            output=str(tmp_path / "texts.jsonl"), max_new_tokens=6, guidance=1.5, num_samples=2,
+        )
+    )  # fmt: skip
+    documents = [
+        {"text": "A set is", "metadata": {"title": "Sets"}},
+        {"metadata": {"url": "https://a.org/b"}},
+        "The",
+    ]
+    found = model.generate(documents, max_new_tokens=6, guidance=1.5, num_samples=2)
+    written = read_lines(tmp_path / "texts.jsonl")
+    assert [one.prefix for one in found] == [line["prefix"] for line in written]
+    assert [[sample.text for sample in one.samples] for one in found] == [
+        [sample["text"] for sample in line["samples"]] for line in written
+    ]
+    record = {"text": "A set is", "metadata_title": [{"key": "title", "value": "Sets"}]}
+    (again,) = model.generate([record], max_new_tokens=6, guidance=1.5, num_samples=2)
+    assert again.samples == found[0].samples
+
+
+def test_a_checkpoint_and_a_model_folder_are_loaded(
+    demo_run: Path, model: bsmeta.LanguageModel
+) -> None:
+    expected = model.score([TITLED])
+    checkpoint = bsmeta.open_run(demo_run).checkpoints()[-1].folder
+    for source in (checkpoint, demo_run / "model", bsmeta.open_run(demo_run)):
+        assert bsmeta.load(source, "causal_lm").score([TITLED]) == expected
+    assert model.render(TITLED).text == (
+        "Title: Sets | url: https://a.org/b ||| A set is a collection."
+    )
+
+
+def test_a_classifier_predicts_what_predict_writes(
+    encoder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    run(
+        "train", "--config-name", "classification", f"model_name={encoder}",
+        f"data_config.csv={write_leanings(tmp_path)}", f"out_dir={tmp_path}/run",
+        f"results_dir={tmp_path}/results", "data_config.max_length=16", "data_config.num_workers=0",
+        "num_train_epochs=1", "trackers=[]",
+    )  # fmt: skip
+    texts = ["stop signs " * 20, "my opponent", ""]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts[:2]))
+    out = tmp_path / "out.jsonl"
+    run("predict", f"checkpoint={tmp_path}/run", f"input={tmp_path}/new.jsonl", f"output={out}")
+    model = bsmeta.load(tmp_path / "run")
+    assert isinstance(model, bsmeta.Predictor)
+    found = model.predict(texts)
+    assert [{"text": t, **one} for t, one in zip(texts[:2], found[:2], strict=True)] == (
+        read_lines(out)
+    )
+    assert (found[0]["chunks"], found[2]["prediction"]) == (3, None)
+    assert model.predict([{"text": texts[0], "id": 7}]) == [found[0]]
+    with pytest.raises(
+        bsmeta.UserError, match=r"texts\[1\]: 'text' is not a text \(it has 'txt'\)"
+    ):
+        model.predict(["a", {"txt": "b"}])
+    with pytest.raises(bsmeta.UserError, match="score: .* of task=classification, which has predi"):
+        model.score(["a"])
+    with pytest.raises(bsmeta.UserError, match=r"trained with task=classification; .* task=sec"):
+        bsmeta.load(tmp_path / "run", "sec")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", ["sed_words", "sec"])
+def test_a_spelling_model_changes_what_predict_changes(tmp_path: Path, task: str) -> None:
+    run("train", *arguments(task, tmp_path, tmp_path / "run", "num_train_epochs=1"))
+    texts = ["the villiage letters", "becuase every careful neighbour believes"]
+    (tmp_path / "new.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    out = tmp_path / "out.jsonl"
+    run("predict", f"checkpoint={tmp_path}/run", f"input={tmp_path}/new.jsonl", f"output={out}")
+    model = bsmeta.load(tmp_path / "run")
+    expected = [{key: value for key, value in line.items() if key != "text"}
+                for line in read_lines(out)]  # fmt: skip
+    assert model.predict(texts) == expected
+    assert ("corrected" in expected[0]) == (task == "sec")
+
+
+def test_mistakes_are_refused_with_what_to_do(
+    demo_run: Path, model: bsmeta.LanguageModel, tmp_path: Path
+) -> None:
+    def refused(message: str) -> object:
+        return pytest.raises(bsmeta.UserError, match=message)
+
+    with refused("there is no such folder"):
+        bsmeta.load(tmp_path / "missing")
+    with refused("no model in it"):
+        bsmeta.load(tmp_path)
+    with refused("checkpoint=None: expected the path"):
+        bsmeta.load(None)  # type: ignore[call-overload]
+    with refused("trained with task=causal_lm; expected task=sec"):
+        bsmeta.load(demo_run, "sec")
+    with refused("device='gpu': expected cpu, cuda or"):
+        bsmeta.load(demo_run, device="gpu")
+    with refused(r"predict: .* is a model of task=causal_lm, which has score, generate and ren"):
+        model.predict(["a"])
+    with refused(r"documents: expected a list, found str; write \[…\] around it"):
+        model.score("a text")
+    with refused(r"documents\[1\]: its text is empty(.|\n)*documents\[2\]: missing_text"):
+        model.score(["a text", "", {"title": "b"}])
+    with refused("windows=all: expected one of first_piece, all_pieces, sliding"):
+        model.score(["a text"], windows="all")
+    with refused("temperature"):
+        model.generate(["a"], temperature=-1)
+    with refused("unknown field `tokens`"):
+        model.generate(["a"], tokens=3)  # type: ignore[call-arg]
+    with refused("metadata.titel: .* did you mean title"):
+        model.generate([{"text": "a", "metadata": {"titel": "b"}}])

@@ -1,0 +1,106 @@
+"""The batches of a stream are those of training, also after its state was saved and loaded."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import bsmeta
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.data.batch import MicroBatch
+from tests.api.conftest import read_lines
+
+ACCUMULATION = 2
+
+
+@pytest.fixture
+def config(demo_run: Path) -> CausalLMConfig:
+    found = bsmeta.open_run(demo_run).config
+    assert isinstance(found, CausalLMConfig)
+    assert found.gradient_accumulation_steps == ACCUMULATION
+    return found
+
+
+def taken(stream: bsmeta.BatchStream, count: int) -> list[MicroBatch]:
+    return list(itertools.islice(stream, count))
+
+
+def names(batches: Iterable[MicroBatch]) -> list[str]:
+    return sorted({name for batch in batches for name in batch.documents})
+
+
+def assert_equal(first: list[MicroBatch], second: list[MicroBatch]) -> None:
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert one.tensors.keys() == other.tensors.keys()
+        assert all(torch.equal(one.tensors[key], other.tensors[key]) for key in one.tensors)
+
+
+def test_batches_are_those_of_training(demo_run: Path, config: CausalLMConfig) -> None:
+    stream = bsmeta.stream(config)
+    for line in read_lines(demo_run / "documents-rank0.jsonl"):
+        step = taken(stream, ACCUMULATION)
+        assert stream.step == line["step"]
+        assert names(step) == sorted(line["documents"])
+        assert [batch.targets for batch in step] == line["targets"]
+
+
+@pytest.mark.parametrize("place", [0, 2, 3])
+def test_a_loaded_state_continues_exactly(config: CausalLMConfig, place: int) -> None:
+    """At the start, after a step, and in the middle of one; loaded twice, by way of JSON."""
+    expected = taken(bsmeta.stream(config), 9)
+    stream = bsmeta.stream(config)
+    assert_equal(taken(stream, place), expected[:place])
+    for begin in (place, place + 3):
+        saved = json.loads(json.dumps(stream.state_dict()))
+        stream = bsmeta.stream(config)
+        taken(stream, 1)
+        stream.load_state_dict(saved)
+        assert stream.step == begin // ACCUMULATION
+        again = json.loads(json.dumps(stream.state_dict()))
+        stream.load_state_dict(again)
+        assert_equal(taken(stream, 3), expected[begin : begin + 3])
+
+
+def test_processes_share_a_step_and_one_continues_for_two(config: CausalLMConfig) -> None:
+    halved = replace(config, gradient_accumulation_steps=1)
+    expected = taken(bsmeta.stream(config), 6)
+    ranks = [bsmeta.stream(halved, rank=rank, world_size=2) for rank in (0, 1)]
+    for step in (0, 1):
+        shared = [next(rank) for rank in ranks]
+        assert names(shared) == names(expected[2 * step : 2 * step + 2])
+        states = [rank.state_dict() for rank in ranks]
+        for rank in ranks:
+            rank.load_state_dict(states)
+    alone = bsmeta.stream(config)
+    alone.load_state_dict(states)
+    assert_equal(taken(alone, 2), expected[4:])
+    with pytest.raises(bsmeta.UserError, match=r"processes \[0\]; expected .* of the 2 processes"):
+        alone.load_state_dict(states[0])
+
+
+def test_a_configuration_by_name_and_what_is_refused(config: CausalLMConfig) -> None:
+    short = ["data_config.metadata_config.max_seq_len=64"]
+    (batch,) = taken(bsmeta.stream("demo", short), 1)
+    assert batch.tensors["input_ids"].shape == (2, 64)
+    assert batch.weight == batch.tensors["loss_mask"].sum()
+    with pytest.raises(bsmeta.UserError, match="train_file"):
+        bsmeta.stream("demo", ["data_config.train_file=missing/*.jsonl"])
+    with pytest.raises(bsmeta.UserError, match=r"learning_rate .* expected"):
+        bsmeta.stream(replace(config, learning_rate=-1.0))
+    with pytest.raises(bsmeta.UserError, match="overrides: expected none beside a configuration"):
+        bsmeta.stream(config, ["seed=1"])
+    with pytest.raises(bsmeta.UserError, match="rank=2, world_size=2"):
+        bsmeta.stream(config, rank=2, world_size=2)
+    stream = bsmeta.stream(config)
+    with pytest.raises(bsmeta.UserError, match="expected what state_dict"):
+        stream.load_state_dict({"step": 3})
+    other = bsmeta.stream(replace(config, seed=7))
+    with pytest.raises(bsmeta.UserError, match="seed"):
+        other.load_state_dict(stream.state_dict())
