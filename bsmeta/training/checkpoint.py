@@ -64,6 +64,11 @@ def name(step: int) -> str:
     return f"checkpoint-{step}step"
 
 
+def temporary_folder(out_dir: Path, step: int) -> Path:
+    """Where the checkpoint of a step is written before it is committed."""
+    return out_dir / f"tmp-{name(step)}"
+
+
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """Lists the checkpoints of a run folder, oldest first, without reading their content."""
     matches = [
@@ -82,7 +87,7 @@ class Writer:
         self.step = step
         self._processes = processes
         self._final = out_dir / name(step)
-        self.folder = out_dir / f"tmp-{name(step)}"
+        self.folder = temporary_folder(out_dir, step)
         processes.on_main(self._begin)
 
     def _begin(self) -> None:

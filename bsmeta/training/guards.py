@@ -10,6 +10,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ class NonFiniteGuard:
             for batch, value in zip(batches, losses, strict=True)
         ]
         report = {"step": step, "rank": self._rank, "loss": repr(loss), "grad_norm": repr(norm)}
-        file.write_text(json.dumps({**report, "micro_batches": parts}, indent=1) + "\n")
+        with suppress(FileNotFoundError):  # the run folder was deleted, and rank 0 rebuilds it
+            file.write_text(json.dumps({**report, "micro_batches": parts}, indent=1) + "\n")
         found = (
             f"step {step}: loss {loss}, gradient norm {norm}. The documents of the step are in "
             f"{self._folder}/nonfinite-step{step}-rank*.json; no checkpoint of it was written"

@@ -19,9 +19,10 @@ from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
+from bsmeta.training.appended import LineLog
 from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import NonFiniteGuard
-from bsmeta.training.run_folder import LineLog, RunFolder
+from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult
 from bsmeta.training.tracking import Tracker
 
@@ -165,12 +166,13 @@ class StepLog:
         tracker: Tracker, throughput: Throughput, nonfinite: NonFiniteGuard,
     ) -> None:  # fmt: skip
         self._schedule = schedule
+        self._run = run
         self._tracker = tracker
         self._throughput = throughput
         self._nonfinite = nonfinite
         self._documents: LineLog | None = None
         if config.log_documents:
-            self._documents = LineLog(run.path / f"documents-rank{processes.rank}.jsonl")
+            self._documents = run.open_log(f"documents-rank{processes.rank}.jsonl")
 
     def record(self, result: StepResult, data: DataStats, progress: Progress) -> StepMetrics:
         """Waits for a step and records it.
@@ -185,6 +187,7 @@ class StepLog:
         if metrics.finite:
             self._nonfinite.passed()
         else:
+            self._run.keep()
             event = self._nonfinite.failed(
                 result.step,
                 metrics.loss,

@@ -11,9 +11,9 @@ import logging
 import os
 import socket
 from pathlib import Path
-from typing import TextIO
 
 from bsmeta.config.secrets import redact
+from bsmeta.training.appended import AppendedFile
 
 logger = logging.getLogger(__name__)
 
@@ -27,13 +27,13 @@ class ProcessLog(logging.Handler):
         self._rank = rank
         self._world_size = world_size
         self._held_back: list[str] = []
-        self._file: TextIO | None = None
+        self._file: AppendedFile | None = None
 
     def open(self, folder: Path) -> None:
         """Begins to write, with the lines so far."""
         name = f"log-rank{self._rank}.txt"
         try:
-            self._file = (folder / name).open("a", encoding="utf-8")
+            self._file = AppendedFile(folder / name)
         except OSError as error:
             logger.warning("%s cannot be written: %s", name, error)
             return
@@ -52,8 +52,13 @@ class ProcessLog(logging.Handler):
 
     def _write(self, line: str) -> None:
         """Writes a line; on a full disk it is lost, and the run ends where it needs the space."""
-        with contextlib.suppress(OSError):
-            print(line, file=self._file, flush=True)
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.write(line)
+
+    def restore(self) -> bool:
+        """See `AppendedFile.restore`."""
+        return self._file is not None and self._file.restore()
 
     def __enter__(self) -> ProcessLog:
         logging.getLogger().addHandler(self)

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from bsmeta.config.secrets import redact
-from bsmeta.training.run_folder import METRICS, LineLog
+from bsmeta.training.appended import LineLog
+from bsmeta.training.run_folder import METRICS
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.config.errors import UserError
+from bsmeta.config.errors import TrainingError, UserError
 from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
@@ -19,7 +19,7 @@ from bsmeta.training.distributed import Accelerator, Processes, seed_everything,
 from bsmeta.training.process_log import ProcessLog
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.retention import explain_full_disk
-from bsmeta.training.run_folder import RunFolder, write_refusal, write_status, write_stopped_start
+from bsmeta.training.run_folder import RunFolder, write_refusal, write_stopped_start
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
@@ -53,18 +53,18 @@ def run(
         processes.on_main(
             lambda: folder.open(config, resume=resume, overwrite=config.overwrite_out_dir)
         )
-        watchdog.out_dir = folder.path
+        watchdog.run = folder
         stop.leave = lambda name: _leave_start(folder, watchdog, name)
-        try:
-            with ProcessLog(processes.rank, processes.size) as folder.log:
+        with ProcessLog(processes.rank, processes.size) as folder.log:
+            try:
                 code = _train(config, schedule, task, accelerator, folder, watchdog, stop)
-        except Exception as error:
-            ending = watchdog.explain(explain_full_disk(error, folder.path))
-            if watchdog.is_reporter():
-                _write_failure(folder, watchdog.step, ending)
-            if ending is error:
-                raise
-            raise ending from error
+            except Exception as error:
+                ending = watchdog.explain(explain_full_disk(error, folder.path))
+                if watchdog.is_reporter():
+                    _write_failure(folder, watchdog.step, ending)
+                if ending is error:
+                    raise
+                raise ending from error
     if config.push_to_hub and code == 0 and processes.is_main:
         publish.push(folder.path, config.push_to_hub, schedule.max_steps)
     return code
@@ -88,7 +88,7 @@ def _train(
 
     def report(state: str, step: int, exit_code: int | None) -> None:
         if processes.is_main:
-            write_status(folder.path, state, step, exit_code)
+            folder.write_status(state, step, exit_code)
 
     watchdog.enter("looking for a checkpoint to resume from")
     resume = resume_point(config, schedule.max_steps, accelerator, processes, folder.path)
@@ -102,6 +102,7 @@ def _train(
         _leave_process_group(accelerator, processes)
         return EXIT_PREEMPTED
     watchdog.enter("exporting the model")
+    folder.share(processes)
     trainer.saver.export(folder.path / "model")
     report("done", trainer.progress.step, 0)
     _leave_process_group(accelerator, processes)
@@ -135,6 +136,6 @@ def _leave_start(folder: RunFolder, watchdog: Watchdog, name: str) -> int:
 def _write_failure(folder: RunFolder, step: int, error: Exception) -> None:
     code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAILURE
     try:
-        write_status(folder.path, "failed", step, code, str(error))
-    except OSError as unwritten:
+        folder.write_status("failed", step, code, str(error))
+    except (OSError, TrainingError) as unwritten:
         logger.error("%s: status.json could not be written: %s", folder.path, unwritten)

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import shutil
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
 from bsmeta.config.compose import EXIT_PREEMPTED, EXIT_USER_ERROR, to_yaml
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, TrainingError
 from bsmeta.config.secrets import redact
 from bsmeta.training import checkpoint
+from bsmeta.training.appended import LineLog
 from bsmeta.training.checkpoint import CONFIG
 from bsmeta.training.process_log import ProcessLog
+
+if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
+    from bsmeta.training.distributed import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +31,7 @@ METRICS = "metrics.jsonl"
 STATUS = "status.json"
 MARK = ".bsmeta-run"  # in every folder that a run created; only such folders are ever emptied
 _LOCK = ".lock"
+_MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 
@@ -46,8 +52,12 @@ def write_status(
         exit_code: The exit code of the process; None while it runs.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
+    replace_text(out_dir / STATUS, _status(state, step, exit_code, message))
+
+
+def _status(state: str, step: int, exit_code: int | None, message: str) -> str:
     value = {"state": state, "step": step, "exit_code": exit_code, "message": redact(message)}
-    replace_text(out_dir / STATUS, json.dumps(value) + "\n")
+    return json.dumps(value) + "\n"
 
 
 def write_refusal(out_dir: Path, message: str) -> None:
@@ -89,12 +99,24 @@ def write_stopped_start(out_dir: Path, name: str) -> None:
 
 
 class RunFolder:
-    """The folder of one run; opened by rank 0 only, and locked until the process ends."""
+    """The folder of one run; opened by rank 0 only, and locked until the process ends.
+
+    If it is deleted during the run, the next write of rank 0 rebuilds it: the lock, the small files
+    and everything logged so far. Other ranks restore their logs when they next call `share`; until
+    then their lines go to the deleted files, from which they are restored. Only the earlier
+    checkpoints are lost.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log: ProcessLog | None = None  # of this process
         self._lock = FileLock(path / _LOCK)
+        self._lock_file: tuple[int, int] | None = None  # its identity, in the process that holds it
+        self._directory = -1  # kept open, so that no other folder gets its inode
+        self._texts: dict[str, str] = {}  # the small files, by name
+        self._line_logs: list[LineLog] = []
+        self._rebuilt = False  # since the last call of `share`
+        self._access = threading.RLock()  # the thread of an asynchronous save writes, too
 
     def open(self, config: Any, *, resume: bool, overwrite: bool) -> None:
         """Locks the folder for this run.
@@ -109,6 +131,7 @@ class RunFolder:
             checkpoint.clean(self.path)
             if not (self.path / CONFIG).exists():
                 replace_text(self.path / CONFIG, to_yaml(config))
+            self._hold()
         except OSError as error:
             raise ConfigurationError(
                 f"out_dir: {self.path} cannot be used: {error.strerror or error}; expected a "
@@ -133,9 +156,8 @@ class RunFolder:
                 "folder for this one"
             ) from None
         if not foreign and not (self.path / MARK).exists():
-            (self.path / MARK).write_text(
-                "A run of bsmeta made this folder: overwrite_out_dir=true deletes its content.\n"
-            )
+            (self.path / MARK).write_text(_MARK_TEXT)
+        self.remember(MARK)
         if (checkpoints or (self.path / METRICS).exists()) and not resume:
             if not overwrite:
                 raise ConfigurationError(
@@ -150,9 +172,11 @@ class RunFolder:
 
         Called after all checks: until then the folder remains as the earlier run left it.
         """
+        self.keep()
         checkpoint.set_aside_newer(self.path, step)
         self._cut_logs(step)
         replace_text(self.path / CONFIG, to_yaml(config))
+        self.remember(CONFIG)
 
     def _cut_logs(self, step: int) -> None:
         """Drops what was logged after `step`, because those steps are repeated."""
@@ -160,6 +184,124 @@ class RunFolder:
             if file.exists():
                 kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
                 replace_text(file, "".join(line + "\n" for line in kept))
+
+    def open_log(self, name: str) -> LineLog:
+        """Opens a log of this process; it is restored with the folder."""
+        log = LineLog(self.path / name, self.keep)
+        self._line_logs.append(log)
+        return log
+
+    def remember(self, name: str) -> None:
+        """Restores this small file, as it is now, with the folder; ignored if it does not exist."""
+        with suppress(FileNotFoundError):
+            self._texts[name] = (self.path / name).read_text()
+
+    def write_status(self, state: str, step: int, exit_code: int | None, message: str = "") -> None:
+        """Writes `status.json`, like the function of this name.
+
+        Raises:
+            TrainingError: If the folder belongs to another run by now.
+        """
+        with self._access:
+            self.keep()
+            write_status(self.path, state, step, exit_code, message)
+            self._texts[STATUS] = _status(state, step, exit_code, message)
+
+    # --- a folder that is deleted during the run ----------------------------------------------
+
+    def share(self, processes: Processes) -> bool:
+        """Rebuilds the folder if it was deleted, with the logs of all ranks; all call it together.
+
+        Returns:
+            Whether it was rebuilt since the last call: then its checkpoints are gone.
+
+        Raises:
+            TrainingError: If another run has taken its place.
+        """
+
+        def keep() -> bool:
+            self.keep()
+            rebuilt, self._rebuilt = self._rebuilt, False
+            return rebuilt
+
+        rebuilt = processes.on_main(keep)
+        with suppress(FileNotFoundError):  # deleted once more, which rank 0 will notice
+            self._restore_logs()
+        return rebuilt
+
+    def keep(self) -> None:
+        """Rebuilds the folder if it was deleted since this process (rank 0) opened it.
+
+        Raises:
+            TrainingError: If another run has taken its place.
+        """
+        with self._access:
+            if self._lock_file is None:
+                return
+            try:
+                replaced = _identity(self.path / _LOCK) != self._lock_file
+            except OSError:
+                return
+            try:
+                if replaced:
+                    self._lock_again()
+                for name, text in self._texts.items():
+                    if not (self.path / name).exists():
+                        replace_text(self.path / name, text)
+                restored = self._restore_logs()
+            except FileNotFoundError:  # it is being deleted now: the next write tries again
+                return
+            if replaced or restored:
+                self._rebuilt = True
+                logger.warning(
+                    "out_dir: %s was deleted during the run; it was rebuilt with everything logged "
+                    "so far, but the earlier checkpoints are lost", self.path,
+                )  # fmt: skip
+
+    def is_replaced(self) -> bool:
+        """Whether another lock has taken the place of the one that this process holds."""
+        try:
+            present = _identity(self.path / _LOCK)
+        except OSError:
+            return False
+        return None not in (present, self._lock_file) and present != self._lock_file
+
+    def _restore_logs(self) -> bool:
+        logs: list[LineLog | ProcessLog] = [*self._line_logs]
+        if self.log is not None:
+            logs.append(self.log)
+        restored = [log.restore() for log in logs]
+        return any(restored)
+
+    def _lock_again(self) -> None:
+        held = os.fstat(self._directory)
+        is_new = _identity(self.path) != (held.st_dev, held.st_ino)
+        if is_new and (self.path / MARK).exists():
+            raise self._taken()
+        if is_new and _foreign(self.path):  # the user's own files, which may never be deleted
+            self._texts.pop(MARK, None)
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.path / _LOCK, thread_local=False)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise self._taken() from None
+        self._lock = lock
+        self._hold()
+
+    def _hold(self) -> None:
+        """Records which folder and which lock this process holds."""
+        if self._directory >= 0:
+            os.close(self._directory)
+        self._directory = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        self._lock_file = _identity(self.path / _LOCK)
+
+    def _taken(self) -> TrainingError:
+        return TrainingError(
+            f"out_dir: {self.path} was replaced during the run: the folder there is now that of "
+            "another run, or a copy of this one, and nothing was written to it. Start this run "
+            "again in another out_dir"
+        )
 
     def _empty(self) -> None:
         others = [mark.parent for mark in self.path.rglob(MARK) if mark.parent != self.path]
@@ -201,27 +343,17 @@ def _listed(names: list[str], limit: int = 3) -> str:
     return ", ".join(names[:limit]) + (f" and {more} more" if more > 0 else "")
 
 
-class LineLog:
-    """A JSON-lines file, flushed after every line, so that a killed process loses no line."""
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of a file; None if there is none.
 
-    def __init__(self, file: Path) -> None:
-        self._stream: TextIO = file.open("a")
-
-    def write(self, value: dict[str, Any]) -> None:
-        self._stream.write(redact(json.dumps(_valid(value), allow_nan=False)) + "\n")
-        self._stream.flush()
-
-    def close(self) -> None:
-        self._stream.close()
-
-
-def _valid(value: Any) -> Any:
-    """The value with null in place of NaN and infinity, which JSON does not have."""
-    if isinstance(value, dict):
-        return {name: _valid(own) for name, own in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_valid(own) for own in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    Raises:
+        OSError: If that cannot be known now, as of a network file system that does not respond.
+    """
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _is_before(line: str, step: int) -> bool:

@@ -13,6 +13,7 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.errors import CheckpointError
+from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.models.manifest import record_tokenizer, write_model_manifest
 from bsmeta.tasks.base import Exports, Task
@@ -30,7 +32,9 @@ from bsmeta.training import checkpoint
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
 from bsmeta.training.retention import Retention, check_room, explain_full_disk
-from bsmeta.training.run_folder import write_status
+from bsmeta.training.run_folder import RunFolder
+
+_ATTEMPTS = 3  # at a save during which the run folder is deleted
 
 
 @dataclass(frozen=True)
@@ -56,16 +60,17 @@ class Saver:
     """
 
     def __init__(
-        self, config: RunConfig, task: Task, model: nn.Module, engine: Engine, out_dir: Path,
+        self, config: RunConfig, task: Task, model: nn.Module, engine: Engine, run: RunFolder,
         processes: Processes,
     ) -> None:  # fmt: skip
         self._config = config
         self._task = task
         self._model = model
         self._engine = engine
-        self._out_dir = out_dir
+        self._run = run
+        self._out_dir = run.path
         self._processes = processes
-        self.retention = Retention(out_dir, config)
+        self.retention = Retention(run.path, config)
         self._thread: threading.Thread | None = None
         self._finished: queue.SimpleQueue[Saved] = queue.SimpleQueue()
         self._failure: Exception | None = None
@@ -78,7 +83,7 @@ class Saver:
             data: For `data_state.json`.
 
         Raises:
-            CheckpointError: If there is not enough disk space; the previous checkpoint is kept.
+            DataError: If there is not enough disk space; the previous checkpoint is kept.
         """
         began = time.perf_counter()
         self.finish()
@@ -146,28 +151,33 @@ class Saver:
 
     def _export(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if isinstance(self._task, Exports):
-            self._task.export(self._model, weights, folder)
+            with opaque_work():
+                self._task.export(self._model, weights, folder)
             record_tokenizer(folder)
 
     def _save_now(
         self, step: int, state: dict[str, Any], data: dict[str, Any], began: float
     ) -> None:
-        writer = checkpoint.Writer(self._out_dir, step, self._processes)
-        try:
+        def write() -> None:
+            writer = checkpoint.Writer(self._out_dir, step, self._processes)
             self._engine.save(writer.folder / "state")
             write_rng(capture_rng(), writer.folder, self._processes.rank)
             self._write_model(writer.folder / "model")
             self._processes.on_main(lambda: self._write_json(writer, state, data))
             saved = writer.commit()
+            seconds = time.perf_counter() - began
+            if self._processes.is_main:
+                self._committed(Saved(step, saved.folder.name, seconds, seconds))
+
+        try:
+            # Several ranks cannot begin again: they do not notice the deletion at the same point.
+            self._despite_deletion(write, step, _ATTEMPTS if self._processes.size == 1 else 1)
         except Exception as error:
-            shutil.rmtree(writer.folder, ignore_errors=True)
+            self._clean(step)
             explanation = explain_full_disk(error, self._out_dir)
             if explanation is error:
                 raise  # `raise error from error` would make the error its own cause
             raise explanation from error
-        seconds = time.perf_counter() - began
-        if self._processes.is_main:
-            self._committed(Saved(step, saved.folder.name, seconds, seconds))
         self._processes.barrier()
 
     def _save_aside(
@@ -185,25 +195,46 @@ class Saver:
         waited = time.perf_counter() - began
 
         def write() -> None:
-            folder = None
+            writer = checkpoint.Writer(self._out_dir, step, ALONE)
+            write_state(copy, writer.folder / "state")
+            for rank, states in enumerate(generators):
+                write_rng(states, writer.folder, rank)
+            self._export(copy["model"], writer.folder / "model")
+            self._write_json(writer, state, data)
+            name = writer.commit().folder.name
+            self._committed(Saved(step, name, time.perf_counter() - began, waited))
+
+        def work() -> None:
             try:
-                writer = checkpoint.Writer(self._out_dir, step, ALONE)
-                folder = writer.folder
-                write_state(copy, folder / "state")
-                for rank, states in enumerate(generators):
-                    write_rng(states, folder, rank)
-                self._export(copy["model"], folder / "model")
-                self._write_json(writer, state, data)
-                name = writer.commit().folder.name
-                self._committed(Saved(step, name, time.perf_counter() - began, waited))
+                self._despite_deletion(write, step, _ATTEMPTS)
             except Exception as error:  # the loop checks for it and raises it
-                if folder is not None:
-                    shutil.rmtree(folder, ignore_errors=True)
+                self._clean(step)
                 self._failure = explain_full_disk(error, self._out_dir)
 
         # Not a daemon, so that a run that fails for another reason still completes the checkpoint.
-        self._thread = threading.Thread(target=write, name="checkpoint writer")
+        self._thread = threading.Thread(target=work, name="checkpoint writer")
         self._thread.start()
+
+    def _despite_deletion(self, write: Callable[[], None], step: int, attempts: int) -> None:
+        """Calls `write`, and again if the run folder is deleted before the checkpoint exists."""
+        folder = checkpoint.temporary_folder(self._out_dir, step)
+        final = self._out_dir / checkpoint.name(step)
+        for left in reversed(range(attempts)):
+            try:
+                write()
+                return
+            except Exception as error:
+                # Torch's and safetensors' writers have their own errors for a missing folder.
+                is_deleted = isinstance(error, FileNotFoundError) or not folder.is_dir()
+                if not left or not is_deleted or final.is_dir():
+                    raise
+                self._run.keep()
+
+    def _clean(self, step: int) -> None:
+        """Removes what a failed save has left, unless it is in the folder of another run."""
+        if not self._run.is_replaced():
+            folder = checkpoint.temporary_folder(self._out_dir, step)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _write_json(
         self, writer: checkpoint.Writer, state: dict[str, Any], data: dict[str, Any]
@@ -214,7 +245,7 @@ class Saver:
 
     def _committed(self, saved: Saved) -> None:
         self.retention.prune(checkpoint.Checkpoint(self._out_dir / saved.name, saved.step))
-        write_status(self._out_dir, "running", saved.step, None)
+        self._run.write_status("running", saved.step, None)
         self._finished.put(saved)
 
 

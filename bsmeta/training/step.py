@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.tasks.base import Loss, Task
@@ -79,9 +80,10 @@ class Profile:
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         running.stop()
-        (self._folder / PROFILES).mkdir(exist_ok=True)
+        (self._folder / PROFILES).mkdir(parents=True, exist_ok=True)
         name = f"steps-{self._steps[0]}-{self._steps[1]}-rank{self._rank}.json"
-        running.export_chrome_trace(str(self._folder / PROFILES / name))
+        with opaque_work():
+            running.export_chrome_trace(str(self._folder / PROFILES / name))
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bsmeta.config.checks.problems import HYDRA, Problem, refuse
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.secrets import redact, redact_values
-from bsmeta.training.run_folder import METRICS, LineLog, RunFolder, replace_text
+from bsmeta.training.run_folder import METRICS, RunFolder, replace_text
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Tracker:
         external: Sequence[External] = (),
     ) -> None:
         self._external = list(external) if main else []
-        self._metrics = LineLog(run.path / METRICS) if main else None
+        self._metrics = run.open_log(METRICS) if main else None
         self._screen = Screen(total_steps, step) if main else None
 
     def event(self, kind: str, step: int, **values: Any) -> None:

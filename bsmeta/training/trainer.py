@@ -48,7 +48,7 @@ from bsmeta.training.saving import Saver, restore_rng
 from bsmeta.training.signals import StopRequest
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
 from bsmeta.training.step import Profile, StepRunner
-from bsmeta.training.tracking import Tracker, start_trackers
+from bsmeta.training.tracking import RUNS, Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 
 
@@ -103,7 +103,7 @@ class Trainer:
         traced = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None
         self.profile = Profile(traced, run.path, self.processes.rank)
         plain = accelerator.unwrap_model(self.model)
-        self.saver = Saver(config, task, plain, self.engine, run.path, self.processes)
+        self.saver = Saver(config, task, plain, self.engine, run, self.processes)
         self.steps = StepRunner(
             config, task, accelerator, self.model, self.optimizer, self.engine, schedule.max_steps,
             self.stop, self.saver, watchdog, self.profile, lag=self._lag,
@@ -270,6 +270,7 @@ class Trainer:
         self.processes.on_main(
             lambda: start_trackers(self.accelerator, self.config, self.run.path, step)
         )
+        self.run.remember(RUNS)
         return Tracker(
             self.run,
             main=self.processes.is_main,
@@ -325,6 +326,8 @@ class Trainer:
 
     def _save(self) -> None:
         step = self.progress.step
+        if self.run.share(self.processes):
+            self._last_saved = -1  # that checkpoint is gone with the deleted folder
         if step == self._last_saved:
             return
         self.watchdog.enter(f"step {step}: saving")

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from bsmeta.config.errors import TrainingError, UserError
 from bsmeta.config.progress import report_progress, watch_progress
 from bsmeta.training.distributed import Processes, print_stacks
-from bsmeta.training.run_folder import write_status
+from bsmeta.training.run_folder import RunFolder, write_status
 
 logger = logging.getLogger(__name__)
 
@@ -66,13 +66,13 @@ class Watchdog:
 
     Attributes:
         step: Completed steps, for `status.json`.
-        out_dir: Where `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json` are written; None
-            until the run has locked its folder.
+        run: The folder for `stacks-rank{r}.txt` and, if rank 0 is dead, `status.json`; None until
+            it is locked.
     """
 
     def __init__(self, processes: Processes, timeout_s: float) -> None:
         self._processes = processes
-        self.out_dir: Path | None = None
+        self.run: RunFolder | None = None
         self._timeout = timeout_s
         self.step = 0
         self._last_progress = watch_progress()
@@ -170,8 +170,8 @@ class Watchdog:
     def _end(self, blamed: str) -> None:
         text = f"no progress for {self._timeout:.0f} s in: {self._phase[0]}. {blamed}"
         self._report(TrainingError(text))
-        if self.out_dir is not None:
-            self._write(self.out_dir, text)
+        if self.run is not None and not self.run.is_replaced():
+            self._write(self.run.path, text)
         print_stacks(f"[rank {self._processes.rank}] {text}\nthe stacks of its threads:")
 
     def _write(self, out_dir: Path, text: str) -> None:

@@ -172,11 +172,19 @@ class FaultyTask(toy_task.ToyTask):
     def __init__(self, config: CausalLMConfig) -> None:
         super().__init__(config)
         self.batch = 0
+        self.deleted = False
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         super().export(model, weights, folder)
         if KIND == "raise_in_save" and f"checkpoint-{WHEN}step" in str(folder):
             raise UnportableError("no such token in the vocabulary")
+        if (
+            KIND == "delete_in_save"
+            and f"checkpoint-{WHEN}step" in str(folder)
+            and not self.deleted
+        ):
+            self.deleted = True
+            shutil.rmtree(self.config.out_dir)
         if KIND == "tell":  # what a tracker or a model card would keep of the command line
             (folder / "command_line.json").write_text(json.dumps(sys.argv))
 
@@ -209,6 +217,13 @@ class FaultyTask(toy_task.ToyTask):
             return Loss(loss.sum * float("nan"), loss.parts)
         if KIND in ("kill", "exit", "stop", "hang") and str(step) == WHEN:
             die(KIND)
+        if KIND in ("delete_folder", "delete_and_raise") and str(step) == WHEN:
+            shutil.rmtree(self.config.out_dir, ignore_errors=True)
+            if KIND == "delete_and_raise":
+                raise RuntimeError("lost")
+        if KIND == "empty_folder" and str(step) == WHEN:  # as `rm -rf out_dir/*` does
+            for entry in Path(self.config.out_dir).glob("[!.]*"):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
         if KIND == "raise" and str(step) == WHEN:
             raise RuntimeError(f"401 for {os.environ['HF_TOKEN']}, {os.environ['WANDB_API_KEY']}")
         if KIND == "slow":

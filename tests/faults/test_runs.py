@@ -1,4 +1,4 @@
-"""Rows 4, 6, 7, 11, 13, 14, 16, 18 and 20 of the fault matrix: runs that are disturbed."""
+"""Rows 4, 6, 7, 11, 13, 14, 16, 18, 20 and 21 of the fault matrix: runs that are disturbed."""
 
 from __future__ import annotations
 
@@ -306,6 +306,47 @@ def test_row_18_yaml_runs_no_code(start: Start, tmp_path: Path, text: str) -> No
     run = start(tmp_path / "run", options=bad, processes=1, script=TRAIN)
     assert run.wait() == 2, run.errors
     assert not proof.exists()
+
+
+@pytest.mark.parametrize("kind", ["delete_folder", "empty_folder"])
+@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+def test_row_21_a_folder_that_is_deleted_during_the_run(
+    complete: Start, tmp_path: Path, kind: str, key: str
+) -> None:
+    """Nothing that was logged is lost, and what comes later is saved."""
+    whole, deleted = tmp_path / "whole", tmp_path / "deleted"
+    complete(whole, key)
+    run = complete(deleted, key, fault=f"{kind}:5:0")
+    assert same_run(deleted, whole)
+    assert "was deleted during the run; it was rebuilt" in run.errors
+    # An asynchronous save of step 4 is written again.
+    assert set(checkpoints(deleted)) - {"checkpoint-4step"} == {
+        "checkpoint-6step", "checkpoint-8step"
+    }  # fmt: skip
+    assert status(deleted) == status(whole)
+    assert {".bsmeta-run", ".lock", "config.yaml"} <= {file.name for file in deleted.iterdir()}
+    assert [event["step"] for event in events(deleted, "save")] == [2, 4, 6, 8]
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on " in (deleted / f"log-rank{rank}.txt").read_text()
+
+
+@pytest.mark.parametrize("key", ["async_save=false", "async_save=true"])
+def test_row_21_deleted_during_a_save(complete: Start, tmp_path: Path, key: str) -> None:
+    """The save begins again, if one process writes it."""
+    whole, deleted = tmp_path / "whole", tmp_path / "deleted"
+    complete(whole, key, processes=1)
+    complete(deleted, key, processes=1, fault="delete_in_save:4")
+    assert same_run(deleted, whole)
+    assert checkpoints(deleted) == [f"checkpoint-{step}step" for step in (4, 6, 8)]
+    assert [event["step"] for event in events(deleted, "save")] == [2, 4, 6, 8]
+
+
+def test_row_21_deleted_just_before_the_run_fails(start: Start, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", processes=1, fault="delete_and_raise:5")
+    assert run.wait() == 1
+    assert sorted(figures(tmp_path / "run")) == [1, 2, 3, 4]
+    assert status(tmp_path / "run")["state"] == "failed"
+    assert "RuntimeError: lost" in (tmp_path / "run" / "log-rank0.txt").read_text()
 
 
 def test_row_20_two_runs_in_one_folder(start: Start, complete: Start, tmp_path: Path) -> None:

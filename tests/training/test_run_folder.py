@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, TrainingError
+from bsmeta.training.appended import LineLog
+from bsmeta.training.distributed import ALONE
 from bsmeta.training.run_folder import (
     MARK,
     METRICS,
-    LineLog,
     RunFolder,
     write_refusal,
     write_status,
@@ -166,3 +168,82 @@ def test_a_refusal_replaces_an_old_status_but_not_that_of_a_live_run(tmp_path: P
     write_status(tmp_path, "running", 0, None)
     write_refusal(tmp_path, "num_processes")
     assert state() == "running"
+
+
+def begun(folder: Path) -> RunFolder:
+    run = RunFolder(folder)
+    run.open(CausalLMConfig(seed=3), resume=False, overwrite=False)
+    run.begin(CausalLMConfig(seed=3), 0)
+    run.write_status("running", 0, None)
+    return run
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir() if file.is_file()}
+
+
+def test_a_deleted_folder_is_rebuilt_by_the_next_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begun(tmp_path / "run")
+    metrics = run.open_log(METRICS)
+    metrics.write({"step": 1})
+    before = content(run.path)
+    assert set(before) == {MARK, ".lock", "config.yaml", "status.json", METRICS}
+    shutil.rmtree(run.path)
+    metrics.write({"step": 2})
+    assert content(run.path) == {**before, METRICS: '{"step": 1}\n{"step": 2}\n'}
+    metrics.write({"step": 3})
+    assert caplog.text.count("was deleted during the run") == 1
+    with pytest.raises(ConfigurationError, match="held by another run"):
+        RunFolder(run.path).open(CausalLMConfig(), resume=True, overwrite=True)
+    assert run.share(ALONE)
+    assert not run.share(ALONE)
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_run_that_took_the_place_of_a_deleted_folder_is_left_alone(
+    tmp_path: Path, *, is_finished: bool
+) -> None:
+    run = begun(tmp_path / "run")
+    metrics = run.open_log(METRICS)
+    metrics.write({"step": 1})
+    shutil.rmtree(run.path)
+    other = begun(tmp_path / "run")
+    if is_finished:
+        other._lock.release()
+    before = content(run.path)
+    for write in (
+        lambda: metrics.write({"step": 2}),
+        lambda: run.write_status("done", 2, 0),
+        lambda: run.share(ALONE),
+        metrics.close,
+    ):
+        with pytest.raises(TrainingError, match="now that of another run"):
+            write()
+    assert run.is_replaced()
+    assert not other.is_replaced()
+    assert content(run.path) == before
+
+
+def test_files_of_the_user_in_place_of_a_deleted_folder_are_not_marked(tmp_path: Path) -> None:
+    run = begun(tmp_path / "run")
+    shutil.rmtree(run.path)
+    run.path.mkdir()
+    (run.path / "thesis.tex").write_text("mine")
+    run.open_log(METRICS).write({"step": 1})
+    assert set(content(run.path)) == {".lock", "config.yaml", "status.json", METRICS, "thesis.tex"}
+
+
+def test_the_logs_of_other_ranks_wait_for_rank_0(tmp_path: Path) -> None:
+    main, other = begun(tmp_path / "run"), RunFolder(tmp_path / "run")
+    documents = other.open_log("documents-rank1.jsonl")
+    documents.write({"step": 1})
+    shutil.rmtree(main.path)
+    documents.write({"step": 2})
+    assert not main.path.exists()
+    main.share(ALONE)
+    other.share(ALONE)
+    documents.write({"step": 3})
+    lines = (main.path / "documents-rank1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2, 3]

@@ -19,10 +19,11 @@ import torch
 from bsmeta.config import progress
 from bsmeta.config.progress import exclusively, report_progress, reporting
 from bsmeta.training.distributed import Processes
+from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.watchdog import Watchdog
 
 watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT)
-watchdog.out_dir = Path(sys.argv[1])
+watchdog.run = RunFolder(Path(sys.argv[1]))
 watchdog.step = 3
 watchdog.enter("step 4: optimizer")
 watchdog.__enter__()
