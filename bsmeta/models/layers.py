@@ -9,7 +9,8 @@ documents would silently attend to each other. `check_isolation` tests for that.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import is_flash_attn_2_available
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.progress import opaque_work
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
 _SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}
@@ -201,8 +203,19 @@ def compile_layers(model: nn.Module) -> None:
         raise ConfigurationError(
             f"torch_compile: the layers of {type(model).__name__} are not known; expected false"
         )
+    _report_compilation()
     for layer in layers:
         layer.compile(dynamic=False)
+
+
+@cache
+def _report_compilation() -> None:
+    """Has torch report each compilation of this process, in whatever step, as progress."""
+    from torch._dynamo.callback import callback_handler
+
+    running = ExitStack()  # torch calls the two in pairs
+    callback_handler.register_start_callback(lambda _: running.enter_context(opaque_work()))
+    callback_handler.register_end_callback(lambda _: running.close())
 
 
 def run_uncompiled(compiled: bool) -> AbstractContextManager[Any]:

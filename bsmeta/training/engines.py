@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -250,6 +251,17 @@ def to_memory(value: Any, copied: dict[Any, torch.Tensor] | None = None) -> Any:
     return value
 
 
+def _reporting_call(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose work is progress for the watchdog."""
+
+    @wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        with opaque_work():
+            return function(*arguments, **named)
+
+    return call
+
+
 class DeepSpeedEngine:
     """DeepSpeed, which clips, steps and skips steps within the backward pass."""
 
@@ -258,6 +270,9 @@ class DeepSpeedEngine:
         self._model = model  # DeepSpeed's own engine
         self.scaled = accelerator.mixed_precision == "fp16"
         self.name = engine_name(accelerator)
+        # Each file that this rank writes or reads; not the barriers around them.
+        files = model.checkpoint_engine
+        files.save, files.load = map(_reporting_call, (files.save, files.load))
 
     def clip(self, limit: float) -> torch.Tensor | float | None:
         norm: torch.Tensor | float | None = self._model.get_global_grad_norm()
@@ -310,7 +325,8 @@ class DeepSpeedEngine:
         """
         optimizer = self._model.optimizer.optimizer
         try:
-            self._model.load_checkpoint(str(folder), "universal")
+            with opaque_work():  # reads a file for each parameter
+                self._model.load_checkpoint(str(folder), "universal")
         except (IndexError, KeyError) as error:
             raise CheckpointError(
                 f"{folder}: DeepSpeed cannot cut the checkpoint for "

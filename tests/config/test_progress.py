@@ -12,7 +12,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,12 +34,15 @@ from bsmeta.data.io.shards import SAMPLES, Shard, shards_fingerprint
 from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.data.table.csv_file import read_rows
 from bsmeta.data.table.csv_format import find_format
+from bsmeta.data.table.text_file import find_encoding
 from bsmeta.evaluation import scoring
+from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import spread
 from bsmeta.tasks.spelling.baseline import baselines
 from bsmeta.tasks.spelling.table import samples_of
+from bsmeta.training import engines
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")
@@ -69,6 +73,12 @@ def table_of(rows: int, folder: Path) -> None:
     path.write_text("text,label\n" + "a text,a label\n" * rows)
     form = find_format(path, ["text"], separator="auto", encoding="auto")
     assert sum(1 for _ in read_rows(path, form)) == rows
+
+
+def encoding_of(rows: int, folder: Path) -> None:
+    path = folder / "table.csv"
+    path.write_text("text,label\n" + "a text,ä\n" * rows)
+    assert find_encoding(path) == ("utf-8", None)
 
 
 def spelling_samples(folder: Path) -> None:
@@ -123,6 +133,7 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
     "a download": (7, lambda _: downloaded()),
     "a download that is tried again": (5, lambda _: retried()),
     "rows of a CSV file": (3, lambda shard: table_of(3000, shard.parent)),
+    "the encoding of a CSV file": (3, lambda shard: encoding_of(3000, shard.parent)),
     "samples of spelling": (50, lambda shard: spelling_samples(shard.parent)),
     "a baseline": (4, lambda _: judged()),
     "an evaluation": (6, lambda _: scored_batches()),
@@ -166,6 +177,58 @@ def test_waiting_is_no_progress_of_a_library(
             time.sleep(5)
         os._exit(len(reported))
     assert os.waitpid(process, 0)[1] == 0
+
+
+@pytest.fixture
+def opaque(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, and when work that reports no progress itself begins and ends."""
+    happened: list[str] = []
+
+    @contextmanager
+    def recorded() -> Iterator[None]:
+        happened.append("begin")
+        yield
+        happened.append("end")
+
+    for module in (layers, engines):
+        monkeypatch.setattr(module, "opaque_work", recorded)
+    return happened
+
+
+def test_compiling_layers_is_progress(opaque: list[str]) -> None:
+    """Also a layer that is compiled later, in whichever step."""
+
+    def backend(graph: Any, _: object) -> Any:
+        opaque.append("compile")
+        return graph.forward
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    layers.compile_layers(model)
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    assert opaque == []
+    compiled(torch.ones(2))
+    assert opaque == ["begin", "compile", "end"]
+    compiled(torch.ones(2))
+    assert len(opaque) == 3
+
+
+def test_the_files_of_deepspeed_are_progress(opaque: list[str], tmp_path: Path) -> None:
+    """Each file, but not the barriers around them, in which ranks wait for each other."""
+    from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
+
+    model: Any = SimpleNamespace(
+        checkpoint_engine=TorchCheckpointEngine(), zero_optimization_stage=lambda: 2
+    )
+    plugin = SimpleNamespace(zero_stage=2)
+    accelerator: Any = SimpleNamespace(
+        mixed_precision="no", state=SimpleNamespace(deepspeed_plugin=plugin)
+    )
+    engines.DeepSpeedEngine(accelerator, model)
+    files = model.checkpoint_engine
+    files.save({"weights": torch.ones(2)}, str(tmp_path / "state.pt"))
+    assert opaque == ["begin", "end"]
+    assert files.load(str(tmp_path / "state.pt"))["weights"].tolist() == [1, 1]
+    assert opaque == ["begin", "end"] * 2
 
 
 def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:

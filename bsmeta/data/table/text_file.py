@@ -14,12 +14,14 @@ from isal import igzip, isal_zlib
 
 from bsmeta.config.checks.problems import nearest
 from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.progress import report_progress
 from bsmeta.data.io.inflate import GZIP_MARK, LFS_POINTER
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type
 AUTO = "auto"
 
 _BLOCK = 1 << 20
+_REPORTED = 1000  # lines, after which progress is reported
 _LISTED = 5  # lines in a message
 _MOST_CONTROLS = 20  # control characters of 64 KB, beyond which it is not text
 _MARKS = {
@@ -163,10 +165,13 @@ def _lines_not_utf8(content: BinaryIO) -> tuple[list[int], int, int]:
     """The first lines that are not UTF-8, how many are not, and how many are, beyond ASCII."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     first: list[int] = []
-    line, last, count, valid = 1, 0, 0, 0
+    line, last, count, valid, parts = 1, 0, 0, 0, 0
     try:
         while True:
             part = content.readline(_BLOCK)  # a longer line in several parts
+            parts += 1
+            if parts % _REPORTED == 0:
+                report_progress()
             ends = part.endswith(b"\n") or not part
             try:
                 valid += len(decoder.decode(part, final=ends)) < len(part)

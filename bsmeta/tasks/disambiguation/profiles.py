@@ -18,9 +18,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import xxhash
-from filelock import FileLock
 
 from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.progress import exclusively
 from bsmeta.data.io.lines import progress_bar
 from bsmeta.data.table.store import unwritable
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
@@ -79,7 +79,7 @@ def write_table(
     part = folder.with_name(f"{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
+        with exclusively(f"{folder}.lock", f"the table {folder}"):
             if folder.exists():
                 raise ConfigurationError(
                     f"{folder} exists; name another folder, delete it to build it again, or add "
@@ -113,7 +113,7 @@ def add_entities(profiles: Path, folder: Path) -> EntityTable:
     problems = Problems(profiles)
     before = EntityTable.open(folder)  # or the lock file would create a folder of a wrong name
     try:
-        with FileLock(f"{folder}.lock"):
+        with exclusively(f"{folder}.lock", f"the table {folder}"):
             arrays = ArrayFolder(folder)
             columns = _Columns(EntityTable(arrays))
             columns.add_all(JsonLines(profiles, Profile, problems), problems)
