@@ -217,7 +217,8 @@ def convert(saved: Checkpoint, folder: Path) -> None:
     """Converts a checkpoint to DeepSpeed's universal format, in `folder` (rank 0).
 
     Raises:
-        CheckpointError: If there is not enough disk space, or DeepSpeed cannot convert it.
+        CheckpointError: If DeepSpeed cannot convert it.
+        DataError: If there is not enough disk space.
     """
     check_room(folder.parent, like=saved)
     shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.config.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.config.schema import RunConfig
 from bsmeta.tasks.base import Metric
 from bsmeta.training.checkpoint import (
@@ -54,7 +54,7 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
     needed = int(size * MARGIN)
     free = shutil.disk_usage(out_dir).free
     if free < needed:
-        raise CheckpointError(
+        raise DataError(
             f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
             f"{gigabytes(needed)} ({MARGIN} times the last one). {remedy(out_dir)}"
         )
@@ -71,11 +71,11 @@ def _last_size(checkpoints: list[Checkpoint]) -> int | None:
 
 
 def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
-    """Returns the error itself, or for a full disk a CheckpointError that explains what to do."""
+    """Returns the error itself, or for a full disk a DataError that explains what to do."""
     if not is_full(error):
         return error
     free = gigabytes(shutil.disk_usage(out_dir).free)
-    return CheckpointError(
+    return DataError(
         f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
         f"checkpoint was not completed and its parts were removed. {remedy(out_dir)}"
     )

@@ -202,7 +202,8 @@ def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str) -> None:
     run = start(small_disk / "run", key, "keep_last_checkpoints=0", TOY_WIDTH="3000")
     assert run.wait() != 0
     state = status(small_disk / "run")
-    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert (state["state"], state["exit_code"]) == ("failed", 2)
+    assert f"{small_disk / 'run'} has" in state["message"]
     assert "checkpoint-2step is whole. Free some space" in state["message"]
     assert checkpoints(small_disk / "run") == ["checkpoint-2step"]
 
@@ -218,8 +219,11 @@ def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_p
         TOY_WIDTH="3000",
         wrapper=("bash", "-c", command, "-"),
     )
-    assert run.wait() == 1
-    assert "checkpoint-2step is whole. Free some space" in status(tmp_path / "run")["message"]
+    assert run.wait() == 2
+    message = status(tmp_path / "run")["message"]
+    assert f"the disk of {tmp_path / 'run'} is full or its quota used up" in message
+    assert "checkpoint-2step is whole. Free some space" in message
+    assert "Traceback" not in run.errors
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import CheckpointError, ConfigurationError
+from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.base import Metric
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
@@ -171,7 +171,7 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
     write(tmp_path, 8, size=10_000_000)
     (tmp_path / "checkpoint-8step" / "manifest.json").unlink()  # and so of no known size
     (tmp_path / "checkpoint-5000step").mkdir()
-    with pytest.raises(CheckpointError) as caught:
+    with pytest.raises(DataError) as caught:
         check_room(tmp_path)
     for part in ("1050 kB free", "one needs 1100 kB", "checkpoint-4step is whole", "Free some"):
         assert part in str(caught.value)
@@ -189,7 +189,7 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
 )
 def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
     found = explain_full_disk(error, tmp_path)
-    assert isinstance(found, CheckpointError)
+    assert isinstance(found, DataError)
     assert "resume_from_checkpoint_dir=latest" in str(found)
 
 
