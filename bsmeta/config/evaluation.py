@@ -59,7 +59,7 @@ class EvaluateConfig:
     out_dir: str | None = key(
         None,
         "where the report goes; null: evaluation/ in the run folder (for another validation_file "
-        "than the run's: evaluation-NAME/)",
+        "than the run's: evaluation-NAME/; evaluation-NAME-FOLDER/ for a second file of that name)",
         is_path=True,
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import transformers
+import xxhash
 
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.schema import RunConfig
@@ -22,6 +23,9 @@ from bsmeta.tasks.base import EvaluationContext
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+SOURCE = ".source"
+"""In the folder of a report on other data than those of the run: the path of these data."""
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -66,16 +70,18 @@ def training_run(config: EvaluateConfig, location: Location, *schemas: type[Conf
     return replace(found, **changes)
 
 
-def report_folder(config: EvaluateConfig, location: Location, data: str | None) -> Path:
+def report_folder(config: EvaluateConfig, location: Location, *, has_other_data: bool) -> Path:
     """`out_dir`; by default in the run folder, or next to the model.
 
     The files of the training run's own report are in `evaluation/`; those of another checkpoint of
-    the run, or of other data, have its name in that of their folder.
+    the run, or of `validation_file`, have its name in that of their folder. Where that would be the
+    folder of another file of the same name, the name of the file's own folder is added. Only rank 0
+    calls it.
 
     Args:
         config: The configuration of `evaluate.py`.
         location: The checkpoint.
-        data: The name of the data; None: those of the run.
+        has_other_data: Whether `validation_file` is not the data of the run.
     """
     if config.out_dir is not None:
         return Path(config.out_dir)
@@ -84,9 +90,27 @@ def report_folder(config: EvaluateConfig, location: Location, data: str | None) 
     if location.run_folder is not None and folder.resolve() != location.run_folder:
         parts.append(folder.resolve().name)
         folder = location.run_folder
-    if data is not None:
-        parts.append(data)
-    return folder / "-".join(parts)
+    if not has_other_data:
+        return folder / "-".join(parts)
+    assert config.validation_file is not None
+    data = Path(config.validation_file)
+    source = str(data.absolute()) if data.exists() else config.validation_file
+    parts.append(data.name if data.is_dir() else data.name.partition(".")[0])
+    digest = xxhash.xxh3_64_hexdigest(source.encode())[:8]
+    names = ["-".join([*parts, *more]) for more in ([], [data.absolute().parent.name], [digest])]
+    return next(
+        (folder / name for name in names if _is_free(folder / name, source)), folder / names[-1]
+    )
+
+
+def _is_free(folder: Path, source: str) -> bool:
+    """Whether a folder may have the reports on these data; if it is new, it gets them."""
+    record = folder / SOURCE
+    if folder.exists():
+        return record.is_file() and record.read_text() == source
+    folder.mkdir(parents=True)
+    record.write_text(source)
+    return True
 
 
 def write_report(

@@ -83,6 +83,15 @@ class BadRows:
             rows = "1 row" if self.count == 1 else f"{self.count:,} rows"
             log.warning("%s: %s left out\n  %s", self._path, rows, listed)
 
+    def notes(self) -> list[str]:
+        """A note for a report on how many rows were left out and why; [] if none was."""
+        if not self.count:
+            return []
+        rows = "1 row was" if self.count == 1 else f"{self.count:,} rows were"
+        more = self.count - len(self._first)
+        further = f"; and {more:,} more" if more else ""
+        return [f"{rows} left out: {'; '.join(self._first)}{further}"]
+
     def _refuse(self, extent: str) -> None:
         rows = "1 bad row" if self.count == 1 else f"{self.count} bad rows {extent}"
         listed = "\n  ".join(self._first)

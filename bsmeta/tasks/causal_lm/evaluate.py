@@ -24,15 +24,17 @@ def run(
     if ranks.is_main:
         folder = locations[0].run_folder
         metrics = folder / "metrics.jsonl" if folder else None
-        out_dir = report_folder(config, locations[0], _other_data(config, locations[0]))
+        out_dir = report_folder(
+            config, locations[0], has_other_data=_has_other_data(config, locations[0])
+        )
         print_report(report, write_report(report, out_dir, metrics))
 
 
-def _other_data(config: EvaluateConfig, location: Location) -> str | None:
-    """The name of the held-out file, if it is not that of the run."""
+def _has_other_data(config: EvaluateConfig, location: Location) -> bool:
+    """Whether the held-out file is not that of the run, which may have been moved since."""
     if config.validation_file is None:
-        return None
-    name = os.path.basename(config.validation_file)
-    own = run_config(location, config.training_config, config.overrides).data_config
-    same = name == os.path.basename(own.validation_file or "")
-    return None if same else name.partition(".")[0]
+        return False
+    own = run_config(location, config.training_config, config.overrides).data_config.validation_file
+    if own is None or os.path.basename(own) != os.path.basename(config.validation_file):
+        return True
+    return os.path.exists(own) and os.path.realpath(own) != os.path.realpath(config.validation_file)

@@ -59,12 +59,11 @@ def run(
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     context = begin(config, "task=classification", "per_device_eval_batch_size", ranks, device)
-    file = config.validation_file
-    other = None if file is None else Path(file).name.partition(".")[0]
+    other = config.validation_file is not None
     for location in locations:
         results = _evaluate(config, location, context)
         if ranks.is_main:
-            report(results, [], report_folder(config, location, other), [])
+            report(results, [], report_folder(config, location, has_other_data=other), [])
 
 
 def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationContext) -> Results:
@@ -91,16 +90,15 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
         scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
         return test_results(train, examples, scored, _plain_scores(scored, labels))
     other = Path(config.validation_file)
-    texts, groups, chunks = read_table(other, train, Folding(
+    texts, groups, chunks, notes = read_table(other, train, Folding(
         tokenizer, train.data_config.fold_by, train.data_config.max_length
     ), labels)  # fmt: skip
     training = None if examples is None else training_texts(train, examples)
-    notes = []
     known = set() if training is None else {text_key(text) for text in training.texts}
     seen = sum(text_key(text) in known for text in texts)
     if seen:
         notes.append(f"{seen:,} of {len(texts):,} texts are in the training split, too")
-        logger.warning("%s: %s", other, notes[0])
+        logger.warning("%s: %s", other, notes[-1])
     scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
     return results_of(
         scored,
@@ -126,11 +124,12 @@ def _plain_scores(scored: Scored, labels: Sequence[str]) -> dict[str, float]:
 
 def read_table(
     path: Path, config: ClassificationConfig, folding: Folding, labels: Sequence[str]
-) -> tuple[list[str], list[str], list[Chunk]]:
+) -> tuple[list[str], list[str], list[Chunk], list[str]]:
     """Reads another CSV file (or JSON lines) with the columns of the training table.
 
     Returns:
-        The texts, the group of each (a hash of the text without `split_by`), and the chunks of all.
+        The texts, the group of each (a hash of the text without `split_by`), the chunks of all, and
+        notes on the rows that were left out.
 
     Raises:
         DataError: If the file cannot be read, is empty, or has a label that the model lacks.
@@ -141,7 +140,7 @@ def read_table(
     wanted += [] if data.split_by is None else [data.split_by]
     bad = BadRows(path, data.on_bad_row)
     numbers = {label: number for number, label in enumerate(labels)}
-    texts, groups, chunks = [], [], []
+    texts, groups, chunks, without_tokens = [], [], [], 0
     records = read_records(
         path, wanted, bad, separator=data.csv_separator, encoding=data.csv_encoding
     )
@@ -155,6 +154,7 @@ def read_table(
         text = record[data.text_column]
         folds = folding.fold([text])[0]
         if not folds:
+            without_tokens += 1
             continue
         texts.append(text)
         groups.append(
@@ -167,7 +167,12 @@ def read_table(
     bad.close()
     if not texts:
         raise DataError(f"{path} has no texts")
-    return texts, groups, chunks
+    notes = bad.notes()
+    if without_tokens:
+        rows = "1 row was" if without_tokens == 1 else f"{without_tokens:,} rows were"
+        notes.append(f"{rows} left out: no token in column {data.text_column!r}")
+        logger.warning("%s: %s", path, notes[-1])
+    return texts, groups, chunks, notes
 
 
 PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"

@@ -46,9 +46,8 @@ def run(
         train.tokenizer_name = location.model
         if config.per_device_eval_batch_size is not None:
             train.data_config.per_device_eval_batch_size = config.per_device_eval_batch_size
-        data, other = Data(train), None
+        data = Data(train)
         if config.validation_file is not None:
-            other = Path(config.validation_file).name.partition(".")[0]
             sentences: Sentences | None = data.other(Path(config.validation_file))
         else:
             sentences = last_split(data)
@@ -58,7 +57,10 @@ def run(
                 "sentences: validation_file=FILE"
             )
         model = load_model(Path(location.model)).to(device)
-        folder = report_folder(config, location, other)
+        folder = Path()  # only rank 0 writes
+        if ranks.is_main:
+            has_other_data = config.validation_file is not None
+            folder = report_folder(config, location, has_other_data=has_other_data)
         score_and_report(train, data, model, sentences, context, folder)
 
 

@@ -50,7 +50,7 @@ def run(
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     context = begin(config, "a spelling task", "max_documents", ranks, device)
-    other = None if config.validation_file is None else Path(config.validation_file).name
+    other = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
         train.benchmarks = config.validation_file or train.benchmarks
@@ -66,7 +66,7 @@ def run(
             train,
             partial(task.judge, model, context=context),
             context,
-            report_folder(config, location, other),
+            report_folder(config, location, has_other_data=other) if ranks.is_main else Path(),
         )
 
 

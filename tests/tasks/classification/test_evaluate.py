@@ -90,6 +90,21 @@ def test_another_csv_file(run: Path, tmp_path: Path, caplog: pytest.LogCaptureFi
         evaluated(run, validation_file=str(unknown))
 
 
+def test_rows_that_are_left_out_are_in_the_report(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [("Beat my opponent!", "left"), ("", "right"), ("stop signs", "neutral")]
+    other = write_csv(tmp_path / "gaps.csv", rows, ["text", "label"])
+    skip = {"data_config.on_bad_row": "skip"}
+    with caplog.at_level(logging.WARNING):
+        found = evaluated(run, validation_file=str(other), overrides=skip)
+    assert found["texts"] == 2
+    assert found["notes"] == [
+        "1 row was left out: row 2 (line 3): no text in 'text'",
+    ]
+    assert "1 row was left out" in (run / "evaluation-gaps" / "evaluation.md").read_text()
+
+
 def test_texts_of_the_training_split_and_its_absence_are_reported(
     run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,10 +58,11 @@ def test_the_report_again_beside_a_model_that_reads_only_titles(
     write_lines(tmp_path / "y/dev.jsonl", rows)
     launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/dev.jsonl")
     launch(EVALUATE, f"checkpoint={run}", f"validation_file={tmp_path}/y/dev.jsonl")
-    second = json.loads((run / "evaluation-dev/evaluation.json").read_text())["slices"][0]
+    assert json.loads((run / "evaluation-dev/evaluation.json").read_text())["slices"]
+    second = json.loads((run / "evaluation-dev-y/evaluation.json").read_text())["slices"][0]
     count = sum(len(row["aliases"]) for row in rows)
     assert second["metrics"]["mentions"] == count
-    records = read_lines(run / "evaluation-dev/mentions.jsonl")
+    records = read_lines(run / "evaluation-dev-y/mentions.jsonl")
     assert [(one["sent_idx_unq"], one["mention"], one["alias"]) for one in records] == [
         (row["sent_idx_unq"], place, alias)
         for row in rows for place, alias in enumerate(row["aliases"])
