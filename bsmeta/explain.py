@@ -7,7 +7,6 @@ python bsmeta/explain.py --config-name demo limit=100 json=true | jq .prefix
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -36,11 +35,7 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
     check_program("explain.py", config.task, TASKS)
     refuse(mistakes)
     assert isinstance(config, ExplainConfig)
-    try:
-        show(config)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    show(config)
 
 
 def show(config: ExplainConfig) -> None:

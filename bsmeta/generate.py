@@ -9,9 +9,6 @@ python bsmeta/generate.py mode=attribute type=url
 
 from __future__ import annotations
 
-import os
-import sys
-
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.task_entry import check_program
 from bsmeta.config.tools import GenerateConfig
@@ -32,11 +29,7 @@ def main(config: GenerateConfig) -> None:
     opened = OpenedModel(
         config.checkpoint, config.training_config, config.overrides, precision=config.precision
     )
-    try:
-        modes[config.mode](config, opened)
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader, such as `head`, has ended
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    modes[config.mode](config, opened)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ def launch() -> Callable[..., CompletedProcess[str]]:
     def run(
         script: Path, *arguments: str, processes: int = 1, check: bool = True, **environment: str
     ) -> CompletedProcess[str]:
-        done = run_warm(command(script, *arguments, processes=processes), **environment)
+        started = command(script, *arguments, processes=processes)
+        done = run_warm(started, REPOSITORY, **environment)
         assert not check or done.returncode == 0, done.stderr[-4000:]
         return done
 

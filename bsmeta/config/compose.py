@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import re
+import select
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -40,6 +41,7 @@ from bsmeta.config.secrets import redact, redact_values
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1
+EXIT_NO_READER = 141  # as a shell reports a program that SIGPIPE has ended
 # SIGTERM asks a job to end; 75 (EX_TEMPFAIL of sysexits.h) asks a scheduler to requeue it.
 EXIT_PREEMPTED = 75
 
@@ -69,8 +71,8 @@ def run_entry_point(
     schema = choose(sys.argv[1:], offered, config_name)
     if {"--help", "-h"} & set(sys.argv[1:]):
         whole = "all" in sys.argv[1:]
-        print(describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole))
-        sys.exit(0)
+        page = describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole)
+        sys.exit(exit_code(lambda: print(page)))
     console = logging.StreamHandler()
     console.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
     logging.basicConfig(
@@ -284,11 +286,28 @@ def to_yaml(config: Any) -> str:
 
 
 def exit_code(action: Callable[[], int | None]) -> int:
-    """Runs `action`, reports its error if it raises one, and returns the exit code."""
+    """Runs `action`, reports its error if it raises one, and returns the exit code.
+
+    If the reader of the output has ended, as `head` does, there is nothing to report.
+    """
     try:
-        return action() or 0
+        code = action() or 0
+        if sys.stdout is not None:  # closed by the caller
+            sys.stdout.flush()
+        return code
     except BaseException as error:
+        if isinstance(error, BrokenPipeError) and _has_no_reader():
+            # What is still buffered goes there when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_NO_READER
         return report(error)
+
+
+def _has_no_reader() -> bool:
+    """Whether standard output is a pipe that nothing reads."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def report(error: BaseException) -> int:

@@ -78,6 +78,8 @@ def _batch(plan: BatchPlan) -> str:
 def _length(config: RunConfig) -> str:
     if config.num_train_epochs is None:
         return f"{config.max_train_steps:,}"
+    if config.num_train_epochs == 1:
+        return "those of 1 epoch"
     return f"those of {config.num_train_epochs:g} epochs"
 
 
@@ -134,7 +136,8 @@ def _checkpoints(config: RunConfig) -> str:
         often = [f"{config.saves_per_epoch:,} an epoch"]
     often += _extra_steps(config)
     last = "and at the end" if often else "at the end"
-    return f"{', '.join([*often, last])}; {f'the last {kept} are' if kept else 'all are'} kept"
+    which = {0: "all are", 1: "the last is"}.get(kept, f"the last {kept} are")
+    return f"{', '.join([*often, last])}; {which} kept"
 
 
 _METADATA = "data_config.metadata_config"

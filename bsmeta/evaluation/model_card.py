@@ -20,6 +20,7 @@ from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.secrets import redact, redact_values
 from bsmeta.evaluation.checkpoints import RECIPE
+from bsmeta.evaluation.statistics import rough_intervals
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
@@ -202,7 +203,8 @@ def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
     interval = ""
     if "difference_low" in event:
         low, high = event["difference_low"], event["difference_high"]
-        interval = f" The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
+        sentence = f"The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
+        interval = " ".join(["", sentence, *rough_intervals(event["documents"], "documents")])
     return "\n".join(
         [
             f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from bsmeta.config.compose import compose, load_resolved, to_yaml
 from bsmeta.config.describe import MAIN, describe, keys, sections
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.resources import CONFIG_FOLDER
-from tests.conftest import run_warm
+from tests.conftest import REPOSITORY, run_warm
 from tests.waiting import STUCK_S
 
 METADATA = "data_config.metadata_config"
@@ -124,3 +125,36 @@ def test_help_of_other_programs_begins_with_their_own_keys() -> None:
     assert "Keys of explain.py\n------------------\ndocument: str | None = null" in own
     assert "learning_rate" not in own
     assert "learning_rate" in rest
+
+
+def without_reader(*arguments: str) -> tuple[int, str]:
+    """Exit code and errors of a Python process whose output nothing reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, *arguments]
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, check=False
+    )
+    os.close(writing)
+    return done.returncode, done.stderr
+
+
+def test_a_program_whose_output_is_closed_ends_quietly() -> None:
+    """As `python experiments/study.py … --dry-run | head -1` does."""
+    study = "experiments/studies/meco_small.yaml"
+    assert without_reader("experiments/study.py", study, "--dry-run") == (141, "")
+    assert without_reader(str(TRAIN), "--help", "all") == (141, "")
+
+
+def test_a_broken_pipe_that_is_not_the_output_is_an_error() -> None:
+    code, errors = without_reader(
+        "-c",
+        "import os, sys\n"
+        "from bsmeta.config.compose import exit_code\n"
+        "sys.stdout = os.fdopen(os.dup(2), 'w')\n"
+        "def write():\n"
+        "    raise BrokenPipeError('a worker')\n"
+        "sys.exit(exit_code(write))",
+    )
+    assert code == 1
+    assert "BrokenPipeError: a worker" in errors

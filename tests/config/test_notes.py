@@ -111,7 +111,12 @@ def test_types_that_no_document_has_are_named_with_the_columns_there_are(
 def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
     """A misspelled type would be left out, and the run train on text alone."""
     rows = [
-        {"text": "a", "metadata_url": [{"key": "url", "value": "x"}], "metadata_award": []},
+        {
+            "text": "a",
+            "metadata_url": [{"key": "url", "value": "x"}],
+            "metadata_award": [],
+            "metadata_website_desc": [{"key": "website_description", "value": "About."}],
+        },
         {"text": "b", "metadata": [{"key": "author", "value": "y"}], "score": 0.5},
     ]
     for name in "ab":
@@ -130,7 +135,7 @@ def test_unknown_types_that_no_document_has_are_refused(tmp_path: Path) -> None:
         return [f"{one.found}; {one.expected}; {one.fix}" for one in problems]
 
     where = "which none of the first 1,967 documents has"
-    there = "types that there are: author, award, rare, url"
+    there = "types that there are: author, award, rare, url, website_description"
     assert refused("[url,titel]") == [
         f"titel, {where}; {there} (did you mean title?); "
         f"{METADATA}.metadata_list=[url,title], or leave titel out"

@@ -11,6 +11,7 @@ import pytest
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.run import launch_problems
+from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.config.launch import Launch
@@ -81,6 +82,11 @@ def test_nothing_else_computes_the_global_batch() -> None:
             "every 1,000 steps, at [5]",
             "every 1,000 steps, at [5], and at the end; all are kept",
         ),
+        (
+            {"keep_last_checkpoints": 1},
+            "every 1,000 steps",
+            "every 1,000 steps, and at the end; the last is kept",
+        ),
         ({"evals_per_epoch": 2, "saves_per_epoch": 1}, "2 an epoch", None),
     ],
 )
@@ -105,3 +111,13 @@ def test_intervals_in_the_start_up_table(
 def test_processes_in_the_start_up_table(processes: int, kind: str, text: str) -> None:
     launch = Launch(source="test", num_processes=processes, distributed_type=kind)
     assert dict(summary(CausalLMConfig(), launch, TASKS["causal_lm"]))["launch"] == text
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [(None, "50"), (0.5, "those of 0.5 epochs"), (1, "those of 1 epoch"), (3, "those of 3 epochs")],
+)
+def test_the_length_in_the_start_up_table(epochs: float | None, expected: str) -> None:
+    config = ClassificationConfig(max_train_steps=50, num_train_epochs=epochs)
+    rows = dict(summary(config, Launch(source="test", num_processes=1), TASKS["classification"]))
+    assert rows["steps"] == expected

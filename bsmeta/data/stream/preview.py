@@ -23,7 +23,7 @@ from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
 from bsmeta.metadata.mapping import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
-from bsmeta.metadata.processors import PROCESSORS, type_of
+from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import UNREADABLE, BadDocument
 
 DOCUMENTS = 64
@@ -284,12 +284,14 @@ def _is_plain(name: str, lines: Sequence[bytes]) -> bool:
 
 
 def _columns(lines: Sequence[bytes]) -> list[str]:
-    """Names of the metadata types in some lines, as columns and in lists of records."""
+    """The metadata types of some lines, from columns and lists of records."""
+    keys = column_keys()
     found: set[str] = set()
     for line in lines:
         try:
             row = _KEYS.decode(line)
-            found |= {name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"}
+            columns = [name.removeprefix("metadata_") for name in row if name[:9] == "metadata_"]
+            found |= {keys.get(column, column) for column in columns}
             for record in _RECORDS.decode(row.get("metadata", msgspec.Raw(b"null"))) or ():
                 found.add(_NAME.decode(record["key"]))
         except (*UNREADABLE, KeyError):
