@@ -95,7 +95,7 @@ def test_rows_that_are_left_out_are_in_the_report(
 ) -> None:
     rows = [("Beat my opponent!", "left"), ("", "right"), ("stop signs", "neutral")]
     other = write_csv(tmp_path / "gaps.csv", rows, ["text", "label"])
-    skip = {"data_config.on_bad_row": "skip"}
+    skip = {"data_config": {"on_bad_row": "skip"}}
     with caplog.at_level(logging.WARNING):
         found = evaluated(run, validation_file=str(other), overrides=skip)
     assert found["texts"] == 2
