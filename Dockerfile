@@ -22,11 +22,11 @@ RUN grep '^torch==' requirements.txt >torch.txt \
 
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
-    && useradd --create-home bsmeta \
+    && useradd --create-home --uid 10001 bsmeta \
     && mkdir /work \
     && chown bsmeta /work
 
-USER bsmeta
+USER 10001
 WORKDIR /work
 ENV TORCH_EXTENSIONS_DIR=/home/bsmeta/.cache/torch_extensions
 RUN python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'

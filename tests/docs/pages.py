@@ -16,6 +16,7 @@ NEEDS = {
     "GPU": "one or more GPUs",
     "cluster": "several machines, or SLURM",
     "network": "the Hub, a package registry, or files that lie elsewhere",
+    "published data": "files of the published system; tests of its configuration make their own",
     "docker": "a container engine",
     "make": "the checkout, whose environment the target builds",
     "hours": "more time than a test has; the program is tested with small settings",
