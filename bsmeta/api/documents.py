@@ -116,6 +116,8 @@ class DocumentReader:
             raise DataError(
                 f'a {type(document).__name__}; expected a string, or {{"text": …, "metadata": …}}'
             )
+        if not isinstance(metadata, Mapping | None):
+            raise DataError(f"metadata={metadata!r}: expected values by type: {{type: value}}")
         values = document.get(METADATA)
         plain = {TEXT} if self._corpus_has_metadata else {TEXT, METADATA}
         has_values = document.keys() <= plain

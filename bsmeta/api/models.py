@@ -19,7 +19,7 @@ from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
 from bsmeta.api.runs import Run
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.config.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.evaluation.arms import plan_comparisons, text_alone
 from bsmeta.evaluation.blocks import WINDOWS
@@ -57,10 +57,10 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What the text of a document costs a model, with and without its metadata.
+    """The cost of a document's text to a model, with and without its metadata.
 
-    Both are sums over the same bytes: those of all tokens that the model predicts in either case,
-    which is not the first of a text.
+    Both are sums over the same bytes: those of the tokens that have a probability in either case,
+    which the first token of a text does not.
 
     Attributes:
         prefix: The rendered metadata; empty if the document has none.
@@ -91,7 +91,9 @@ class Score:
 
 
 class Model:
-    """A trained model. What the models of its task cannot do is refused with what they can.
+    """A trained model of any task.
+
+    A method that its task does not offer raises a `UserError` that names those that it does.
 
     Attributes:
         checkpoint: The checkpoint, as it was named.
@@ -113,11 +115,11 @@ class Model:
         raise NotImplementedError
 
     def predict(self, texts: Sequence[str | Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What the model predicts for each text."""
+        """The predictions for each text."""
         raise self._refusal("predict")
 
     def score(self, documents: Sequence[GivenDocument], *, windows: str = "sliding") -> list[Score]:
-        """What each document costs the model, with and without its metadata."""
+        """The cost of the text of each document, with and without its metadata."""
         raise self._refusal("score")
 
     def generate(
@@ -409,7 +411,8 @@ def open_model(
     place = default_device() if device is None else _device(device)
     if found == LANGUAGE_MODEL:
         return LanguageModel(OpenedModel(name, overrides=overrides, device=place))
-    return Predictor(name, found, *open_task(name, overrides or {}), place)
+    with naming_extras():
+        return Predictor(name, found, *open_task(name, overrides or {}), place)
 
 
 def _device(name: str) -> torch.device:

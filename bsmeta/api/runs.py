@@ -133,6 +133,8 @@ def open_run(folder: str | Path) -> Run:
     Raises:
         UserError: If it is not the folder of a run.
     """
+    if not isinstance(folder, (str, Path)):
+        raise DataError(f"{folder!r}: expected the path of the folder of a run (its out_dir)")
     path = Path(folder).expanduser()
     if (path / CONFIG).is_file() and not CHECKPOINT_NAME.fullmatch(path.resolve().name):
         return Run(path)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bsmeta.api.configurations import Configuration, check, configuration
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.config.errors import ConfigurationError, naming_extras
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.base import Task
@@ -36,8 +36,9 @@ def stream(
         raise ConfigurationError(f"rank={rank}, world_size={world_size}: expected 0 <= rank < size")
     found = configuration(config, overrides)
     check(found)
-    task = TASKS[found.task].make(found)
-    return BatchStream(task, rank, world_size, found.gradient_accumulation_steps)
+    with naming_extras():
+        task = TASKS[found.task].make(found)
+        return BatchStream(task, rank, world_size, found.gradient_accumulation_steps)
 
 
 class BatchStream:

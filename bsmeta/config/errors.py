@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 EXTRA_OF = {
@@ -48,6 +49,18 @@ def missing_extra(error: BaseException) -> ConfigurationError | None:
     if extra is None:
         return None
     return ConfigurationError(f"{error}, which is installed by: pip install 'bsmeta[{extra}]'")
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Raises the `ConfigurationError` of a module that only an extra installs in its place."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        named = missing_extra(error)
+        if named is None:
+            raise
+        raise named from error
 
 
 def differences(other: Any, current: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:

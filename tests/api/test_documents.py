@@ -82,6 +82,7 @@ def test_the_default_configuration_is_that_of_train() -> None:
         ({"txt": "A"}, None, r"the object has no `text` \(it has 'txt'\)"),
         ({"text": 5}, None, "text_not_string"),
         ("A", {"titel": "B"}, r"metadata.titel: not in .* author \(did you mean title\?\)"),
+        ("A", "B", "metadata='B': expected values by type"),
         ("A", {"title": True}, "metadata.title=True: expected a string or a number"),
         ("A", {"html": "b"}, "metadata.html='b': expected a list of records with value, char_st"),
         ("A", {"html": [{"value": "b", "char_start_idx": 0, "char_end_idx": 9}]}, "beyond_text"),

@@ -57,10 +57,11 @@ def test_what_is_no_run_is_refused_with_what_it_is(demo_run: Path, tmp_path: Pat
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "config.yaml").touch()
     for folder, message in (
+        (5, "5: expected the path of the folder of a run"),
         (tmp_path / "missing", "there is no such folder"),
         (demo_run / "metrics.jsonl", "a file; expected the folder of a run"),
         (demo_run / "checkpoint-4step", f"a folder in the run {demo_run}, which bsmeta.load reads"),
         (tmp_path / "runs", "no config.yaml in it, but it holds the runs one; expected"),
     ):
         with pytest.raises(bsmeta.UserError, match=message):
-            bsmeta.open_run(folder)
+            bsmeta.open_run(folder)  # type: ignore[arg-type]

@@ -13,8 +13,12 @@ import torch
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
+from bsmeta.tasks import TASKS
 from tests.api.conftest import read_lines
+from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
+from tests.tasks.classification.helpers import data_config, write_leanings
 
 ACCUMULATION = 2
 
@@ -83,6 +87,32 @@ def test_processes_share_a_step_and_one_continues_for_two(config: CausalLMConfig
     assert_equal(taken(alone, 2), expected[4:])
     with pytest.raises(bsmeta.UserError, match=r"processes \[0\]; expected .* of the 2 processes"):
         alone.load_state_dict(states[0])
+
+
+def test_a_table_is_streamed_as_well(encoder: Path, tmp_path: Path) -> None:  # noqa: F811
+    table = ClassificationConfig(
+        data_config=data_config(write_leanings(tmp_path)), model_name=str(encoder)
+    )
+    table.data_config.num_workers = 0
+    stream = bsmeta.stream(table)
+    expected = taken(stream, 5)
+    assert expected[0].documents[0].startswith("leanings.csv:")
+    stream = bsmeta.stream(table)
+    taken(stream, 2)
+    other = bsmeta.stream(table)
+    other.load_state_dict(json.loads(json.dumps(stream.state_dict())))
+    assert_equal(taken(other, 3), expected[2:])
+
+
+def test_a_missing_library_is_named_with_its_extra(
+    config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(_: object) -> None:
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setitem(TASKS, "causal_lm", replace(TASKS["causal_lm"], make=make))
+    with pytest.raises(bsmeta.UserError, match=r"pip install 'bsmeta\[tables\]'"):
+        bsmeta.stream(config)
 
 
 def test_a_configuration_by_name_and_what_is_refused(config: CausalLMConfig) -> None:
