@@ -91,7 +91,7 @@ def test_the_programs_of_a_wheel_use_its_own_files(unpacked: Path, tmp_path: Pat
     launch_file = "accelerate_config_file=experiments/accelerate/cpu_zero2.yaml"
     assert "DeepSpeed" in run([*check, launch_file], tmp_path, **where)
     for program in ("descriptions", "sweep"):  # a module, and a script with others beside it
-        assert "--help" in run([*python, program, "--help"], tmp_path, **where)
+        assert run([*python, program, "--help"], tmp_path, **where).startswith("usage: ")
     assert list(tmp_path.iterdir()) == []
 
 

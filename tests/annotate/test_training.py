@@ -19,7 +19,7 @@ from bsmeta.metadata.content import KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from tests.annotate.helpers import RAWPAGES, annotate, rows
 from tests.conftest import REPOSITORY
-from tests.test_readme import commands
+from tests.docs.pages import runnable
 
 TYPES = ["html", "title", "url", "datasource", "length", "paragraph", "entity", "entity_paragraph"]
 
@@ -106,9 +106,8 @@ def test_the_commands_of_the_readme_train_on_the_main_content(
     launch: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     """Menus are in the text of the shards, and not in what is trained on."""
-    printed = commands()
-    place = next(n for n, line in enumerate(printed) if "annotate.py input=examples" in line)
-    keys = [shlex.split(line) for line in printed[place : place + 2]]
+    (block,) = (code for code in runnable("README.md") if "annotate.py input=examples" in code)
+    keys = [shlex.split(line) for line in block.replace("\\\n", " ").splitlines()]
     made = [key for key in keys[0][2:] if not key.startswith(("input=", "output="))]
     script = REPOSITORY / "bsmeta" / "annotate.py"
     launch(script, f"input={RAWPAGES}", f"output={tmp_path}", "workers=1", "report=false", *made)

@@ -13,8 +13,6 @@ from bsmeta.config.compose import compose
 from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.tasks.disambiguation.converter import as_yaml, convert, main
-from bsmeta.tasks.disambiguation.converter_rules import FIRST, SECOND
-from tests.conftest import REPOSITORY
 
 FIRST_CONFIG: dict[str, Any] = {
     "run_config": {
@@ -188,9 +186,3 @@ def test_the_result_is_a_configuration(
     overrides = [f"{name}={json.dumps(value)}" for name, value in (written | data).items()]
     composed = compose(DisambiguationConfig, "disambiguation", overrides)
     assert composed.data_config.batch_size == config["train_config"]["batch_size"]
-
-
-def test_the_documentation_names_every_key() -> None:
-    page = (REPOSITORY / "docs/disambiguation.md").read_text()
-    missing = [key for key in {**FIRST, **SECOND} if key.removesuffix(".*") not in page]
-    assert missing == []
