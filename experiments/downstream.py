@@ -37,10 +37,9 @@ def main() -> int:
     """Run the tasks and print the table; returns the exit code."""
     given = arguments()
     import torch  # here, with what needs it: it takes seconds to load
-    from rich.console import Console
 
     from bsmeta.evaluation.checkpoints import locate
-    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+    from bsmeta.report.table import print_table, report_console
     from bsmeta.studies.downstream import (
         cloze_folder,
         missing_harness,
@@ -63,10 +62,7 @@ def main() -> int:
         scores = score_model(Path(locate(str(given.model)).model), settings, device)
     if given.out is not None:
         save_scores(scores, given.out)
-    table = model_table(str(given.model), scores)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
-    console.print(rich_table(table))
-    console.print(table.note)
+    print_table(report_console(), model_table(str(given.model), scores))
     return 0
 
 

@@ -25,10 +25,9 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-from rich.console import Console
 
 from bsmeta.config.compose import exit_code
 from bsmeta.config.errors import ConfigurationError
@@ -37,7 +36,7 @@ from bsmeta.studies.launching import Launcher, show_progress
 from bsmeta.studies.runs import Run, check, keep_settings, runs_of
 
 if TYPE_CHECKING:
-    from bsmeta.evaluation.tables import Table
+    from bsmeta.report.table import Table
 
 
 def arguments() -> argparse.Namespace:
@@ -61,7 +60,7 @@ def main() -> int:
     runs = runs_of(study)
     launcher = Launcher(study)
     if given.claims:
-        from bsmeta.studies.claim_tables import declared_table
+        from bsmeta.studies.tables import declared_table
 
         print_tables([declared_table(study)])
         return 0
@@ -94,11 +93,10 @@ def main() -> int:
 def finish(study: StudyConfig, file: Path, runs: Sequence[Run], launcher: Launcher) -> int:
     """Measure what has been trained, write the report, and print its main tables."""
     # here, what loads torch: it takes seconds
-    from bsmeta.studies.claim_tables import claim_tables, sentences
     from bsmeta.studies.downstream import downstream_tables
     from bsmeta.studies.report import write_report
     from bsmeta.studies.results import results_of
-    from bsmeta.studies.tables import exploratory_tables
+    from bsmeta.studies.tables import claim_tables, exploratory_tables, sentences
 
     measure(study, runs)
     results = results_of(study)
@@ -125,12 +123,12 @@ def measure(study: StudyConfig, runs: Sequence[Run]) -> None:
 
 
 def print_tables(tables: Sequence[Table]) -> None:
-    """Print tables as wide as the terminal, or as a file needs them."""
-    from bsmeta.evaluation.output import WIDTH_OF_A_FILE, rich_table
+    """Print tables, without their notes."""
+    from bsmeta.report.table import print_table, report_console
 
-    console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_A_FILE, markup=False)
+    console = report_console()
     for table in tables:
-        console.print(rich_table(table))
+        print_table(console, replace(table, note=""))
 
 
 if __name__ == "__main__":

@@ -8,22 +8,27 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from bsmeta.annotate.chunks import ERRORS, Counts
 from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import counted, decode, open_source
 from bsmeta.config.annotate import AnnotateConfig
+from bsmeta.report import figures
+from bsmeta.report.figures import GOOD
+from bsmeta.report.page import HTML as PAGE
+from bsmeta.report.page import Page, Section, html, own_command
+from bsmeta.report.table import COUNT, Cell, Column, Table, print_table, value_of
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-PAGE, DATA = "report.html", "report.json"
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DATA = "report.json"
+PERCENT = "{:.1%}".format
 
 _SHOWN_TEXT = 4000  # characters of a page
 _SHOWN_HTML = 300_000
@@ -80,30 +85,38 @@ def make_report(plans: Sequence[ShardPlan], names: Sequence[str]) -> Report:
     return Report(list(names), total, shards, size)
 
 
-def tables(report: Report) -> Iterator[Table]:
-    """The report as tables for the terminal."""
-    total = report.total
-    table = _table("annotator", "pages with it", "share", "records", "failures")
+def tables(report: Report) -> list[Table]:
+    """The tables of the report; those without rows have nothing to show."""
+    return [_types(report), _dropped(report)]
+
+
+def _types(report: Report) -> Table:
+    columns = [
+        Column("annotator"), Column("pages with it", COUNT), Column("share", PERCENT),
+        Column("records", COUNT), Column("failures"),
+    ]  # fmt: skip
+    table, total = Table("Types", "", columns), report.total
     for name in report.names:
-        present = total.present.get(name, 0)
-        reasons = total.errors.get(name, {})
+        present, reasons = total.present.get(name, 0), total.errors.get(name, {})
         failures = ", ".join(f"{reason} {count:,}" for reason, count in sorted(reasons.items()))
-        share = f"{present / total.rows:.1%}" if total.rows else "–"
-        table.add_row(name, f"{present:,}", share, f"{total.records.get(name, 0):,}", failures)
-    yield table
-    if total.dropped:
-        table = _table("pages without a row", "pages", "share")
-        for reason, count in sorted(total.dropped.items(), key=lambda one: -one[1]):
-            table.add_row(reason, f"{count:,}", f"{count / total.pages:.1%}")
-        yield table
-
-
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, head in enumerate(heads):
-        is_text = number == 0 or head == "failures"
-        table.add_column(head, justify="left" if is_text else "right")
+        share = present / total.rows if total.rows else None
+        table.rows.append([name, present, share, total.records.get(name, 0), failures])
     return table
+
+
+def _dropped(report: Report) -> Table:
+    columns = [Column("reason"), Column("pages", COUNT), Column("share", PERCENT)]
+    dropped = sorted(report.total.dropped.items(), key=lambda item: -item[1])
+    rows: list[list[Cell]] = [
+        [reason, count, count / report.total.pages] for reason, count in dropped
+    ]
+    return Table("Pages without a row", "", columns, rows)
+
+
+def _lengths(report: Report) -> Table:
+    columns = [Column("characters of text"), Column("pages", COUNT)]
+    rows: list[list[Cell]] = [[name, count] for name, count in report.lengths()]
+    return Table("Lengths", "", columns, rows)
 
 
 def summary(report: Report) -> str:
@@ -120,7 +133,8 @@ def summary(report: Report) -> str:
 def print_report(report: Report, console: Console) -> None:
     """Prints the tables and the summary."""
     for table in tables(report):
-        console.print(table)
+        if table.rows:
+            print_table(console, table)
     console.print(summary(report), highlight=False, soft_wrap=True)
 
 
@@ -130,18 +144,40 @@ def write_report(
     """Writes the report as JSON and as a page; returns the files."""
     data = json.dumps(report.as_dict(), indent=1, ensure_ascii=False)
     (output / DATA).write_text(data + "\n", encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
-    lengths = report.lengths()
-    page = template.render(
-        report=report,
-        summary=summary(report),
-        lengths=lengths,
-        most=max((count for _, count in lengths), default=1),
-        pages=list(shown_pages(config, plans)),
+    lengths, total = _lengths(report), report.total
+    plots = {"types": _bar_plot(_types(report), "share", "% of the rows")} if total.rows else {}
+    if lengths.rows:
+        plots["lengths"] = _bar_plot(lengths, "pages", "pages by characters of their text")
+    page = Page(
+        title="Annotated pages",
+        answers=[f"{summary(report)}."],
+        facts={
+            "pages": f"{total.pages:,}, {total.pages - total.rows:,} of them without a row",
+            "annotators": ", ".join(report.names),
+            "output": output.name,
+        },
+        sections=[Section(tables=[*tables(report), lengths], plots=plots)],
+        commands=own_command(),
     )
-    (output / PAGE).write_text(page, encoding="utf-8")
+    drawn = {name: figures.svg(plot, name) for name, plot in page.plots.items()}
+    pages = list(shown_pages(config, plans))
+    text = html(page, drawn, [DATA], template="annotate/pages.html.j2", pages=pages)
+    (output / PAGE).write_text(text, encoding="utf-8")
     return [output / PAGE, output / DATA]
+
+
+@figures.styled
+def _bar_plot(table: Table, head: str, words: str) -> Figure:
+    """A bar for each row of a table, as long as its number in a column."""
+    place = table.heads.index(head)
+    is_share = table.columns[place].format is PERCENT
+    figure, (axes,) = figures.canvas(1.0 + 0.3 * len(table.rows))
+    values = [value_of(row[place]) * (100 if is_share else 1) for row in table.rows]
+    axes.barh(range(len(values)), values, color=GOOD, height=0.6)
+    figures.name_rows(axes, [str(row[0]) for row in table.rows])
+    axes.set_xlim(0, 100 if is_share else None)
+    axes.set_xlabel(words)
+    return figure
 
 
 def shown_pages(config: AnnotateConfig, plans: Sequence[ShardPlan]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import mmap
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,11 +22,16 @@ from typing import TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+Advance = Callable[[float], None]
+"""Is called with the share of the work that is done, 0 to 1."""
+PLAIN_INTERVAL_S = 10.0
 GROUP_TIMEOUT = timedelta(days=1)
 """How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
 hung one is the watchdog's, and one that works may take its time."""
@@ -150,3 +156,47 @@ def _processor_seconds() -> float:
             times = each.cpu_times()
             total += times.user + times.system
     return total
+
+
+@contextmanager
+def progress_bar(shown: bool) -> Iterator[Advance]:
+    """Show a bar with the time left; yields a callback for the share of the work done (0 to 1).
+
+    Without a terminal, it prints a line every ten seconds.
+    """
+    if not sys.stderr.isatty():
+        yield _plain_lines() if shown else lambda share: None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f}%"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
+    task = progress.add_task("scoring", total=1.0)
+
+    def advance(share: float) -> None:
+        progress.start()  # not before, so that no bar precedes a configuration error
+        progress.update(task, completed=share)
+
+    try:
+        yield advance
+    finally:
+        progress.stop()
+
+
+def _plain_lines() -> Advance:
+    begin = last = time.monotonic()
+
+    def advance(share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last > PLAIN_INTERVAL_S:
+            last = now
+            left = "" if share <= 0 else f", {(now - begin) * (1 - share) / share:,.0f} s left"
+            print(f"scoring {share:.0%}, {now - begin:,.0f} s{left}", file=sys.stderr, flush=True)
+
+    return advance

@@ -12,7 +12,7 @@ repeatedly.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import DataError
+from bsmeta.config.progress import Advance
 from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
 from bsmeta.evaluation.blocks import WINDOWS, Block, BlockMaker, own_blocks, plan_blocks, reading_of
 from bsmeta.evaluation.documents import HeldOutDocuments, NamedDocuments
@@ -29,8 +30,6 @@ from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.scoring import Scorer, scoring
 from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
 from bsmeta.evaluation.statistics import paired_metrics
-
-Progress = Callable[[float], None]
 
 FAILURES_SHOWN = 5
 
@@ -109,7 +108,7 @@ class PairedEvaluation:
         device: torch.device,
         *,
         blocks: Sequence[Block] | None = None,
-        progress: Progress = lambda share: None,
+        progress: Advance = lambda share: None,
     ) -> dict[str, ComparisonSums]:
         """Score this rank's share and exchange the sums; every rank must call it.
 

@@ -17,6 +17,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.progress import Advance
 from bsmeta.evaluation.arms import TEXT, configured_comparisons
 from bsmeta.evaluation.checkpoints import (
     Location,
@@ -29,7 +30,7 @@ from bsmeta.evaluation.checkpoints import (
 )
 from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
 from bsmeta.evaluation.inference import holm
-from bsmeta.evaluation.paired import PairedEvaluation, Progress
+from bsmeta.evaluation.paired import PairedEvaluation
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.evaluation.results import (
     DocumentSums,
@@ -64,7 +65,7 @@ def evaluate(
     locations: Sequence[Location],
     ranks: Ranks,
     device: torch.device,
-    progress: Progress = lambda share: None,
+    progress: Advance = lambda share: None,
 ) -> Report:
     """Score the held-out documents with each model; every rank gets the same report."""
     edges = config.position_edges
@@ -88,7 +89,7 @@ def _evaluate_one(
     location: Location,
     ranks: Ranks,
     device: torch.device,
-    progress: Progress,
+    progress: Advance,
 ) -> ModelReport:
     train = resolve_config(config, location)
     data = train.data_config

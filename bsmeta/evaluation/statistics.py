@@ -20,19 +20,12 @@ from scipy.stats import binomtest
 
 from bsmeta.evaluation.inference import Source, holm, simultaneous_half_widths
 from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
+from bsmeta.report.table import Interval
 
 FEW_UNITS = 20
 """Resampled units below which reports call their intervals rough."""
 DRAWS_AT_ONCE = 1 << 21
 """Number of document indices that are drawn at one time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The ends of a central 95% bootstrap interval."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True, slots=True)

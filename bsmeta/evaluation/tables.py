@@ -1,27 +1,16 @@
-"""The tables of a report, as text cells: for `evaluation.md`, `report.html` and the terminal."""
+"""The tables of an evaluation, and its result in sentences."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from bsmeta.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
 from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
 from bsmeta.evaluation.statistics import PairedMetrics, rough_intervals
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
-
-NONE = "–"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A table: its title, a note below it, the column headers and the rows."""
-
-    title: str
-    note: str
-    heads: list[str]
-    rows: list[list[str]] = field(default_factory=list)
-
+from bsmeta.report.table import COUNT, NONE, Cell, Column, Estimate, Interval, Table
 
 GROUPS = {
     "all": "{}",
@@ -43,52 +32,112 @@ DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix
 WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
 INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
 SIGN, HOLM = "sign test p", "Holm p"
-COLUMNS = [
-    DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, RELATIVE, INTERVAL, TOGETHER, SPLIT,
-    SIGN, HOLM, "perplexity without", "perplexity with",
-]  # fmt: skip
-NOTE = (
-    "Without and with are bits per byte over the same text bytes; the difference is with minus "
-    "without (below 0: metadata helps). Left out: share of the text bytes that one side cannot "
-    "score (the first token; tokens that share characters with a tag). Prefix cut: share of the "
-    "documents with a prefix longer than allowed. Intervals are bootstraps over documents; better "
-    ": worse counts documents (identical tokens are neither)."
-)
-PERPLEXITY_NOTE = " Perplexity is per token of the text without metadata."
+PERPLEXITIES = ("perplexity without", "perplexity with")
+BITS, SIGNED, P_VALUE = "{:.4f}".format, "{:+.4f}".format, "{:.2g}".format
+FORMATS: dict[str, Callable[[Any], str]] = {
+    DOCUMENTS: COUNT, BYTES: COUNT, LEFT_OUT: "{:.1%}".format, CUT: "{:.0%}".format,
+    WITHOUT: BITS, WITH: BITS, DIFFERENCE: SIGNED, RELATIVE: "{:+.2%}".format, INTERVAL: SIGNED,
+    TOGETHER: SIGNED, SPLIT: str, SIGN: P_VALUE, HOLM: P_VALUE,
+    **dict.fromkeys(PERPLEXITIES, "{:,.1f}".format),
+}  # fmt: skip
+"""The columns of comparisons, and the format of each."""
+MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
+DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
+TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+"""Columns that fit into a terminal of 130 characters."""
+NOTES = {
+    WITHOUT: "Without and with are bits per byte over the same text bytes; the difference is with "
+    "minus without (below 0: metadata helps).",
+    LEFT_OUT: "Left out: share of the text bytes that one side cannot score (the first token; "
+    "tokens that share characters with a tag).",
+    CUT: "Prefix cut: share of the documents with a prefix longer than allowed.",
+    INTERVAL: "Intervals are bootstraps over documents; better : worse counts documents "
+    "(identical tokens are neither).",
+    PERPLEXITIES[0]: "Perplexity is per token of the text without metadata.",
+}
+"""Explanations of columns."""
+
+
+def _note(columns: Sequence[str]) -> str:
+    return " ".join(note for column, note in NOTES.items() if column in columns)
+
+
+def _columns(first: str, heads: Sequence[str]) -> list[Column]:
+    """A column of names, and others by their heads."""
+    return [Column(first), *(Column(head, FORMATS[head]) for head in heads)]
+
+
+def compared(model: ModelReport) -> int:
+    """Number of comparisons that were made, controls included."""
+    return sum(row.compares for row in model.rows)
 
 
 def family_note(model: ModelReport) -> str:
     """A note on the number of comparisons and on the columns that are corrected for it."""
-    count = sum(row.compares for row in model.rows)
+    count = compared(model)
     return (
         f"{count} comparisons were made, controls included: a 95% interval holds for one of them, "
         f"`{TOGETHER}` for all {count} together, and Holm's p is corrected for {count}."
     )
 
 
-def tables_of(report: Report) -> list[Table]:
-    """All tables of a report, in order."""
+def ranked(model: ModelReport) -> list[Row]:
+    """The comparisons without the controls: of each group, the one that helps most first.
+
+    Types that are added one after the other keep their order.
+    """
+    rows = [row for row in model.rows if row.comparison.group in (TEXT, *GROUPS)]
+    groups = list(dict.fromkeys(row.comparison.group for row in rows))
+
+    def place(row: Row) -> tuple[int, float]:
+        group = row.comparison.group
+        if row.metrics is None or group in (TEXT, "added"):
+            return groups.index(group), 0.0
+        return groups.index(group), row.metrics.difference
+
+    return sorted(rows, key=place)
+
+
+def main_tables(report: Report) -> list[Table]:
+    """The tables that answer the question: the comparisons, each set beside its controls."""
     tables = [checkpoint_table(report)] if len(report.models) > 1 else []
     tables += [pair_table(report)] if report.pairs else []
     for model in report.models:
-        own = [comparison_table(model)]
+        own = [comparison_table(model, MAIN)]
         own += [control_table(model)] if controls_of(model) else []
-        own += [position_table(model), context_table(model)]
-        own += [slice_table(model)] if model.slices else []
-        for table in own:
-            title = f"{table.title}: {model.checkpoint}" if len(report.models) > 1 else table.title
-            tables.append(Table(title, table.note, table.heads, table.rows))
+        tables += _named(own, model, report)
     return tables
 
 
-def comparison_table(model: ModelReport, columns: Sequence[str] = COLUMNS) -> Table:
+def further_tables(report: Report) -> list[Table]:
+    """All other tables: more metrics of the comparisons, and where in the text they differ."""
+    tables = []
+    for model in report.models:
+        own = [comparison_table(model, DETAILS, "More about each comparison")]
+        own += [position_table(model), context_table(model)]
+        own += [slice_table(model)] if model.slices else []
+        tables += _named(own, model, report)
+    return tables
+
+
+def _named(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
+    """The tables of a model, whose titles name it if there are several."""
+    if len(report.models) == 1:
+        return [*tables]
+    return [replace(table, title=f"{table.title}: {model.checkpoint}") for table in tables]
+
+
+def comparison_table(
+    model: ModelReport,
+    columns: Sequence[str],
+    title: str = "Bits per byte with and without metadata",
+) -> Table:
     """One row per comparison, without the controls."""
-    note = NOTE + (PERPLEXITY_NOTE if columns is COLUMNS else "") + " " + family_note(model)
-    table = Table("Bits per byte with and without metadata", note, ["comparison", *columns])
-    for row in model.rows:
-        if row.comparison.group in (TEXT, *GROUPS):
-            cells = _cells(row)
-            table.rows.append([label(row), *(cells[head] for head in columns)])
+    note = " ".join([_note(columns), family_note(model)])
+    table = Table(title, note, _columns("comparison", columns))
+    for row in ranked(model):
+        cells = _cells(row)
+        table.rows.append([label(row), *(cells[head] for head in columns)])
     return table
 
 
@@ -97,7 +146,7 @@ def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
     rows = {row.comparison.name: row for row in model.rows}
     return [
         (control, own, rows[f"{control}/{rest}"], rows[f"{AGAINST}{control}/{rest}"])
-        for own in model.rows
+        for own in ranked(model)
         for control in CONTROL_WORDS
         if own.comparison.group in ("all", "each", "chosen")
         and f"{control}/{(rest := own.comparison.name.partition('/')[2] or own.comparison.name)}"
@@ -107,70 +156,64 @@ def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
 
 def control_table(model: ModelReport) -> Table:
     """The effect of the content: each comparison next to its controls."""
-    heads = ["comparison", "control", "own", "control's", "its interval"]
-    heads += ["own - control", INTERVAL, TOGETHER, HOLM]
     note = (
         "Own and control's are differences to the text alone; own - control compares the two over "
         "the same bytes (below 0: these values help more). Controls: the values of another "
         "document, different and of about the same length; as many junk words; only what closes "
         "a prefix. Where a control does as much as own, it is the form that helps."
     )
-    table = Table("Content or form", note, heads)
+    columns = [
+        Column("comparison"), Column("control"), Column("own", SIGNED),
+        Column("control's", SIGNED), Column("its interval", SIGNED),
+        Column("own - control", SIGNED), Column(INTERVAL, SIGNED), Column(TOGETHER, SIGNED),
+        Column(HOLM, P_VALUE),
+    ]  # fmt: skip
+    table = Table("Content or form", note, columns)
     for control, own, varied, against in controls_of(model):
-        cells = [_cells(row) for row in (own, varied, against)]
-        table.rows.append(
-            [
-                label(own),
-                CONTROL_WORDS[control],
-                cells[0][DIFFERENCE],
-                cells[1][DIFFERENCE],
-                cells[1][INTERVAL],
-                cells[2][DIFFERENCE],
-                cells[2][INTERVAL],
-                cells[2][TOGETHER],
-                cells[2][HOLM],
-            ]
-        )
+        first, second, both = (_cells(row) for row in (own, varied, against))
+        table.rows.append([
+            label(own), CONTROL_WORDS[control], first[DIFFERENCE],
+            second[DIFFERENCE], second[INTERVAL],
+            both[DIFFERENCE], both[INTERVAL], both[TOGETHER], both[HOLM],
+        ])  # fmt: skip
     return table
 
 
 def checkpoint_table(report: Report) -> Table:
     """One row per model: the text alone, and the main comparison."""
-    columns = [WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
-    table = Table("The checkpoints", NOTE, ["checkpoint", "text alone", *columns])
+    heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+    name, *columns = _columns("checkpoint", heads)
+    alone = Column("text alone", BITS)
+    table = Table("The checkpoints", _note(heads), [name, alone, *columns])
     for model in report.models:
         text, main = model.row(TEXT), main_row(model)
-        alone = f"{text.metrics.bits_per_byte_without:.4f}" if text and text.metrics else NONE
-        cells = _cells(main) if main else dict.fromkeys(columns, NONE)
-        table.rows.append([model.checkpoint, alone, *(cells[head] for head in columns)])
+        bits = text.metrics.bits_per_byte_without if text and text.metrics else None
+        cells = _cells(main) if main else dict.fromkeys(heads)
+        table.rows.append([model.checkpoint, bits, *(cells[head] for head in heads)])
     return table
 
 
 def pair_table(report: Report) -> Table:
     """One row per pair of models and arm."""
-    heads = ["first", "second", "shown", DOCUMENTS, "first's", "second's", DIFFERENCE, INTERVAL]
     note = (
         "Bits per byte, each model over the bytes that it scored, of the documents that both "
         "scored (matched by their text); the difference is second minus first. Better : worse "
         f"counts documents for the second. Holm's p is corrected for {len(report.pairs)}."
     )
-    table = Table("The models compared with each other", note, [*heads, SPLIT, SIGN, HOLM])
+    columns = [
+        Column("first"), Column("second"), Column("shown"), Column(DOCUMENTS, COUNT),
+        Column("first's", BITS), Column("second's", BITS),
+        *_columns("", (DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM))[1:],
+    ]  # fmt: skip
+    table = Table("The models compared with each other", note, columns)
     for row in report.pairs:
-        table.rows.append(
-            [
-                row.first,
-                row.second,
-                row.shown,
-                f"{row.documents:,}",
-                f"{row.bits_per_byte_first:.4f}",
-                f"{row.bits_per_byte_second:.4f}",
-                f"{row.difference:+.4f}",
-                interval(row.difference_low, row.difference_high),
-                f"{row.documents_better} : {row.documents_worse}",
-                f"{row.sign_test_p:.2g}",
-                f"{row.sign_test_p_holm:.2g}",
-            ]
-        )
+        table.rows.append([
+            row.first, row.second, row.shown, row.documents,
+            row.bits_per_byte_first, row.bits_per_byte_second, row.difference,
+            _ends(row.difference_low, row.difference_high),
+            f"{row.documents_better} : {row.documents_worse}",
+            row.sign_test_p, row.sign_test_p_holm,
+        ])  # fmt: skip
     return table
 
 
@@ -193,15 +236,15 @@ def _bin_table(
 ) -> Table:
     compared = [row for row in model.rows if row.compares]
     edges = sorted({bin_.first_byte for row in compared for bin_ in bins[row.comparison.name]})
-    heads = ["comparison", *[f"from byte {edge:,}" for edge in edges]]
+    columns = [Column("comparison"), *(Column(f"from byte {edge:,}", SIGNED) for edge in edges)]
     note += " The documents are those of the first comparison; intervals are not corrected."
-    table = Table(title, note, heads)
+    table = Table(title, note, columns)
     for number, row in enumerate(compared):
         found = {bin_.first_byte: bin_.metrics for bin_ in bins[row.comparison.name]}
         if number == 0:
             counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
             table.rows.append([DOCUMENTS, *counts])
-        cells = [_difference(found[edge]) if edge in found else NONE for edge in edges]
+        cells = [difference(found[edge]) if edge in found else None for edge in edges]
         table.rows.append([label(row), *cells])
     return table
 
@@ -209,14 +252,15 @@ def _bin_table(
 def slice_table(model: ModelReport) -> Table:
     """The main comparison over each slice."""
     main = main_row(model)
-    columns = [DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT]
+    heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
     what = label(main) if main else "text alone"
     note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
-    table = Table("By kind of document", note, ["slice", "", *columns])
+    by, *columns = _columns("slice", heads)
+    table = Table("By kind of document", note, [by, Column(""), *columns])
     for part in model.slices:
         rows = {row.comparison.name: row for row in part.rows}
         cells = _cells(rows[main.comparison.name if main else TEXT])
-        table.rows.append([part.slice.by, part.slice.name, *(cells[head] for head in columns)])
+        table.rows.append([part.slice.by, part.slice.name, *(cells[head] for head in heads)])
     return table
 
 
@@ -264,58 +308,45 @@ def label(row: Row) -> str:
     return GROUPS[group].format(what)
 
 
-def markdown(tables: Sequence[Table]) -> str:
-    """The tables in GitHub's Markdown."""
-    parts = []
-    for table in tables:
-        lines = [f"## {table.title}", ""]
-        lines.append("| " + " | ".join(table.heads) + " |")
-        lines.append("|---" + "|---:" * (len(table.heads) - 1) + "|")
-        lines += ["| " + " | ".join(_escaped(row)) + " |" for row in table.rows]
-        parts.append("\n".join([*lines, "", table.note]))
-    return "\n\n".join(parts)
+def difference(metrics: PairedMetrics) -> Estimate | float:
+    """The difference of a comparison with its interval, if it has one."""
+    ends = _ends(metrics.difference_low, metrics.difference_high)
+    return metrics.difference if ends is None else Estimate(metrics.difference, ends)
 
 
-def _cells(row: Row) -> dict[str, str]:
-    """The cells of a row by the names in COLUMNS."""
+def all_at_once(metrics: PairedMetrics) -> Interval | None:
+    """The interval of the difference that holds for all comparisons at once."""
+    return _ends(metrics.simultaneous_low, metrics.simultaneous_high)
+
+
+def _ends(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else Interval(low, high)
+
+
+def _cells(row: Row) -> dict[str, Cell]:
+    """The cells of a row by the names in FORMATS."""
     metrics = row.metrics
-    cells = dict.fromkeys(COLUMNS, NONE)
+    cells: dict[str, Cell] = dict.fromkeys(FORMATS)
     if metrics is None:
-        return {**cells, DOCUMENTS: "0"}
+        return {**cells, DOCUMENTS: 0}
     cells |= {
-        DOCUMENTS: f"{metrics.documents:,}",
-        BYTES: f"{metrics.bytes:,}",
-        WITHOUT: f"{metrics.bits_per_byte_without:.4f}",
-        "perplexity without": f"{metrics.perplexity_without:,.1f}",
+        DOCUMENTS: metrics.documents,
+        BYTES: metrics.bytes,
+        WITHOUT: metrics.bits_per_byte_without,
+        PERPLEXITIES[0]: metrics.perplexity_without,
+        LEFT_OUT: row.left_out if row.text_bytes else None,
     }
-    if row.text_bytes:
-        cells[LEFT_OUT] = f"{row.left_out:.1%}"
     if not row.compares:
         return cells
-    p = metrics.sign_test_p_holm
     return cells | {
-        CUT: f"{row.prefixes_cut / metrics.documents:.0%}",
-        WITH: f"{metrics.bits_per_byte_with:.4f}",
-        DIFFERENCE: f"{metrics.difference:+.4f}",
-        RELATIVE: f"{metrics.relative:+.2%}",
-        INTERVAL: interval(metrics.difference_low, metrics.difference_high),
-        TOGETHER: interval(metrics.simultaneous_low, metrics.simultaneous_high),
+        CUT: row.prefixes_cut / metrics.documents,
+        WITH: metrics.bits_per_byte_with,
+        DIFFERENCE: metrics.difference,
+        RELATIVE: metrics.relative,
+        INTERVAL: _ends(metrics.difference_low, metrics.difference_high),
+        TOGETHER: all_at_once(metrics),
         SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
-        SIGN: f"{metrics.sign_test_p:.2g}",
-        HOLM: NONE if p is None else f"{p:.2g}",
-        "perplexity with": f"{metrics.perplexity_with:,.1f}",
+        SIGN: metrics.sign_test_p,
+        HOLM: metrics.sign_test_p_holm,
+        PERPLEXITIES[1]: metrics.perplexity_with,
     }
-
-
-def interval(low: float | None, high: float | None) -> str:
-    """Both ends as text, or a dash if there is no interval."""
-    return NONE if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
-
-
-def _difference(metrics: PairedMetrics) -> str:
-    ends = interval(metrics.difference_low, metrics.difference_high)
-    return f"{metrics.difference:+.4f}" + (f" ({ends})" if ends != NONE else "")
-
-
-def _escaped(cells: Sequence[str]) -> list[str]:
-    return [cell.replace("|", "\\|") for cell in cells]

@@ -19,10 +19,10 @@ from rich.text import Text
 
 from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.progress import progress_bar
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.evaluation.checkpoints import Location, OpenedModel
 from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.output import progress_bar
 from bsmeta.evaluation.statistics import bootstrap
 from bsmeta.generation.attribution import (
     Attribution,

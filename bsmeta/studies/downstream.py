@@ -27,7 +27,7 @@ from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.study import DownstreamConfig, StudyConfig
 from bsmeta.evaluation.checkpoints import locate, resolve_config
-from bsmeta.evaluation.tables import NONE, Table
+from bsmeta.report.table import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.cloze import NAME as CLOZE
 from bsmeta.studies.cloze import write_cloze
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
@@ -249,8 +249,11 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
         "answers, which also show what changes no answer. The difference is with the conditional "
         "prompt minus without it, paired by question."
     )
-    heads = ["task", "shots", "questions", "", "without prompt", "with prompt", "difference"]
-    table = Table(f"Downstream tasks: {name}", note, heads)
+    columns = [
+        Column("task"), Column("shots", str), Column("questions", COUNT), Column(""),
+        *(Column(head, str) for head in ("without prompt", "with prompt", "difference")),
+    ]  # fmt: skip
+    table = Table(f"Downstream tasks: {name}", note, columns)
     prompted = {(one.task, one.shots): one for one in scores if one.prompt}
     for score in scores:
         if score.prompt:
@@ -263,8 +266,7 @@ def model_table(name: str, scores: Sequence[Score]) -> Table:
             cells = [_mean(plain), NONE, NONE]
             if shown:
                 cells[1:] = [_mean(shown), _mean(np.subtract(shown, plain).tolist(), "+")]
-            row = [score.task, str(score.shots), f"{len(score.correct):,}", measure, *cells]
-            table.rows.append(row)
+            table.rows.append([score.task, score.shots, len(score.correct), measure, *cells])
     return table
 
 
@@ -289,16 +291,12 @@ def study_table(
         f"{labels[baseline]} arm without a prompt, and of the prompt to none. In brackets: 95% "
         "intervals over seeds and questions."
     )
-    heads = [
-        "task",
-        "shots",
-        "arm",
-        "prompt",
-        "accuracy",
-        f"to {labels[baseline]}",
-        "of the prompt",
-    ]
-    table = Table("Downstream tasks", note, heads)
+    columns = [
+        Column("task"), Column("shots", str), Column("arm"), Column("prompt"),
+        Column("accuracy", "{:.3f}".format), Column(f"to {labels[baseline]}", "{:+.3f}".format),
+        Column("of the prompt", "{:+.3f}".format),
+    ]  # fmt: skip
+    table = Table("Downstream tasks", note, columns)
     for number, score in enumerate(arms[baseline][0]):
         if score.prompt:
             continue
@@ -313,15 +311,11 @@ def study_table(
                     found[arm, seeds[0][place].prompt] = ratio(correct, np.ones(correct.shape[1]))
         base = found[baseline, ""]
         for (arm, prompt), estimate in found.items():
-            to_base = NONE if (arm, prompt) == (baseline, "") else _change(estimate - base)
-            of_prompt = _change(estimate - found[arm, ""]) if prompt else NONE
-            table.rows.append([
-                score.task, str(score.shots), labels[arm], "yes" if prompt else "no",
-                f"{estimate.value:.3f} [{estimate.low:.3f} to {estimate.high:.3f}]",
-                to_base, of_prompt,
-            ])  # fmt: skip
+            cells: list[Cell] = [
+                estimate,
+                None if (arm, prompt) == (baseline, "") else estimate - base,
+                estimate - found[arm, ""] if prompt else None,
+            ]
+            names = [labels[arm], "yes" if prompt else "no"]
+            table.rows.append([score.task, score.shots, *names, *cells])
     return table
-
-
-def _change(estimate: Estimate) -> str:
-    return f"{estimate.value:+.3f} [{estimate.low:+.3f} to {estimate.high:+.3f}]"

@@ -1,28 +1,36 @@
-"""Writes the report of a study: Markdown, HTML, LaTeX, plots and the raw results as JSON.
+"""The report of a study: its page, with figures as PNG and PDF, and the results as JSON.
 
 The declared claims come first; everything else is marked as exploratory.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bsmeta.config.command_line import pasteable
-from bsmeta.evaluation.output import html_image, html_page, html_table
-from bsmeta.evaluation.tables import Table
-from bsmeta.studies.claim_tables import claim_tables, sentences
-from bsmeta.studies.plots import plots_of
-from bsmeta.studies.results import ArmResult, Results
-from bsmeta.studies.statistics import Estimate
-from bsmeta.studies.tables import exploratory_tables, latex, markdown_lines
+from bsmeta.config.study import AXES, FLOPS, WITH, WITHOUT
+from bsmeta.report import figures, page
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
+from bsmeta.report.page import Page, Section
+from bsmeta.report.table import Interval, Table
+from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED
+from bsmeta.studies.results import ArmResult, Results, as_dict
+from bsmeta.studies.statistics import Curve
+from bsmeta.studies.tables import (
+    answer,
+    claim_tables,
+    exploratory_tables,
+    gain_tables,
+    sentences,
+)
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 CLAIMS, SHARED, EXPLORATORY = (
@@ -30,6 +38,10 @@ CLAIMS, SHARED, EXPLORATORY = (
     "What the arms share with the baseline",
     "Exploratory: no claim was declared about what follows",
 )
+GAINS = "Exploratory: where the arms gain"
+_LONGEST_LINE = 44  # characters of a label in a figure
+_CLOSEST_TICKS = 1.4  # ratio of two named amounts
+_MANY = 5  # arms from which on only the last point of a curve has its interval
 
 
 def write_report(
@@ -46,143 +58,219 @@ def write_report(
     Returns:
         The files.
     """
-    folder = Path(results.study.out_dir)
-    folder.mkdir(parents=True, exist_ok=True)
     command = pasteable(["python", "experiments/study.py", str(file), "--report"])
     made_by = [f"{line}  # {name}" for name, line in commands.items()]
-    plots = plots_of(results)
-    raw = as_dict(results, further) | {"command": command, "runs": made_by}
-    texts = {
-        "report.md": _markdown(results, further, plots, [command, *made_by]),
-        "report.html": _html(results, further, plots, [command, *made_by]),
-        "effects.tex": latex(results, command),
-        "results.json": json.dumps(raw, indent=1, allow_nan=False, ensure_ascii=False) + "\n",
+    content = as_dict(results) | {
+        "further": [table.as_dict() for table in further],
+        "command": command,
+        "runs": made_by,
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    for name, plot in plots.items():
-        for ending in ("png", "pdf"):
-            plot.savefig(folder / f"{name}.{ending}", dpi=130)
-    names = [*texts, *(f"{name}.{ending}" for name in plots for ending in ("png", "pdf"))]
-    return [folder / name for name in names]
+    return page.write_report(
+        page_of(results, further, [command, *made_by]),
+        content,
+        Path(results.study.out_dir),
+        json_name="results.json",
+        markdown_name="report.md",
+        plot_endings=("png", "pdf"),
+    )
 
 
-def _markdown(
-    results: Results,
-    further: Sequence[Table],
-    plots: Mapping[str, Figure],
-    commands: Sequence[str],
-) -> str:
-    lines = [f"# {results.study.title}", "", *results.notes, *[""] * bool(results.notes)]
-    lines += [f"## {CLAIMS}", "", *(f"- {sentence}" for sentence in sentences(results)), ""]
-    lines += markdown_lines(claim_tables(results), level=3)
-    lines += [f"## {SHARED}", "", *(f"- {sentence}" for sentence in results.shared), ""]
-    lines += [f"## {EXPLORATORY}", "", *(f"![{name}]({name}.png)" for name in plots), ""]
-    lines += markdown_lines([*exploratory_tables(results), *further], level=3)
-    lines += ["## Commands", "", "```bash", *commands, "```", ""]
-    return "\n".join(lines)
-
-
-def _html(
-    results: Results,
-    further: Sequence[Table],
-    plots: Mapping[str, Figure],
-    commands: Sequence[str],
-) -> str:
-    parts = [f'<p class="lead">{escape(note)}</p>' for note in results.notes]
-    parts.append(f"<h2>{CLAIMS}</h2>" + _items(sentences(results)))
-    parts += [html_table(table) for table in claim_tables(results)]
-    parts.append(f"<h2>{SHARED}</h2>" + _items(results.shared))
-    parts.append(f"<h2>{EXPLORATORY}</h2>")
-    parts += [html_image(name, plot) for name, plot in plots.items()]
-    parts += [html_table(table) for table in (*exploratory_tables(results), *further)]
-    listed = escape("\n".join(commands))
-    parts.append(f"<h2>Commands</h2><pre>{listed}</pre>")
-    return html_page(results.study.title, parts)
-
-
-def _items(lines: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(line.replace('**', ''))}</li>" for line in lines)
-    return f"<ul>{items}</ul>"
-
-
-def as_dict(results: Results, further: Sequence[Table]) -> dict[str, Any]:
-    """The content of `results.json`."""
-    return {
-        "title": results.study.title,
-        "seeds": results.seeds,
-        "documents": results.documents,
-        "bytes": results.bytes,
-        "notes": results.notes,
-        "shared": results.shared,
-        "arms": {name: _arm(arm) for name, arm in results.arms.items()},
-        "claims": [
-            {
-                "name": claim.name,
-                **asdict(claim.config),
-                "difference": _estimate(claim.effect),
-                "deviation": _finite(claim.effect.deviation) if claim.effect else None,
-                "document_error": _finite(claim.effect.document_error) if claim.effect else None,
-                "at_once": [_finite(claim.low), _finite(claim.high)],
-                "p": claim.p_value,
-                "p_corrected": claim.corrected,
-                "power": claim.power,
-                "verdict": claim.verdict,
-                "reason": claim.reason,
-            }
-            for claim in results.claims
-        ],
-        "further": [asdict(table) for table in further],
+def page_of(results: Results, further: Sequence[Table], commands: Sequence[str]) -> Page:
+    """The report as a page."""
+    study = results.study
+    curves = {
+        f"curves-{axis.lower().replace(' ', '-')}": curve_plot(results, axis) for axis in AXES
     }
-
-
-def _arm(arm: ArmResult) -> dict[str, Any]:
-    return {
-        "label": arm.label,
-        "used": arm.amounts,
-        "curves": {
-            mode: {
-                axis: [
-                    {"at": float(at), **(_estimate(one) or {})}
-                    for at, one in zip(curve.amounts, curve.points, strict=True)
-                ]
-                for axis, curve in by_axis.items()
-            }
-            for mode, by_axis in arm.curves.items()
+    has_effects = any(claim.effect is not None for claim in results.claims)
+    has_gains = any(arm.gains for arm in results.arms.values())
+    plots = {"gains": gain_plot(results)} if has_gains else {}
+    gains = Section(GAINS, [], gain_tables(results), plots)
+    return Page(
+        title=study.title,
+        answers=[answer(results), *results.notes],
+        facts={
+            "arms": f"{len(results.arms)}, compared with {results.arms[study.baseline].label}",
+            "seeds": f"{len(results.seeds)}: {', '.join(map(str, results.seeds))}",
+            "held-out text": f"{results.documents:,} documents, {results.bytes:,} bytes",
+            "windows": study.measure.windows,
+            "checkpoints": f"after {', '.join(f'{part:.0%}' for part in study.curve)} of each run",
+            "configuration": study.config,
         },
-        "savings": {
-            mode: {axis: asdict(one) for axis, one in by_axis.items()}
-            for mode, by_axis in arm.savings.items()
-        },
-        "effects": {
-            mode: {axis: _estimate(effect) for axis, effect in by_axis.items()}
-            for mode, by_axis in arm.effects.items()
-        },
-        "with_minus_without": _estimate(arm.inference),
-        "controls": [
-            {"control": control, "mode": mode, "difference": _estimate(effect)}
-            for (control, mode), effect in arm.controls.items()
+        sections=[
+            Section(
+                CLAIMS, sentences(results) if results.claims else [], claim_tables(results),
+                {"claims": claim_plot(results)} if has_effects else {},
+            ),
+            Section(SHARED, results.shared),
+            Section(EXPLORATORY, [], [*exploratory_tables(results), *further], curves),
+            *([gains] if gains.tables else []),
         ],
-        "gains": [
-            {
-                "by": gain.by,
-                "part": gain.name,
-                "documents": gain.documents,
-                "without": _estimate(gain.without),
-                "with": _estimate(gain.shown),
-            }
-            for gain in arm.gains
-        ],
-    }
+        commands=commands,
+    )  # fmt: skip
 
 
-def _estimate(estimate: Estimate | None) -> dict[str, float | None] | None:
-    if estimate is None:
+@figures.styled
+def curve_plot(results: Results, axis: str) -> Figure:
+    """Bits per byte over what was used, and below them their difference to the baseline.
+
+    A panel has the arms without metadata at inference, the other one with it; the baseline is in
+    both. An arm is named in the last panel that has it.
+    """
+    arms = list(results.arms.values())
+    modes = [mode for mode in (WITHOUT, WITH) if any(mode in arm.curves for arm in arms)]
+    rows = 1 if len(arms) == 1 else 2
+    figure, panels = figures.canvas(
+        rows * max(2.9, 0.19 * len(arms) + 1), panels=rows * len(modes), columns=len(modes),
+        width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2, shares_y=False,
+    )  # fmt: skip
+    has_bands = len(arms) < _MANY
+    base = results.arms[results.study.baseline]
+    for axes, mode in zip(panels, modes, strict=False):
+        for number, arm in enumerate(arms):
+            curve = _curve(results, arm, mode, axis)
+            if curve is not None:
+                _draw_curve(axes, curve, figures.look(number), has_band=has_bands)
+        _scale(axes, results, axis)
+        axes.set_title(f"used {mode} metadata", loc="left")
+    for axes, mode in zip(panels[len(modes) :], modes, strict=True):
+        ends = []
+        for number, arm in enumerate(arms):
+            curve, style = _curve(results, arm, mode, axis), figures.look(number)
+            gain = None if curve is None else _minus(curve, base.curves[WITHOUT][axis])
+            if gain is not None:
+                _draw_curve(axes, gain, style, has_band=has_bands)
+                if mode == modes[-1] or (modes[-1] not in arm.curves and arm is not base):
+                    ends.append((gain.amounts[-1], gain.points[-1].value, arm.label, style))
+        _scale_amounts(axes, results, axis)
+        axes.set_xlabel(f"{axis} used in training")
+        figures.label_ends(axes, ends)
+    panels[0].set_ylabel("bits per byte")
+    if rows == 2:
+        panels[len(modes)].set_ylabel(f"minus {base.label}")
+    unit = "compute" if axis == FLOPS else "data"
+    seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
+    what = "95% bands" if has_bands else "95% intervals of the last points"
+    figure.suptitle(f"Held-out text by {unit}: {seeds}, {what}", x=0.01, ha="left")
+    return figure
+
+
+def _curve(results: Results, arm: ArmResult, mode: str, axis: str) -> Curve | None:
+    """An arm's curve in a panel; None if it has none there."""
+    mode = WITHOUT if arm.name == results.study.baseline else mode
+    return arm.curves[mode][axis] if mode in arm.curves else None
+
+
+def _minus(curve: Curve, base: Curve) -> Curve | None:
+    """A curve minus another one at the same amounts; None if that one reaches none of them."""
+    pairs = [
+        (amount, point - there)
+        for amount, point in zip(curve.amounts, curve.points, strict=True)
+        if (there := base.at(float(amount))) is not None
+    ]
+    if not pairs:
         return None
-    ends = {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    return {name: _finite(end) for name, end in ends.items()}
+    amounts, points = zip(*pairs, strict=True)
+    return Curve(np.array(amounts), points)
 
 
-def _finite(value: float | None) -> float | None:
-    """The number, or None for one that JSON does not have."""
-    return value if value is not None and math.isfinite(value) else None
+def _draw_curve(axes: Axes, curve: Curve, style: Look, *, has_band: bool) -> None:
+    if has_band:
+        figures.draw_band(axes, list(curve.amounts), curve.points, style)
+        return
+    axes.plot(
+        curve.amounts, [point.value for point in curve.points], linestyle=style.line,
+        marker=style.marker, color=style.color, linewidth=1.6, markersize=4.5,
+    )  # fmt: skip
+    last = curve.points[-1]
+    axes.plot([curve.amounts[-1]] * 2, [last.low, last.high], color=style.color, linewidth=1)
+
+
+def _scale(axes: Axes, results: Results, axis: str) -> None:
+    """Scales both axes; the vertical one fits the values without metadata, and all lower ones."""
+    _scale_amounts(axes, results, axis)
+    points = {
+        mode: [point for curves in by_mode for point in curves[axis].points]
+        for mode in (WITHOUT, WITH)
+        if (by_mode := [arm.curves[mode] for arm in results.arms.values() if mode in arm.curves])
+    }
+    low = min(point.value for own in points.values() for point in own)
+    high = max(point.value for point in points[WITHOUT])
+    margin = 0.06 * (high - low)
+    axes.set_ylim(low - margin, high + margin)
+
+
+def _scale_amounts(axes: Axes, results: Results, axis: str) -> None:
+    """A logarithmic axis whose ticks are the points of the baseline."""
+    from matplotlib.ticker import NullLocator
+
+    ticks: list[float] = []
+    for amount in reversed(results.arms[results.study.baseline].curves[WITHOUT][axis].amounts):
+        if not ticks or ticks[-1] / amount >= _CLOSEST_TICKS:
+            ticks.append(float(amount))
+    axes.set_xscale("log")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xticks(ticks, [figures.short_number(tick) for tick in ticks])
+    axes.grid()
+
+
+@figures.styled
+def claim_plot(results: Results) -> Figure:
+    """The effect of each claim with its own interval, and the one for all claims at once."""
+    known = [claim for claim in results.claims if claim.effect is not None]
+    labels = [
+        textwrap.fill(f"{claim.config.label} ({claim.verdict})", _LONGEST_LINE) for claim in known
+    ]
+    lines = sum(max(label.count("\n") + 1, 2) for label in labels)
+    figure, (axes,) = figures.canvas(1.3 + 0.21 * lines, width=figures.WIDE)
+    colors = {SUPPORTED: GOOD, REFUTED: BAD}
+    for place, claim in enumerate(known):
+        style = Look(colors.get(claim.verdict, MUTED))
+        outer = None if claim.verdict == OPEN else Interval(claim.low, claim.high)
+        assert claim.effect is not None
+        figures.draw_interval(axes, place, claim.effect, style, outer=outer)
+        interest = claim.config.smallest_difference
+        assert interest is not None
+        axes.plot([-interest], [place], "|", color=INK, markersize=12)
+    figures.draw_zero(axes)
+    figures.name_rows(axes, labels)
+    axes.set_xlabel("difference in bits per byte (left of 0: fewer bits, as claimed)")
+    title = "95% intervals (thick), for all claims at once (thin), smallest of interest: |"
+    figure.suptitle(title, x=0.01, ha="left")
+    return figure
+
+
+@figures.styled
+def gain_plot(results: Results) -> Figure:
+    """The gain of each arm by length, site and position of the text: a panel for each arm."""
+    from matplotlib.ticker import MaxNLocator
+
+    arms = [arm for arm in results.arms.values() if arm.gains]
+    parts = [(gain.by, gain.name) for gain in arms[0].gains if gain.without is not None]
+    looks = {"used without metadata": Look(MUTED, "o"), "used with metadata": Look(GOOD, "s")}
+    columns = min(3, len(arms))
+    figure, panels = figures.canvas(
+        0.9 + -(-len(arms) // columns) * (0.8 + 0.3 * len(parts)), panels=len(arms),
+        columns=columns, shares_x=True, width=figures.WIDE if columns > 1 else figures.NARROW,
+    )  # fmt: skip
+    ends: list[float] = [0.0]
+    for axes, arm in zip(panels, arms, strict=False):
+        by_part = {(gain.by, gain.name): gain for gain in arm.gains}
+        for place, part in enumerate(parts):
+            found = (by_part[part].without, by_part[part].shown) if part in by_part else ()
+            for offset, estimate, style in zip((-0.16, 0.16), found, looks.values(), strict=False):
+                if estimate is not None:
+                    figures.draw_interval(axes, place + offset, estimate, style, size=4.5)
+                    ends += [estimate.low, estimate.high]
+        figures.draw_zero(axes)
+        figures.name_rows(axes, [f"{by}: {name}" for by, name in parts])
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.tick_params(labelbottom=True)
+        axes.set_title(textwrap.fill(arm.label, 24 if columns > 1 else 60), loc="left")
+    margin = 0.05 * (max(ends) - min(ends))
+    panels[0].set_xlim(min(ends) - margin, max(ends) + margin)
+    base = results.arms[results.study.baseline].label
+    figure.suptitle(
+        f"Bits per byte minus those of {base}, with 95% intervals", x=0.01, ha="left"
+    )  # fmt: skip
+    figures.legend_below(figure, looks.items())
+    return figure

@@ -8,7 +8,8 @@ trained on (the same text), or at as many tokens in all (the same compute).
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -203,3 +204,78 @@ def _slices(study: StudyConfig, measured: Measured) -> list[Slice]:
         wanted.append(SliceConfig(by="site", top=study.measure.sites))
     facts = {"length": measured.lengths.tolist(), "site": [site or None for site in measured.sites]}
     return slices_of(wanted, facts)
+
+
+def as_dict(results: Results) -> dict[str, Any]:
+    """The results as JSON, but for NaN and infinite numbers."""
+    return {
+        "title": results.study.title,
+        "seeds": results.seeds,
+        "documents": results.documents,
+        "bytes": results.bytes,
+        "notes": results.notes,
+        "shared": results.shared,
+        "arms": {name: _arm_dict(arm) for name, arm in results.arms.items()},
+        "claims": [
+            {
+                "name": claim.name,
+                **asdict(claim.config),
+                "difference": _estimate(claim.effect),
+                "deviation": claim.effect.deviation if claim.effect else None,
+                "document_error": claim.effect.document_error if claim.effect else None,
+                "at_once": [claim.low, claim.high],
+                "p": claim.p_value,
+                "p_corrected": claim.corrected,
+                "power": claim.power,
+                "verdict": claim.verdict,
+                "reason": claim.reason,
+            }
+            for claim in results.claims
+        ],
+    }
+
+
+def _arm_dict(arm: ArmResult) -> dict[str, Any]:
+    return {
+        "label": arm.label,
+        "used": arm.amounts,
+        "curves": {
+            mode: {
+                axis: [
+                    {"at": float(at), **(_estimate(one) or {})}
+                    for at, one in zip(curve.amounts, curve.points, strict=True)
+                ]
+                for axis, curve in by_axis.items()
+            }
+            for mode, by_axis in arm.curves.items()
+        },
+        "savings": {
+            mode: {axis: asdict(one) for axis, one in by_axis.items()}
+            for mode, by_axis in arm.savings.items()
+        },
+        "effects": {
+            mode: {axis: _estimate(effect) for axis, effect in by_axis.items()}
+            for mode, by_axis in arm.effects.items()
+        },
+        "with_minus_without": _estimate(arm.inference),
+        "controls": [
+            {"control": control, "mode": mode, "difference": _estimate(effect)}
+            for (control, mode), effect in arm.controls.items()
+        ],
+        "gains": [
+            {
+                "by": gain.by,
+                "part": gain.name,
+                "documents": gain.documents,
+                "without": _estimate(gain.without),
+                "with": _estimate(gain.shown),
+            }
+            for gain in arm.gains
+        ],
+    }
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, float] | None:
+    if estimate is None:
+        return None
+    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}

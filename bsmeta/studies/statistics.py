@@ -222,7 +222,7 @@ class Saving:
     def __str__(self) -> str:
         if self.low == self.high == self.share:
             return f"{self.share}"
-        return f"{self.share} [{self.low} to {self.high}]"
+        return f"{self.share} ({self.low} to {self.high})"
 
 
 def saving(baseline: Curve, amount: float, arm: Estimate) -> Saving:

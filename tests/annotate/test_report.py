@@ -61,12 +61,12 @@ def test_page(out: Path) -> None:
     )
     assert "<script>alert('x')</script>" in raw
     assert page.css_first("script") is None
-    text = page.css("pre")[0].text()
+    text = page.css("pre.text")[0].text()
     assert text.startswith("<body><img></img><p>1 < 2 words of a paragraph")
     assert text.endswith("cut <b>bold</b></p></body>")
-    tables = [[cell.text().strip() for cell in row.css("td")] for row in page.css("tr")]
-    assert ["url", "16", "94.1%", "", "16", "no_url 1"] in tables
-    assert ["no_text", "2"] in tables
+    tables = [[cell.text().strip() for cell in row.css("th, td")] for row in page.css("tr")]
+    assert ["url", "16", "94.1%", "16", "no_url 1"] in tables
+    assert ["no_text", "2", "10.0%"] in tables
 
 
 def test_parts_of_a_text() -> None:

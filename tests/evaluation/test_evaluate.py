@@ -211,12 +211,10 @@ def test_everything_at_once_makes_one_page(
         "200 bytes and more",
     ]
     page = (tmp_path / "out" / "report.html").read_text()
-    assert (
-        page.count('<img alt="') == 8
-    )  # differences and positions of three models, two of the run
+    assert page.count("<svg ") == 8  # differences and positions of three models, two of the run
     assert "http://" not in page.replace("http://www.w3.org", "")  # nothing to fetch
-    assert "<td>title + url (plain English)</td>" in page
-    assert f"<h2>By kind of document: {run_folder}</h2>" in page
+    assert '<th scope="row">title + url (plain English)</th>' in page
+    assert f"<h3>By kind of document: {run_folder}</h3>" in page
     assert (tmp_path / "out" / "exposure.png").is_file()
 
 

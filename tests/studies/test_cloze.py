@@ -85,7 +85,7 @@ def test_the_table_of_a_model_has_paired_differences(tmp_path: Path) -> None:
     ]
     save_scores(scores, tmp_path / "a/scores.json")
     assert load_scores(tmp_path / "a/scores.json") == scores
-    assert model_table("demo", scores).rows == [
+    assert model_table("demo", scores).texts() == [
         ["cloze", "0", "4", "accuracy", "0.500 ± 0.289", "0.750 ± 0.250", "+0.250 ± 0.250"],
         ["cloze", "0", "4", "bits per byte", "2.250 ± 0.144", "2.200 ± 0.173", "-0.050 ± 0.029"],
         ["cloze", "5", "4", "accuracy", "0.250 ± 0.250", "–", "–"],
@@ -110,7 +110,7 @@ def test_the_table_of_a_study_pairs_seeds_and_questions() -> None:
         "url": [of_seed(0.5, 0.7, one) for one in easy],
     }
     labels = {"none": "text alone", "url": "URL"}
-    rows = study_table(arms, labels, "none").rows
+    rows = study_table(arms, labels, "none").texts()
     assert [row[:4] for row in rows] == [
         ["cloze", "0", "text alone", "no"],
         ["cloze", "0", "URL", "no"],

@@ -20,8 +20,8 @@ from bsmeta.config.study import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, loa
 from bsmeta.studies.claims import SUPPORTED
 from bsmeta.studies.measurement import find_measurement
 from bsmeta.studies.measuring import measure_all
-from bsmeta.studies.report import as_dict, write_report
-from bsmeta.studies.results import Results, results_of
+from bsmeta.studies.report import write_report
+from bsmeta.studies.results import Results, as_dict, results_of
 from bsmeta.studies.runs import overrides_of, runs_of
 from tests.conftest import REPOSITORY, command, run_warm
 
@@ -122,7 +122,7 @@ def results(study: StudyConfig) -> Results:
 
 @pytest.mark.slow
 def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> None:
-    answers = list(SCRIPT["answers"](as_dict(results, [])))
+    answers = list(SCRIPT["answers"](as_dict(results)))
     assert [one.name for one in answers if not one.holds] == []
     assert len(answers) == 15
     for one in answers:
@@ -133,7 +133,7 @@ def test_the_study_finds_what_is_there_and_nothing_else(results: Results) -> Non
 
 @pytest.mark.slow
 def test_only_the_claims_that_hold_are_supported(results: Results) -> None:
-    found = as_dict(results, [])
+    found = as_dict(results)
     assert list(SCRIPT["verdicts"](found)) == []
     assert {claim["name"] for claim in found["claims"] if claim["verdict"] == SUPPORTED} == {
         "one_bit", "three_bits", "not_shuffled", "in_the_topic", "half_the_data",
@@ -199,7 +199,7 @@ def test_the_report_has_every_number_and_its_command(study: StudyConfig, results
     commands = {run.name: f"train.sh seed={run.seed}" for run in runs_of(study)}
     files = write_report(results, Path("study.yaml"), commands, [])
     names = {file.name for file in files}
-    assert {"report.md", "report.html", "effects.tex", "results.json", "claims.pdf"} <= names
+    assert {"report.md", "report.html", "results.json", "claims.pdf"} <= names
     assert all(file.stat().st_size > 500 for file in files)
     raw = json.loads((Path(study.out_dir) / "results.json").read_text())
     own = raw["arms"]["three_bits"]["curves"]["with"]["text tokens"]

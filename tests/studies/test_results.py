@@ -11,7 +11,6 @@ import pytest
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.claim_tables import claim_tables, declared_table, sentences
 from bsmeta.studies.measured import largest_block
 from bsmeta.studies.measurement import (
     Measurement,
@@ -22,7 +21,14 @@ from bsmeta.studies.measurement import (
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of
 from bsmeta.studies.runs import keep_settings
-from bsmeta.studies.tables import effect_table, exploratory_tables, latex
+from bsmeta.studies.tables import (
+    answer,
+    claim_tables,
+    declared_table,
+    effect_table,
+    exploratory_tables,
+    sentences,
+)
 from tests.studies.simulated import flat, measurement
 
 SEEDS = [1, 2, 3]
@@ -132,18 +138,19 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
     assert words[1].startswith("**Open**: URL beats its control: shuffled was trained on 2,000")
     assert words[2].startswith("**Supported**: the control beats text alone: -0.99")
     claims, declared, precision = claim_tables(results)
-    assert claims.rows[0][5] == "supported"
-    assert claims.rows[1][1:] == ["–", "–", "–", "–", "open"]
-    assert declared.rows[0] == ["URL beats text alone", "0.1000", "0.0200, 0.0000", "72%",
+    assert answer(results) == "3 claims are declared: 2 supported, 1 open."
+    assert claims.texts()[0][5] == "supported"
+    assert claims.texts()[1][1:] == ["–", "–", "–", "–", "open"]
+    assert declared.texts()[0] == ["URL beats text alone", "0.1000", "0.0200, 0.0000", "72%",
                                 "URL, without metadata", "text alone"]  # fmt: skip
-    assert precision.rows[1][1:] == ["–", "–", "–"]
-    table = effect_table(results)
-    assert [row[:2] for row in table.rows] == [
-        ["URL", "without"], ["URL", "with"], ["shuffled", "without"], ["shuffled", "with"],
+    assert precision.texts()[1][1:] == ["–", "–", "–"]
+    rows = effect_table(results).texts()  # the largest gain first
+    assert [row[:2] for row in rows] == [
+        ["shuffled", "without"], ["shuffled", "with"], ["URL", "with"], ["URL", "without"],
     ]  # fmt: skip
-    assert table.rows[0][2].startswith("-0.4990 [")
-    assert table.rows[0][4] == "above 0%"
-    assert table.rows[2][4].startswith("50%")
+    assert rows[3][2].startswith("-0.4990 (")
+    assert rows[3][4] == "above 0%"
+    assert rows[0][4].startswith("50%")
     assert results.shared[1] == (
         "shuffled: the same initial weights; the same documents in 100% of the steps; 0.50 times "
         "as many text tokens; 0.50 times as many tokens in all, 0.50 times as many FLOPs, 0.50 "
@@ -153,10 +160,6 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
         "URL: the same initial weights; the same documents in 100% of the steps; the same text "
         "tokens after every logged step; 1.00 times as many tokens in all"
     )
-    source = latex(results, "the command")
-    assert source.startswith("% the command\n\\begin{table}")
-    assert "a\\_study" in source
-    assert source.count(r" \\") == 5
 
 
 def test_a_report_needs_the_measurements_alone(kept: StudyConfig) -> None:
@@ -202,7 +205,7 @@ def test_the_declared_claims_before_any_run(study: StudyConfig) -> None:
         label="saves a tenth", arm="url", at=0.5, saves=0.1, bytes=[100], minus_bytes=[0, 100],
         smallest_difference=0.02,
     )  # fmt: skip
-    (row,) = declared_table(replace(study, claims={"a": saving})).rows
+    (row,) = declared_table(replace(study, claims={"a": saving})).texts()
     assert row == [
         "saves a tenth",
         "0.0200",

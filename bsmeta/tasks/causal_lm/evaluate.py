@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.progress import progress_bar
 from bsmeta.evaluation.checkpoints import Location, run_config
-from bsmeta.evaluation.output import print_report, progress_bar, write_report
 from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.report import print_report, write_report
 from bsmeta.evaluation.run import evaluate
-from bsmeta.tasks.reports import report_folder
+from bsmeta.tasks.checkpoints import report_folder
 
 
 def run(

@@ -28,9 +28,10 @@ from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.evaluation.checkpoints import Location
-from bsmeta.evaluation.plots import read_metrics
 from bsmeta.evaluation.ranks import Ranks
+from bsmeta.evaluation.report import read_metrics
 from bsmeta.tasks.base import EvaluationContext, FinishContext
+from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import listed, load_model
@@ -45,7 +46,6 @@ from bsmeta.tasks.classification.results import (
     unit_of,
 )
 from bsmeta.tasks.classification.store import open_examples
-from bsmeta.tasks.reports import begin, report_folder, training_run
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,10 @@ def run(
     for location in locations:
         results = _evaluate(config, location, context)
         if ranks.is_main:
-            report(results, [], report_folder(config, location, has_other_data=other), [])
+            report(
+                results, [], report_folder(config, location, has_other_data=other),
+                {"checkpoint": location.name},
+            )  # fmt: skip
 
 
 def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationContext) -> Results:
@@ -215,7 +218,8 @@ def finish(
     write_stats(files[0], stats)
     examples.save_results(str(context.folder.resolve()), stats)
     if results is not None:
-        report(results, epochs, context.folder / "evaluation", files)
+        facts = {"checkpoint": str(context.exported)}
+        report(results, epochs, context.folder / "evaluation", facts, files)
     return scores
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bsmeta.evaluation.plots import GRID
-from bsmeta.evaluation.statistics import Interval, rough_intervals
-from bsmeta.evaluation.tables import Table
+from bsmeta.evaluation.statistics import rough_intervals
+from bsmeta.report import figures
+from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
+from bsmeta.report.page import Page, Section, own_command, print_report, write_report
+from bsmeta.report.table import COUNT, Cell, Column, Estimate, Interval, Table, value_of
 from bsmeta.tasks.classification.results import FIRST_CHUNK, LINEAR, Results
 from bsmeta.tasks.classification.scoring import SCORES, Compared
-from bsmeta.tasks.reports import print_report, write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,26 +31,60 @@ MOST_LABELS = 30
 LONGEST_NAME = 40
 """Characters of a label in a plot."""
 OTHERS = "all others"
-COLORS = ("#1b7837", "#762a83", "#b35806", "#6b6b6b")
 MOST_NUMBERS = 20
 """Labels up to which the cells of the confusion matrix show their counts."""
 
 Epoch = Mapping[str, float | None]
 
 
-def report(results: Results, epochs: Sequence[Epoch], folder: Path, files: Sequence[Path]) -> None:
+def report(
+    results: Results,
+    epochs: Sequence[Epoch],
+    folder: Path,
+    facts: Mapping[str, str],
+    files: Sequence[Path] = (),
+) -> None:
     """Writes the report, and prints it with the paths of all files.
 
     Args:
         results: The scores.
         epochs: The training curves; none if the test set is not that of the run.
         folder: Where the report goes.
+        facts: What was scored, beside what the results say.
         files: Further files about the test set.
     """
-    title, sentences = f"Classification of {results.source}", summary(results)
-    figures, tables = figures_of(results, epochs), tables_of(results, epochs)
-    written = write_report(title, results.as_dict(), sentences, tables, figures, folder)
-    print_report(tables_of(results, []), sentences, [*files, *written])
+    sentences = summary(results)
+    count, unit = results.units
+    page = Page(
+        title=f"Classification of {results.source}",
+        answers=sentences,
+        facts={
+            **facts,
+            "test set": results.source,
+            "texts": f"{results.systems[0].confusion.texts:,} ({results.chunks:,} chunks)",
+            "labels": f"{len(results.labels):,}",
+            "intervals": f"bootstrap over {count:,} {unit}",
+        },
+        sections=[
+            Section(
+                tables=[_systems(results), _differences(results)],
+                plots={"systems": systems_plot(results)},
+            ),
+            Section(
+                "By label",
+                tables=_label_tables(results),
+                plots={"confusion": confusion_plot(results), "labels": labels_plot(results)},
+            ),
+            Section(
+                "Training",
+                tables=[_epochs(epochs)],
+                plots={"curves": curves_plot(epochs)} if epochs else {},
+            ),
+        ][: 3 if epochs else 2],
+        commands=own_command(),
+    )
+    written = write_report(page, results.as_dict(), folder)
+    print_report(tables_of(results), sentences, [*files, *written])
 
 
 def summary(results: Results) -> list[str]:
@@ -77,24 +112,25 @@ def summary(results: Results) -> list[str]:
 
 
 def _compared(other: Compared) -> str:
-    difference, interval = other.differences["accuracy"]
-    distinct = interval.low > 0 or interval.high < 0
+    difference = other.differences["accuracy"]
     return (
-        f"{100 * difference:+.1f} points compared with the model (95% interval "
-        f"{100 * interval.low:+.1f} to {100 * interval.high:+.1f}"
-        f"{'' if distinct else ': not distinguishable on this test set'})"
+        f"{100 * difference.value:+.1f} points compared with the model (95% interval "
+        f"{100 * difference.low:+.1f} to {100 * difference.high:+.1f}"
+        f"{'' if difference.interval.excludes_zero else ': not distinguishable on this test set'})"
     )
 
 
-def tables_of(results: Results, epochs: Sequence[Epoch]) -> list[Table]:
-    """All tables of a report."""
-    tables = [_systems(results), _differences(results), _per_label(results)]
+def tables_of(results: Results) -> list[Table]:
+    """The tables that the terminal shows."""
+    tables = [_systems(results), _differences(results), *_label_tables(results)]
+    return [table for table in tables if table.rows]
+
+
+def _label_tables(results: Results) -> list[Table]:
+    tables = [_per_label(results)]
     if len(results.labels) <= MOST_LABELS:
         tables.append(_confusion(results))
-    tables.append(_distribution(results))
-    if epochs:
-        tables.append(_epochs(epochs))
-    return [table for table in tables if table.rows]
+    return [*tables, _distribution(results)]
 
 
 def shown_labels(results: Results) -> list[int]:
@@ -123,54 +159,54 @@ def _selection(results: Results) -> str:
 
 
 def _systems(results: Results) -> Table:
-    rows = [
-        [system.name, *(_cell(system.values[name], system.intervals[name]) for name in SCORES)]
+    rows: list[list[Cell]] = [
+        [system.name,
+         *(Estimate(system.values[name], system.intervals[name]) for name in SCORES)]
         for system in results.systems
-    ]
+    ]  # fmt: skip
     texts, (count, unit) = results.systems[0].confusion.texts, results.units
     note = (
         f"Over {texts:,} source texts ({results.chunks:,} chunks; the logits of a text are the "
         f"mean over its chunks). In brackets: 95% intervals, bootstrap over {count:,} {unit}."
     )
-    return Table(f"Scores on {results.source}", note, ["system", *WORDS.values()], rows)
+    columns = [Column("system"), *(Column(WORDS[name], "{:.3f}".format) for name in SCORES)]
+    return Table(f"Scores on {results.source}", note, columns, rows)
 
 
 def _differences(results: Results) -> Table:
-    rows = [
-        [system.name, *(_cell(*system.differences[name], sign="+") for name in SCORES)]
+    rows: list[list[Cell]] = [
+        [system.name, *(system.differences[name] for name in SCORES)]
         for system in results.systems[1:]
     ]
     note = "Below 0: worse than the model. Paired: all systems on the same resamples."
-    return Table("Difference from the model", note, ["system", *WORDS.values()], rows)
-
-
-def _cell(value: float, interval: Interval, sign: str = "") -> str:
-    return f"{value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+    columns = [Column("system"), *(Column(WORDS[name], "{:+.3f}".format) for name in SCORES)]
+    table = Table("Difference from the model", note, columns, rows)
+    return table.sorted_by(WORDS["accuracy"])
 
 
 def _per_label(results: Results) -> Table:
-    rows = [
-        [
-            label,
-            *(f"{values[name]:.3f}" for name in ("precision", "recall", "f1")),
-            f"{values['texts']:,.0f}",
-        ]
+    names = ("precision", "recall", "f1", "texts")
+    rows: list[list[Cell]] = [
+        [label, *(results.per_label[label][name] for name in names)]
         for label in (results.labels[number] for number in shown_labels(results))
-        for values in [results.per_label[label]]
     ]
-    heads = ["label", "precision", "recall", "F1", "texts"]
+    columns = [
+        Column("label"), *(Column(name, "{:.3f}".format) for name in ("precision", "recall", "F1")),
+        Column("texts", COUNT),
+    ]  # fmt: skip
     note = f"Texts: those with this true label.{_selection(results)}"
-    return Table("The model by label", note, heads, rows)
+    return Table("The model by label", note, columns, rows)
 
 
 def _confusion(results: Results) -> Table:
     matrix, shares, _ = _shown_matrix(results)
-    rows = [
+    rows: list[list[Cell]] = [
         [label, *(f"{n:,} ({s:.0%})" for n, s in zip(counts, share, strict=True))]
         for label, counts, share in zip(results.labels, matrix, shares, strict=True)
     ]
     note = "Rows: true labels; columns: predictions of the model; in brackets, shares of the row."
-    return Table("Confusion matrix", note, ["true", *results.labels], rows)
+    columns = [Column("true"), *(Column(label, str) for label in results.labels)]
+    return Table("Confusion matrix", note, columns, rows)
 
 
 def _shown_matrix(results: Results) -> tuple[np.ndarray, np.ndarray, list[str]]:
@@ -194,121 +230,102 @@ def _distribution(results: Results) -> Table:
         return f"{count:,} ({count / max(totals[split], 1):.1%})"
 
     labels = [results.labels[number] for number in shown_labels(results)]
-    rows = [[label, *(cell(split, label) for split in splits)] for label in labels]
+    rows: list[list[Cell]] = [
+        [label, *(cell(split, label) for split in splits)] for label in labels
+    ]
     rows.append(["all", *(f"{totals[split]:,}" for split in splits)])
     note = f"Source texts, and shares of the split.{_selection(results)}"
-    return Table("Labels", note, ["label", *splits], rows)
+    return Table("Labels", note, [Column("label"), *(Column(name, str) for name in splits)], rows)
 
 
 def _epochs(epochs: Sequence[Epoch]) -> Table:
-    columns: dict[str, tuple[str, Callable[[float], str]]] = {
-        "epoch": ("epoch", "{:g}".format),
-        "step": ("step", "{:,.0f}".format),
-        "training_loss": ("training loss", "{:.4f}".format),
-        "training_accuracy": ("accuracy", "{:.3f}".format),
-        "validation_loss": ("validation loss", "{:.4f}".format),
-        **{f"validation_{name}": (WORDS[name], "{:.3f}".format) for name in SCORES},
+    columns = {
+        "epoch": Column("epoch", "{:g}".format),
+        "step": Column("step", COUNT),
+        "training_loss": Column("training loss", "{:.4f}".format),
+        "training_accuracy": Column("accuracy", "{:.3f}".format),
+        "validation_loss": Column("validation loss", "{:.4f}".format),
+        **{f"validation_{name}": Column(WORDS[name], "{:.3f}".format) for name in SCORES},
     }
-    rows = [
-        ["–" if (value := epoch.get(name)) is None else show(value)
-         for name, (_, show) in columns.items()]
-        for epoch in epochs
-    ]  # fmt: skip
     note = (
         "Training: over chunks, with dropout, while the weights change. Validation: the loss over "
         "chunks, the scores over source texts."
     )
-    return Table("Training", note, [head for head, _ in columns.values()], rows)
+    rows: list[list[Cell]] = [[epoch.get(name) for name in columns] for epoch in epochs]
+    return Table("Losses and scores", note, [*columns.values()], rows)
 
 
 def _percent(interval: Interval) -> str:
     return f"{interval.low:.1%} to {interval.high:.1%}"
 
 
-def figures_of(results: Results, epochs: Sequence[Mapping[str, float | None]]) -> dict[str, Figure]:
-    """All plots by file name (without the extension)."""
-    made = {
-        "systems": systems_plot(results),
-        "confusion": confusion_plot(results),
-        "labels": labels_plot(results),
-    }
-    if epochs:
-        made["curves"] = curves_plot(epochs)
-    return made
-
-
-def _canvas(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Any]]:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = list(figure.subplots(ncols=columns, squeeze=False)[0])
-    for panel in axes:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.set_axisbelow(True)
-    return figure, axes
-
-
+@figures.styled
 def systems_plot(results: Results) -> Figure:
     """Accuracy and MCC of each system with its 95% interval."""
-    figure, panels = _canvas(8.5, 1.1 + 0.45 * len(results.systems), columns=2)
-    for axes, name, title in zip(panels, ("accuracy", "mcc"), ("accuracy", "MCC"), strict=True):
+    figure, panels = figures.canvas(1.2 + 0.45 * len(results.systems), panels=2)
+    for axes, name in zip(panels, ("accuracy", "mcc"), strict=True):
         for place, system in enumerate(results.systems):
-            value, interval = system.values[name], system.intervals[name]
-            color = COLORS[0] if place == 0 else COLORS[3]
-            axes.plot([interval.low, interval.high], [place, place], color=color, linewidth=2)
-            axes.plot([value], [place], "o", color=color)
+            estimate = Estimate(system.values[name], system.intervals[name])
+            figures.draw_interval(axes, place, estimate, Look(MUTED if place else GOOD))
             axes.annotate(
-                f"{value:.3f}", (value, place), (0, 6), textcoords="offset points",
-                ha="center", fontsize=8,
+                f"{estimate.value:.3f}", (estimate.value, place), (0, 6),
+                textcoords="offset points", ha="center", fontsize=SMALL,
             )  # fmt: skip
-        axes.set_ylim(len(results.systems) - 0.5, -0.7)
-        axes.set_xlabel(f"{title}, 95% interval")
-        axes.grid(axis="x", color=GRID)
-    panels[0].set_yticks(range(len(results.systems)), [system.name for system in results.systems])
-    panels[1].set_yticks([])
-    figure.suptitle(results.source, fontsize=10)
+        figures.name_rows(axes, [system.name for system in results.systems])
+        axes.set_ylim(len(results.systems) - 0.5, -0.8)
+        axes.set_xlabel(f"{WORDS[name]}, 95% interval")
+    panels[1].tick_params(labelleft=False)
     return figure
 
 
+@figures.styled
 def confusion_plot(results: Results) -> Figure:
     """Counts, colored by their share of the true label."""
+    from matplotlib.patches import Rectangle
+
     matrix, shares, labels = _shown_matrix(results)
     names = [_short(label) for label in labels]
-    size = max(3.2, 0.45 * len(names) + 1.8)
-    figure, (axes,) = _canvas(size + 0.8, size)
-    image = axes.imshow(shares, cmap="Greens", vmin=0, vmax=1)
-    if len(names) <= MOST_NUMBERS:
-        for row, column in np.ndindex(*matrix.shape):
-            share = shares[row, column]
+    size = max(3.2, 0.48 * len(names) + 1.8)
+    figure, (axes,) = figures.canvas(size, width=size + 1.2)
+    for row, column in np.ndindex(*matrix.shape):
+        share = shares[row, column]
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=GOOD, alpha=share, linewidth=0)
+        )
+        if len(names) <= MOST_NUMBERS:
             axes.text(
                 column, row, f"{matrix[row, column]:,}\n{share:.0%}", ha="center", va="center",
-                fontsize=8, color="white" if share > 0.6 else "black",
+                fontsize=SMALL, color=ON_GOOD if share > 0.6 else INK,
             )  # fmt: skip
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_xlim(-0.5, len(names) - 0.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_aspect("equal")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("predicted")
+    axes.set_xlabel("predicted (the darker, the larger the share of the true label)")
     axes.set_ylabel("true")
-    figure.colorbar(image, ax=axes, label="share of the true label")
-    axes.set_title(results.source, fontsize=10)
     return figure
 
 
+@figures.styled
 def labels_plot(results: Results) -> Figure:
     """The share of each shown label by split."""
     splits = list(results.distribution)
     labels = [results.labels[number] for number in shown_labels(results)]
-    figure, (axes,) = _canvas(max(5.5, 0.7 * len(labels) + 3.5), 3.4)
+    figure, (axes,) = figures.canvas(3.6, width=max(figures.NARROW, 0.5 * len(labels) + 2))
     width = 0.8 / len(splits)
     for number, split in enumerate(splits):
         counts = [results.distribution[split].get(label, 0) for label in labels]
         total = sum(results.distribution[split].values())
         places = np.arange(len(counts)) + (number - (len(splits) - 1) / 2) * width
         shares = np.array(counts) / max(total, 1)
-        axes.bar(places, shares, width, color=COLORS[number], label=f"{split} ({total:,})")
-    axes.set_xticks(range(len(labels)), map(_short, labels), rotation=45, ha="right")
+        axes.bar(places, shares, width, color=SERIES[number + 1], label=f"{split} ({total:,})")
+    axes.set_xticks(
+        range(len(labels)), map(_short, labels), rotation=45, ha="right", rotation_mode="anchor"
+    )
     axes.set_ylabel("share of the source texts")
-    axes.grid(axis="y", color=GRID)
-    axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    axes.grid(axis="y")
+    figure.legend(loc="outside upper left", ncols=len(splits), labelcolor=INK, frameon=False)
     return figure
 
 
@@ -316,16 +333,21 @@ def _short(label: str) -> str:
     return label if len(label) <= LONGEST_NAME else f"{label[: LONGEST_NAME - 1]}…"
 
 
-def curves_plot(epochs: Sequence[Mapping[str, float | None]]) -> Figure:
+@figures.styled
+def curves_plot(epochs: Sequence[Epoch]) -> Figure:
     """Loss and accuracy in training and validation."""
-    figure, panels = _canvas(8.5, 3.2, columns=2)
-    at = [epoch["epoch"] for epoch in epochs]
+    figure, panels = figures.canvas(3.4, panels=2, shares_y=False)
+    at = [value_of(epoch["epoch"]) for epoch in epochs]
+    looks = {"training": Look(SERIES[1], "o", "--"), "validation": Look(SERIES[2], "s", "-")}
     for axes, name in zip(panels, ("loss", "accuracy"), strict=True):
-        for split, color in zip(("training", "validation"), COLORS, strict=False):
-            values = [epoch.get(f"{split}_{name}", np.nan) for epoch in epochs]
-            axes.plot(at, values, "o-", color=color, label=split)
+        for split, style in looks.items():
+            values = [value_of(epoch.get(f"{split}_{name}")) for epoch in epochs]
+            axes.plot(
+                at, values, linestyle=style.line, marker=style.marker, color=style.color,
+                markersize=4.5, label=split,
+            )  # fmt: skip
         axes.set_xlabel("epoch")
-        axes.set_ylabel(name)
-        axes.grid(color=GRID)
-    panels[0].legend(frameon=False, fontsize=8)
+        axes.set_title(name, loc="left")
+        axes.grid()
+    panels[0].legend(labelcolor=INK)
     return figure

@@ -155,8 +155,11 @@ def _cells(confusion: Confusion) -> list[list[int]]:
 def _difference(system: Compared, name: str) -> dict[str, Any]:
     if name not in system.differences:
         return {}
-    value, interval = system.differences[name]
-    return {"minus_model": value, "minus_model_interval": astuple(interval)}
+    difference = system.differences[name]
+    return {
+        "minus_model": difference.value,
+        "minus_model_interval": astuple(difference.interval),
+    }
 
 
 def results_of(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
-from bsmeta.evaluation.statistics import Interval, central, draws
+from bsmeta.evaluation.statistics import central, draws
+from bsmeta.report.table import Estimate, Interval
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
 
@@ -126,7 +127,7 @@ class Compared:
     confusion: Confusion
     values: dict[str, float]
     intervals: dict[str, Interval]
-    differences: dict[str, tuple[float, Interval]]
+    differences: dict[str, Estimate]
 
 
 def compare(
@@ -156,7 +157,7 @@ def compare(
         values = {score: float(value) for score, value in scores(*confusion.totals()).items()}
         own = _resampled_scores(truth, guesses, units, resamples=resamples, seed=seed)
         differences = {
-            score: (values[score] - first_values[score], central(own[score] - draw))
+            score: Estimate(values[score] - first_values[score], central(own[score] - draw))
             for score, draw in first_draws.items()
         }
         intervals = {score: central(draw) for score, draw in own.items()}

@@ -21,12 +21,12 @@ from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.evaluation.checkpoints import Location, locate
 from bsmeta.evaluation.ranks import Ranks
 from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.disambiguation.data import Data, Sentences
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import mention_records, report
 from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
-from bsmeta.tasks.reports import begin, report_folder, training_run
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def run(
         if ranks.is_main:
             has_other_data = config.validation_file is not None
             folder = report_folder(config, location, has_other_data=has_other_data)
-        score_and_report(train, data, model, sentences, context, folder)
+        score_and_report(train, data, model, sentences, context, location.name, folder)
 
 
 def last_split(data: Data) -> Sentences | None:
@@ -75,6 +75,7 @@ def score_and_report(
     model: BiEncoder,
     sentences: Sentences,
     context: EvaluationContext,
+    checkpoint: str,
     folder: Path,
 ) -> Scored:
     """Scores sentences with a trained model and writes the report (rank 0).
@@ -87,6 +88,7 @@ def score_and_report(
         model: The model.
         sentences: The sentences.
         context: The processes.
+        checkpoint: What the report calls the model.
         folder: Where the report goes.
     """
     missing = [name for name in config.eval_slices or [] if name not in
@@ -108,7 +110,12 @@ def score_and_report(
             resamples=config.bootstrap_resamples,
             seed=config.seed,
         )
-        report(results, mention_records(scored, data.table, others), folder)
+        facts = {
+            "checkpoint": checkpoint,
+            "intervals": f"bootstrap over documents, {config.bootstrap_resamples:,} resamples, "
+            f"seed {config.seed}",
+        }
+        report(results, mention_records(scored, data.table, others), folder, facts)
     return scored
 
 

@@ -10,17 +10,18 @@ import msgspec
 import numpy as np
 
 from bsmeta.evaluation.statistics import rough_intervals
-from bsmeta.evaluation.tables import Table
+from bsmeta.report import figures
+from bsmeta.report.figures import INK, SERIES, Look, look
+from bsmeta.report.page import Page, Section, own_command, print_report, write_report
+from bsmeta.report.table import COUNT, Cell, Column, Table
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.results import (
     MODEL,
     POPULAR,
     Results,
     Scored,
-    Share,
     SliceResult,
 )
-from bsmeta.tasks.reports import print_report, write_report
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,15 +30,34 @@ PLOT = "accuracy_by_count"
 MENTIONS = "mentions.jsonl"
 
 
-def report(results: Results, mentions: Iterable[dict[str, Any]], folder: Path) -> None:
-    """Writes the report and the mentions to a folder, and prints it."""
-    title = f"Disambiguation of {results.source}"
+def report(
+    results: Results, mentions: Iterable[dict[str, Any]], folder: Path, facts: Mapping[str, str]
+) -> None:
+    """Writes the report and the mentions to a folder, and prints it.
+
+    Args:
+        results: The result.
+        mentions: Those of `mention_records`.
+        folder: Created if it does not exist.
+        facts: What was scored, beside what the results say.
+    """
     tables, sentences = tables_of(results), summary(results)
-    figures = {PLOT: count_plot(results)}
-    files = write_report(title, results.as_dict(), sentences, tables, figures, folder)
+    everything = results.slices[0].metrics
+    page = Page(
+        title=f"Disambiguation of {results.source}",
+        answers=sentences,
+        facts={
+            **facts,
+            "sentences": results.source,
+            "mentions": f"{everything['mentions']:,.0f} in {results.documents:,} documents",
+        },
+        sections=[Section(tables=tables, plots={PLOT: count_plot(results)})],
+        commands=own_command(),
+    )
+    files = write_report(page, results.as_dict(), folder, further=[MENTIONS])
     with open(folder / MENTIONS, "wb") as file:
         file.writelines(msgspec.json.encode(mention) + b"\n" for mention in mentions)
-    print_report(tables[:1], sentences, [*files, folder / MENTIONS])
+    print_report(tables[:1], sentences, files)
 
 
 def mention_records(
@@ -78,8 +98,10 @@ def summary(results: Results) -> list[str]:
         f"{results.documents:,} resampled documents)."
     ]
     for name, difference in everything.difference.items():
-        low, high = difference.interval.low, difference.interval.high
-        distinct = "" if low > 0 or high < 0 else ": not distinguishable on these documents"
+        low, high = difference.low, difference.high
+        distinct = (
+            "" if difference.interval.excludes_zero else ": not distinguishable on these documents"
+        )
         sentences.append(
             f"The {name} is right about {everything.accuracy[name].value:.1%}; the model gains "
             f"{100 * difference.value:+.1f} points (95% interval {100 * low:+.1f} to "
@@ -100,13 +122,13 @@ def tables_of(results: Results) -> list[Table]:
 def _accuracy(
     title: str, head: str, systems: Sequence[str], slices: Sequence[SliceResult]
 ) -> Table:
-    rows = [
+    rows: list[list[Cell]] = [
         [
             one.name,
-            f"{one.metrics['mentions']:,.0f}",
-            *(_percent(one.accuracy[system]) for system in systems),
-            *(_percent(one.difference[system], "+") for system in systems[1:]),
-            f"{100 * one.metrics['top5']:.1f}",
+            one.metrics["mentions"],
+            *(one.accuracy[system] for system in systems),
+            *(one.difference[system] for system in systems[1:]),
+            one.metrics["top5"],
         ]
         for one in slices
     ]
@@ -115,55 +137,61 @@ def _accuracy(
         "the accuracy of the model minus that of the other system, on the same resamples. Top 5: "
         "the entity is among the five best candidates of the model."
     )
-    gains = [f"gain over {system}" for system in systems[1:]]
-    return Table(title, note, [head, "mentions", *systems, *gains, "top 5"], rows)
+    columns = [
+        Column(head), Column("mentions", COUNT),
+        *(Column(system, _percent) for system in systems),
+        *(Column(f"gain over {system}", _points) for system in systems[1:]),
+        Column("top 5", _percent),
+    ]  # fmt: skip
+    return Table(title, note, columns, rows)
 
 
 def _in_candidates(slices: Sequence[SliceResult]) -> Table:
     names = ("mentions", "accuracy", "top5", "popular_accuracy")
-    rows = []
-    for one in slices:
-        count, *shares = (one.metrics[f"{name}_in_candidates"] for name in names)
-        rows.append([one.name, f"{count:,.0f}", *(f"{100 * share:.1f}" for share in shares)])
-    return Table(
-        "Mentions whose entity is a candidate",
-        "In percent of these mentions.",
-        ["slice", "mentions", MODEL, "top 5", POPULAR],
-        rows,
-    )
+    rows: list[list[Cell]] = [
+        [one.name, *(one.metrics[f"{name}_in_candidates"] for name in names)] for one in slices
+    ]
+    columns = [
+        Column("slice"), Column("mentions", COUNT),
+        *(Column(head, _percent) for head in (MODEL, "top 5", POPULAR)),
+    ]  # fmt: skip
+    note = "In percent of these mentions."
+    return Table("Mentions whose entity is a candidate", note, columns, rows)
 
 
-def _percent(share: Share, sign: str = "") -> str:
-    value, low, high = (100 * one for one in (share.value, share.interval.low, share.interval.high))
-    return f"{value:{sign}.1f} ({low:{sign}.1f} to {high:{sign}.1f})"
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+@figures.styled
 def count_plot(results: Results) -> Figure:
     """Accuracy of each system by training count, with 95% intervals."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7.5, 4.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, (axes,) = figures.canvas(4.4)
     places = np.arange(len(results.by_count))
-    for number, system in enumerate(results.systems):
+    looks = [Look(SERIES[1], "o"), *(look(number + 2) for number in range(len(results.systems)))]
+    looks = looks[: len(results.systems)]
+    for number, (system, style) in enumerate(zip(results.systems, looks, strict=True)):
         shares = [one.accuracy[system] for one in results.by_count]
         values = np.array([share.value for share in shares])
-        low = np.array([share.interval.low for share in shares])
-        high = np.array([share.interval.high for share in shares])
+        low, high = (np.array([getattr(one, end) for one in shares]) for end in ("low", "high"))
         axes.errorbar(
-            places + 0.08 * (number - (len(results.systems) - 1) / 2),
+            places + 0.1 * (number - (len(results.systems) - 1) / 2),
             100 * values,
             yerr=100 * np.array([np.maximum(values - low, 0), np.maximum(high - values, 0)]),
-            marker="o",
-            markersize=4,
-            linewidth=2 if system == MODEL else 1,
-            capsize=2,
-            label=system,
+            marker=style.marker,
+            linestyle=style.line,
+            color=style.color,
+            markersize=5,
+            linewidth=2 if system == MODEL else 1.2,
         )
     names = [f"{one.name}\n({one.metrics['mentions']:,.0f})" for one in results.by_count]
-    axes.set_xticks(places, names, fontsize=8)
+    axes.set_xticks(places, names)
     axes.set_xlabel("mentions of the entity in the training data (held-out mentions)")
-    axes.set_ylabel("accuracy, %")
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
+    axes.set_title("accuracy in %, with 95% intervals", loc="left", color=INK)
+    axes.grid(axis="y")
+    figures.legend_below(figure, zip(results.systems, looks, strict=True))
     return figure

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.evaluation.statistics import Interval, bootstrap
+from bsmeta.evaluation.statistics import bootstrap
+from bsmeta.report.table import Estimate
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 
 TAIL_MOST, TORSO_MOST = 10, 1000
@@ -199,14 +200,6 @@ COUNT_BINS = (0, 1, 2, 4, 11, 31, 101, 301, 1001)
 
 
 @dataclass(frozen=True)
-class Share:
-    """A share of right mentions, or a difference of two, with its interval over documents."""
-
-    value: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
 class SliceResult:
     """The result on one slice.
 
@@ -221,8 +214,8 @@ class SliceResult:
     name: str
     documents: int
     metrics: dict[str, float]
-    accuracy: dict[str, Share]
-    difference: dict[str, Share]
+    accuracy: dict[str, Estimate]
+    difference: dict[str, Estimate]
 
 
 @dataclass(frozen=True)
@@ -277,7 +270,7 @@ def results_of(
         totals = np.bincount(documents, members.astype(float))
         intervals = bootstrap(sums, np.tile(totals, (len(sums), 1)), resamples=resamples, seed=seed)
         shares = [
-            Share(float(total) / int(members.sum()), interval)
+            Estimate(float(total) / int(members.sum()), interval)
             for total, interval in zip(sums.sum(1), intervals, strict=True)
         ]
         names = [*is_right]

@@ -123,7 +123,9 @@ class EntityDisambiguator:
             return []
         exported = models.load_model(context.exported / "model").to(context.device)
         folder = context.folder / "evaluation"
-        scored = score_and_report(self._config, self.data, exported, sentences, context, folder)
+        scored = score_and_report(
+            self._config, self.data, exported, sentences, context, str(context.exported), folder
+        )
         return metrics(scored, self._config, "test")
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.errors import DataError
-from bsmeta.evaluation.statistics import Interval
+from bsmeta.report.table import Estimate, Interval
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.baseline import Judge, baselines
 from bsmeta.tasks.spelling.metrics import (
     Counts,
-    Difference,
     correction_counts,
     detection_counts,
     f1_difference,
@@ -75,7 +74,7 @@ class SystemResult:
     system: str
     counts: Counts
     f1: Interval
-    difference: Difference | None
+    difference: Estimate | None
     false_alarms: float | None
 
 

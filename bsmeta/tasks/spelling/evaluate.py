@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,12 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
 from bsmeta.evaluation.checkpoints import Location
 from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.statistics import Interval, rough_intervals
-from bsmeta.evaluation.tables import NONE, Table
+from bsmeta.evaluation.statistics import rough_intervals
+from bsmeta.report.page import Page, Section, own_command, print_report, write_report
+from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.base import EvaluationContext, FinishContext, Metric
-from bsmeta.tasks.reports import begin, print_report, report_folder, training_run, write_report
+from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.spelling.baseline import Judge
 from bsmeta.tasks.spelling.benchmarks import (
     SystemResult,
@@ -66,6 +67,7 @@ def run(
             train,
             partial(task.judge, model, context=context),
             context,
+            location.name,
             report_folder(config, location, has_other_data=other) if ranks.is_main else Path(),
         )
 
@@ -78,13 +80,15 @@ def finish(config: SpellingConfig, judge: Judge, context: FinishContext) -> list
     """
     return [
         Metric(name, value, better="min" if name in LOWER else "max", split=result.name)
-        for result in _score(config, judge, context, context.folder / "evaluation")
+        for result in _score(
+            config, judge, context, str(context.exported), context.folder / "evaluation"
+        )
         for name, value in values_of(config.task, result.systems[0]).items()
     ]
 
 
 def _score(
-    config: SpellingConfig, judge: Judge, context: EvaluationContext, folder: Path
+    config: SpellingConfig, judge: Judge, context: EvaluationContext, checkpoint: str, folder: Path
 ) -> list[TestResult]:
     """Scores the test sets of a configuration on all processes; rank 0 writes the report."""
     task = config.task
@@ -94,11 +98,32 @@ def _score(
         word_list=config.word_list, resamples=config.bootstrap_resamples, seed=config.seed,
     )  # fmt: skip
     if context.rank == 0:
-        table, sentences = table_of(task, results), summary(results)
-        content = {"task": task, "test_sets": [as_dict(task, result) for result in results]}
-        files = write_report(NAMES[task], content, sentences, [table], {}, folder)
-        print_report([table], sentences, files)
+        facts = {
+            "checkpoint": checkpoint,
+            "test sets": str(config.benchmarks),
+            "lines": _lines(results),
+            "intervals": f"bootstrap over lines, {config.bootstrap_resamples:,} resamples, "
+            f"seed {config.seed}",
+        }
+        report(task, results, facts, folder)
     return results
+
+
+def report(
+    task: str, results: Sequence[TestResult], facts: Mapping[str, str], folder: Path
+) -> None:
+    """Writes the report and prints it.
+
+    Args:
+        task: The task.
+        results: The result on each test set.
+        facts: What was scored.
+        folder: Where the report goes.
+    """
+    table, sentences = table_of(task, results), summary(results)
+    content = {"task": task, "test_sets": [as_dict(task, result) for result in results]}
+    page = Page(NAMES[task], sentences, facts, [Section(tables=[table])], own_command())
+    print_report([table], sentences, write_report(page, content, folder))
 
 
 def as_dict(task: str, result: TestResult) -> dict[str, Any]:
@@ -107,7 +132,7 @@ def as_dict(task: str, result: TestResult) -> dict[str, Any]:
     for system in result.systems:
         systems[system.system] = values_of(task, system) | {"f1_interval": astuple(system.f1)}
         if system.difference is not None:
-            systems[system.system]["model_minus_this"] = system.difference.difference
+            systems[system.system]["model_minus_this"] = system.difference.value
             systems[system.system]["interval"] = astuple(system.difference.interval)
     return {"test_set": result.name, "lines": result.lines, "systems": systems}
 
@@ -126,9 +151,12 @@ def values_of(task: str, system: SystemResult) -> dict[str, Any]:
 
 def table_of(task: str, results: Sequence[TestResult]) -> Table:
     """One table over all test sets."""
-    more = ["F1 per line", "edit distance"] if task == "sec" else ["accuracy"]
-    heads = [
-        "test set", "system", "F1", "precision", "recall", *more, "false alarms", "model's F1 minus"
+    more = [Column("F1 per line", _number), Column("edit distance", "{:.4f}".format)]
+    columns = [
+        Column("test set"), Column("system"), Column("F1", _number), Column("precision", _number),
+        Column("recall", _number), *(more if task == "sec" else [Column("accuracy", _number)]),
+        Column("false alarms", "{:.2%}".format),
+        Column("model's F1 minus", partial(_number, sign="+")),
     ]  # fmt: skip
     rows = [
         [result.name if number == 0 else "", *_cells(task, system)]
@@ -143,27 +171,19 @@ def table_of(task: str, results: Sequence[TestResult]) -> Table:
     )
     if task == "sec":
         note += " F1 per line: the mean over the lines; 1 for a line without errors and changes."
-    return Table(NAMES[task], note, heads, rows)
+    return Table(NAMES[task], note, columns, rows)
 
 
 def _lines(results: Sequence[TestResult]) -> str:
     return ", ".join(f"{result.lines:,}" for result in results)
 
 
-def _cells(task: str, system: SystemResult) -> list[str]:
+def _cells(task: str, system: SystemResult) -> list[Cell]:
     values = values_of(task, system)
-    more = (
-        [_number(values["sequence_f1"]), f"{values['edit_distance']:.4f}"]
-        if task == "sec"
-        else [_number(values["accuracy"])]
-    )
-    alarms, difference = system.false_alarms, system.difference
-    compared = NONE if difference is None else _cell(
-        difference.difference, difference.interval, sign="+"
-    )  # fmt: skip
+    more = ("sequence_f1", "edit_distance") if task == "sec" else ("accuracy",)
     return [
-        system.system, _cell(values["f1"], system.f1), _number(values["precision"]),
-        _number(values["recall"]), *more, NONE if alarms is None else f"{alarms:.2%}", compared,
+        system.system, Estimate(values["f1"], system.f1), values["precision"], values["recall"],
+        *(values[name] for name in more), system.false_alarms, system.difference,
     ]  # fmt: skip
 
 
@@ -176,19 +196,14 @@ def summary(results: Sequence[TestResult]) -> list[str]:
         if others:
             best = max(others, key=lambda other: other.counts.f1)
             assert best.difference is not None
-            difference, interval = best.difference.difference, best.difference.interval
-            unclear = "" if best.difference.is_significant else ": not distinguishable"
+            difference, interval = best.difference.value, best.difference.interval
+            unclear = "" if interval.excludes_zero else ": not distinguishable"
             sentence += (
                 f", {_number(difference, '+')} compared with {best.system} (95% interval "
                 f"{_number(interval.low, '+')} to {_number(interval.high, '+')}{unclear})"
             )
         sentences.append(" ".join([f"{sentence}.", *rough_intervals(result.lines, "lines")]))
     return sentences
-
-
-def _cell(value: float, interval: Interval, sign: str = "") -> str:
-    ends = f"{_number(interval.low, sign)} to {_number(interval.high, sign)}"
-    return f"{_number(value, sign)} ({ends})"
 
 
 def _number(value: float, sign: str = "") -> str:

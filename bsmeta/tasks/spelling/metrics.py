@@ -13,7 +13,8 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.config.errors import DataError
-from bsmeta.evaluation.statistics import Interval, central, resampled
+from bsmeta.evaluation.statistics import central, resampled
+from bsmeta.report.table import Estimate, Interval
 from bsmeta.tasks.spelling.alignment import count_corrections
 
 
@@ -143,19 +144,6 @@ def correction_counts(
     return Counts.from_rows(rows)
 
 
-@dataclass(frozen=True)
-class Difference:
-    """F1 of a system minus F1 of another on the same lines, with its 95% bootstrap interval."""
-
-    difference: float
-    interval: Interval
-
-    @property
-    def is_significant(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.interval.low > 0 or self.interval.high < 0
-
-
 def f1_interval(counts: Counts, *, resamples: int, seed: int) -> Interval:
     """95% bootstrap interval of F1 over lines."""
     top, bottom = counts.f1_terms
@@ -163,8 +151,8 @@ def f1_interval(counts: Counts, *, resamples: int, seed: int) -> Interval:
     return central(draws[:, 0])
 
 
-def f1_difference(system: Counts, other: Counts, *, resamples: int, seed: int) -> Difference:
-    """Compares F1 of two systems that judged the same lines, in pairs.
+def f1_difference(system: Counts, other: Counts, *, resamples: int, seed: int) -> Estimate:
+    """F1 of a system minus that of another, on the same lines, with its bootstrap interval.
 
     Raises:
         DataError: If the number of lines differs.
@@ -172,7 +160,7 @@ def f1_difference(system: Counts, other: Counts, *, resamples: int, seed: int) -
     _check_lines(system=len(system.units), other=len(other.units))
     tops, bottoms = zip(system.f1_terms, other.f1_terms, strict=True)
     draws = resampled(np.stack(tops), np.stack(bottoms), resamples=resamples, seed=seed)
-    return Difference(system.f1 - other.f1, central(draws[:, 0] - draws[:, 1]))
+    return Estimate(system.f1 - other.f1, central(draws[:, 0] - draws[:, 1]))
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ results = results_of(
     model_scores=scored.scores([1.0] * count), notes=[],
     distribution={"test": dict.fromkeys(labels, 2)}, resamples=200, seed=1,
 )
-report(results, [], folder / "evaluation", [])
+report(results, [], folder / "evaluation", {})
 print("grown by", peak() - before)
 """
 

@@ -174,9 +174,9 @@ def test_systems_are_compared_in_pairs() -> None:
     worse = detection_counts([[1, 0, 1, 0]] * 40, labels)
     found = f1_difference(better, worse, resamples=1000, seed=0)
     assert found.difference == pytest.approx(better.f1 - 0.5)
-    assert found.is_significant
-    assert found.interval.low < found.difference < found.interval.high
-    assert not f1_difference(worse, worse, resamples=1000, seed=0).is_significant
+    assert found.interval.excludes_zero
+    assert found.interval.low < found.value < found.interval.high
+    assert not f1_difference(worse, worse, resamples=1000, seed=0).interval.excludes_zero
     interval = f1_interval(better, resamples=1000, seed=0)
     assert interval.low < better.f1 < interval.high
 

@@ -64,8 +64,8 @@ def test_a_system_is_scored_beside_its_baselines(tmp_path: Path) -> None:
     assert (dictionary.counts.f1, dictionary.false_alarms) == (1.0, 0.0)
     assert (nothing.counts.f1, nothing.counts.accuracy) == (0.0, 5 / 7)
     assert dictionary.difference is not None
-    assert dictionary.difference.difference == -0.5
-    row = table_of("sed_words", [result]).rows[0]
+    assert dictionary.difference.value == -0.5
+    row = table_of("sed_words", [result]).texts()[0]
     assert row[:2] == ["small/dev", "model"]
     assert row[2].startswith(".500 (")
     assert row[3:7] == [".500", ".500", ".714", "14.29%"]

@@ -1,0 +1,1 @@
+"""Reports: tables, figures, and pages for the terminal, Markdown and the browser."""

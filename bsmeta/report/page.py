@@ -1,0 +1,210 @@
+"""A report as files: one self-contained HTML page, Markdown with plots, and the result as JSON.
+
+Every kind of report is a `Page`: the answer, what was measured, tables and figures in sections, and
+the commands to repeat it. `base.html.j2` is its form in a browser; a template that extends it may
+add blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from bsmeta import __version__
+from bsmeta.config.command_line import pasteable
+from bsmeta.config.secrets import redact
+from bsmeta.report import figures
+from bsmeta.report.table import Bounded, Table, print_table, report_console
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HTML = "report.html"
+_TEMPLATES = Path(__file__).parents[1]
+_PROGRAMS = ("train", "evaluate", "annotate", "study")
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: Its heading; empty for the first one, which follows the answer.
+        lines: Sentences, as a list.
+        tables: Tables; those without rows are left out.
+        plots: Figures by the name of their file.
+    """
+
+    title: str = ""
+    lines: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    plots: Mapping[str, Figure] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A report.
+
+    Attributes:
+        title: The title.
+        answers: The result in sentences; the first one is the answer.
+        facts: What was measured, by name.
+        sections: Tables and figures, in order.
+        commands: The commands that repeat it, as lines for a shell.
+        settings: All settings, for the end of the HTML page.
+    """
+
+    title: str
+    answers: Sequence[str]
+    facts: Mapping[str, str]
+    sections: Sequence[Section]
+    commands: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def plots(self) -> dict[str, Figure]:
+        """All figures by the name of their file."""
+        return {name: plot for part in self.sections for name, plot in part.plots.items()}
+
+
+def own_command() -> list[str]:
+    """The command line of this process, for a shell; [] if it is none of the package's programs."""
+    program = Path(sys.argv[0]).stem.removeprefix("bsmeta ")
+    if program not in _PROGRAMS:
+        return []
+    return [redact(pasteable(["bsmeta", program, *sys.argv[1:]]))]
+
+
+def write_report(
+    page: Page,
+    content: Mapping[str, Any],
+    folder: Path,
+    *,
+    json_name: str = "evaluation.json",
+    markdown_name: str = "evaluation.md",
+    plot_endings: Sequence[str] = ("png",),
+    further: Sequence[str] = (),
+) -> list[Path]:
+    """Writes a report.
+
+    Args:
+        page: The report.
+        content: The result, for the JSON file.
+        folder: Created if it does not exist.
+        json_name: Name of the JSON file.
+        markdown_name: Name of the Markdown file.
+        plot_endings: File formats of the plots.
+        further: Names of other files in the folder that belong to the report.
+
+    Returns:
+        The files, those of `further` included.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    plots = [f"{name}.{ending}" for name in page.plots for ending in plot_endings]
+    names = [json_name, markdown_name, HTML, *further, *plots]
+    drawn = {name: figures.svg(plot, name) for name, plot in page.plots.items()}
+    texts = {
+        json_name: json.dumps(finite(content), indent=1, allow_nan=False, ensure_ascii=False)
+        + "\n",
+        markdown_name: markdown(page),
+        HTML: html(page, drawn, names),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for name, plot in page.plots.items():
+        for ending in plot_endings:
+            figures.save(plot, folder / f"{name}.{ending}")
+    return [folder / name for name in names]
+
+
+def finite(value: Any) -> Any:
+    """Nested dicts and lists with None for the numbers that JSON does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(own) for name, own in value.items()}
+    return [finite(own) for own in value] if isinstance(value, list | tuple) else value
+
+
+def markdown(page: Page) -> str:
+    """The page as GitHub's Markdown; its plots are PNG files beside it."""
+    return "\n\n".join(_markdown_parts(page)) + "\n"
+
+
+def _markdown_parts(page: Page) -> Iterator[str]:
+    yield f"# {page.title}"
+    yield from page.answers
+    yield "\n".join(f"- {name}: {fact}" for name, fact in page.facts.items())
+    for section in page.sections:
+        if section.title:
+            yield f"## {section.title}"
+        if section.lines:
+            yield "\n".join(f"- {line}" for line in section.lines)
+        yield from (f"![{name}]({name}.png)" for name in section.plots)
+        for table in filter(lambda table: table.rows, section.tables):
+            yield from table.markdown(level=3 if section.title else 2)
+    if page.commands:
+        yield "## Commands"
+        yield "\n".join(["```bash", *page.commands, "```"])
+
+
+def html(
+    page: Page,
+    drawn: Mapping[str, str],
+    files: Sequence[str],
+    template: str = "report/base.html.j2",
+    **more: Any,
+) -> str:
+    """The page as HTML without any external resource.
+
+    Args:
+        page: The page.
+        drawn: Its figures as SVG, by name.
+        files: Names of the files beside it.
+        template: The template, below the package.
+        more: Further values for the template.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    environment.filters["marked"] = marked
+    environment.tests["bounded"] = lambda cell: isinstance(cell, Bounded)
+    return environment.get_template(template).render(
+        page=page,
+        drawn={name: Markup(drawing) for name, drawing in drawn.items()},
+        files=files,
+        made=f"bsmeta {__version__}, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        settings=json.dumps(page.settings, indent=1, ensure_ascii=False),
+        light=figures.LIGHT,
+        dark=figures.DARK,
+        **more,
+    )
+
+
+def marked(text: str) -> Markup:
+    """Text with Markdown's `**strong**` and backticks as HTML."""
+    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", str(escape(text)))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", text))
+
+
+def print_report(tables: Sequence[Table], sentences: Sequence[str], files: Sequence[Path]) -> None:
+    """Prints tables, the summary, and the paths of the files."""
+    console = report_console()
+    for table in filter(lambda table: table.rows, tables):
+        print_table(console, table)
+    for sentence in sentences:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+    for folder in dict.fromkeys(file.parent for file in files):
+        names = ", ".join(file.name for file in files if file.parent == folder)
+        console.print(f"written to {folder}: {names}", markup=False, soft_wrap=True)

@@ -1,0 +1,257 @@
+"""A report of every kind, written by the code that writes real ones, from made-up measurements."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.evaluation import report as evaluation
+from bsmeta.evaluation.arms import configured_comparisons
+from bsmeta.evaluation.documents import slices_of
+from bsmeta.evaluation.paired import ComparisonSums
+from bsmeta.evaluation.results import (
+    DocumentSums,
+    ModelReport,
+    Report,
+    Resampling,
+    rows_of,
+    slice_rows_of,
+)
+from bsmeta.evaluation.segments import (
+    BYTES,
+    COLUMNS,
+    NATS_WITH,
+    NATS_WITHOUT,
+    TOKENS,
+    TOKENS_WITH,
+)
+from bsmeta.studies.measurement import measurement_path, settings_of
+from bsmeta.studies.report import write_report
+from bsmeta.studies.results import results_of
+from bsmeta.tasks.classification import report as classification
+from bsmeta.tasks.classification.results import Results
+from bsmeta.tasks.classification.scoring import by_label, compare
+from bsmeta.tasks.disambiguation import report as disambiguation
+from bsmeta.tasks.disambiguation import results as mentions
+from bsmeta.tasks.spelling import evaluate as spelling
+from bsmeta.tasks.spelling.benchmarks import TestSet, judge_test_sets
+from tests.annotate.helpers import RAWPAGES, annotate
+from tests.studies.simulated import measurement
+from tests.tasks.disambiguation.test_results import scored
+
+TYPES = ("title", "url", "datasource", "website_description", "timestamp", "html", "entity")
+ARMS = {
+    "none": ("text alone", 0.0),
+    "url": ("URL", -0.020),
+    "title": ("title", -0.012),
+    "all": ("all types", -0.035),
+    "shuffled": ("URL of another document", 0.004),
+    "constant": ("constant prefix", 0.002),
+    "random": ("random tokens", 0.006),
+    "longer": ("text alone, as many text tokens", -0.001),
+    "meco": ("URL, with cooldown", -0.024),
+}
+CONTROLS = ("shuffled", "constant", "random")
+CHECKPOINT = "runs/a_model_with_a_long_name/checkpoint-600step"
+INTERVALS = "bootstrap, 200 resamples, seed 1"
+
+
+def evaluation_page(folder: Path) -> Path:
+    """Seven types and their controls over 60 documents, by position, with slices and curves."""
+    random, edges, count = np.random.default_rng(0), [0, 128, 512, 2048], 60
+    config = EvaluateConfig(checkpoint=CHECKPOINT, bootstrap_resamples=200, seed=1)
+    comparisons = configured_comparisons(config, TYPES)
+    sizes = random.integers(200, 2000, (count, 1, len(edges))).repeat(2, axis=1).astype(float)
+    sums = {}
+    for comparison in comparisons:
+        values = np.zeros((*sizes.shape, COLUMNS))
+        values[..., BYTES], values[..., TOKENS] = sizes, sizes / 4
+        values[..., NATS_WITHOUT] = 1.5 * sizes
+        gain = random.normal(-0.01, 0.02) + random.normal(0, 0.02, sizes.shape)
+        values[..., NATS_WITH] = (1.5 + gain) * sizes
+        values[..., TOKENS_WITH] = values[..., TOKENS]
+        everyone = np.ones(count, bool)
+        sums[comparison.name] = ComparisonSums(values, everyone, random.random(count) < 0.2)
+    totals = sizes[:, 0].sum(1)
+    resampling = Resampling(200, 1)
+    slices = slices_of(
+        [SliceConfig(by="length", edges=[3000])], {"length": totals.astype(int).tolist()}
+    )
+    names = [f"held-out.jsonl.gz:{number}" for number in range(count)]
+    model = ModelReport(
+        checkpoint=CHECKPOINT,
+        model=CHECKPOINT,
+        data={"file": "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "documents": count,
+              "left_out": {"too short": 3}, "metadata_list": list(TYPES), "max_seq_len": 1024},
+        rows=rows_of(comparisons, sums, totals, edges, resampling),
+        sums=DocumentSums(names, [*range(count)], {n: own.totals for n, own in sums.items()}),
+        slices=slice_rows_of(slices, comparisons, sums, resampling),
+    )  # fmt: skip
+    folder.mkdir(parents=True)
+    events = [
+        {"event": "step", "step": step, "loss": 8 - step**0.3,
+         "counts": {"documents": 10} | {f"documents/{t}": 9 - n for n, t in enumerate(TYPES)}}
+        for step in range(1, 400)
+    ]  # fmt: skip
+    events += [
+        {"event": "eval", "step": step, "split": "held-out",
+         "bits_per_byte_without": 3 - step / 500, "bits_per_byte_with": 2.95 - step / 500}
+        for step in (100, 200, 300, 400)
+    ]  # fmt: skip
+    metrics = folder / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(event) + "\n" for event in events))
+    evaluation.write_report(Report(asdict(config), [model]), folder, metrics)
+    return folder / "report.html"
+
+
+def study_page(folder: Path) -> Path:
+    """Nine arms, five seeds and nine claims."""
+    random, count, targets = (
+        np.random.default_rng(0),
+        30,
+        (500_000, 1_000_000, 2_000_000, 4_000_000),
+    )
+    claims = {
+        arm: ClaimConfig(
+            label=f"{label} lowers the bits per byte of text alone, at equal text tokens", arm=arm,
+            smallest_difference=0.01, pilot_deviation=0.008,
+        )
+        for arm, (label, _) in ARMS.items() if arm != "none"
+    }  # fmt: skip
+    claims["content"] = ClaimConfig(
+        label="the own URL beats that of another document, each used with metadata", arm="url",
+        metadata="with", against="shuffled", against_metadata="with", smallest_difference=0.01,
+    )  # fmt: skip
+    study = StudyConfig(
+        title="Nine arms", out_dir=str(folder), results_dir=str(folder / "kept"), config="demo",
+        baseline="none", seeds=[1, 2, 3, 4, 5], curve=[0.125, 0.25, 0.5, 1.0], claims=claims,
+        arms={
+            name: ArmConfig(label=label, control_of="url" if name in CONTROLS else None)
+            for name, (label, _) in ARMS.items()
+        },
+        measure=MeasureConfig(position_edges=[0, 256, 1024, 4096]),
+    )  # fmt: skip
+    pages = random.normal(0, 0.15, (count, 4))
+    for arm, (_, gain) in ARMS.items():
+        for seed in study.seeds:
+            without = np.stack([
+                bits + pages + gain * (number + 1) / 4 + random.normal(0, 0.003)
+                + random.normal(0, 0.01, pages.shape)
+                for number, bits in enumerate((2.6, 2.35, 2.15, 2.0))
+            ])  # fmt: skip
+            has_metadata = arm not in ("none", "longer")
+            change = 0.001 if arm in CONTROLS else -0.02
+            shown = without + change + random.normal(0, 0.004, without.shape)
+            run = measurement(
+                without, shown if has_metadata else None,
+                {"url": without[-1] - 0.01, "title": without[-1] - 0.004} if has_metadata else None,
+                targets=targets, lengths=np.arange(count) * 200 + 300,
+                sites=np.array([f"site{number % 3}.example.org" for number in range(count)]),
+                tokens=np.array(targets) * (1.15 if has_metadata else 1.0),
+                flops=np.array(targets) * 6e9 * (1.15 if has_metadata else 1.0),
+            )  # fmt: skip
+            run = replace(run, settings=settings_of(study, arm, seed))
+            run.save(measurement_path(study, arm, seed))
+    commands = {
+        f"{arm} seed {seed}": f"BSMETA_CONFIG=demo bash experiments/train.sh seed={seed} "
+        f"'data_config.metadata_config.metadata_list=[{arm}]' out_dir=runs/{arm}-seed{seed}"
+        for arm in ARMS
+        for seed in study.seeds
+    }
+    write_report(results_of(study), Path("experiments/studies/nine.yaml"), commands, [])
+    return folder / "report.html"
+
+
+def classification_page(folder: Path) -> Path:
+    """Nine labels, one of them with a long name, and six epochs."""
+    random, count = np.random.default_rng(0), 400
+    names = ["center", "left", "right", "lean left", "lean right", "satire", "unknown", "mixed",
+             "a label whose name is much longer than a column"]  # fmt: skip
+    truth = random.integers(0, len(names), count)
+    predicted = {
+        system: np.where(random.random(count) < share, truth, random.integers(0, 9, count))
+        for system, share in {"model": 0.8, "TF-IDF + linear SVM": 0.7, "most frequent label": 0.1,
+                              "model, first chunk only": 0.78}.items()
+    }  # fmt: skip
+    systems = compare(truth, predicted, truth, len(names), resamples=200, seed=1)
+    counts = dict(zip(names, np.bincount(truth).tolist(), strict=True))
+    results = Results(
+        source="leanings.csv, test split", labels=tuple(names), systems=systems,
+        units=(count, "distinct texts"), per_label=by_label(systems[0].confusion, names),
+        scores={"accuracy": systems[0].values["accuracy"]}, folded=40, chunks=450,
+        distribution=dict.fromkeys(("train", "dev", "test"), counts),
+        notes=["1 of 400 rows repeats the text of an earlier row"],
+    )  # fmt: skip
+    epochs = [
+        {"epoch": float(n), "step": 50 * n, "training_loss": 2 / n,
+         "training_accuracy": 1 - 0.5 / n, "validation_loss": 1.8 / n + n / 20,
+         "validation_accuracy": 1 - 0.6 / n,
+         "validation_balanced_accuracy": 0.7, "validation_macro_f1": 0.7, "validation_mcc": 0.6}
+        for n in range(1, 7)
+    ]  # fmt: skip
+    facts = {"checkpoint": CHECKPOINT}
+    classification.report(results, epochs, folder, facts)
+    return folder / "report.html"
+
+
+def spelling_page(folder: Path) -> Path:
+    """Two test sets of a corrector, beside the baselines."""
+    right = [f"we received some mail on day {number}" for number in range(40)]
+    wrong = [line.replace("received", "recieved") for line in right]
+    sets = [
+        TestSet(f"webdocs/{split}", wrong, right, right, [False] * len(right))
+        for split in ("dev", "test_of_a_longer_name")
+    ]
+
+    def judge(lines: list[str]) -> list[str]:
+        return [line.replace("recieved", "received") for line in lines[:30]] + lines[30:]
+
+    results = judge_test_sets(
+        "sec", sets, judge, spelling.EvaluationContext.alone(spelling.torch.device("cpu")),
+        word_list=None, resamples=200, seed=1,
+    )  # fmt: skip
+    facts = {"checkpoint": CHECKPOINT, "test sets": "data/spelling", "intervals": INTERVALS}
+    spelling.report("sec", results, facts, folder)
+    return folder / "report.html"
+
+
+def disambiguation_page(folder: Path) -> Path:
+    """All slices, and another model beside the most popular candidate."""
+    random = np.random.default_rng(0)
+    counts = random.choice([0, 1, 3, 8, 20, 80, 200, 700, 4000], 600)
+    rows = [
+        (int(random.random() > 0.8), int(random.random() > 0.6), 5, int(number))
+        for number in counts
+    ]
+    some = scored(rows)
+    results = mentions.results_of(
+        some, {"an earlier model": random.random(600) < 0.7}, source="dev.jsonl.gz", chosen=None,
+        resamples=200, seed=1,
+    )  # fmt: skip
+    facts = {"checkpoint": CHECKPOINT, "intervals": INTERVALS}
+    disambiguation.report(results, [], folder, facts)
+    return folder / "report.html"
+
+
+def annotation_page(folder: Path) -> Path:
+    """The shipped raw pages, with the types that need no model."""
+    names = ["html", "url", "title", "timestamp", "website_description", "datasource", "length"]
+    annotate(
+        str(next(RAWPAGES.glob("*.gz"))), folder, report=True, report_pages=2, annotators=names
+    )
+    return folder / "report.html"
+
+
+KINDS = {
+    "evaluation": evaluation_page,
+    "study": study_page,
+    "classification": classification_page,
+    "spelling": spelling_page,
+    "disambiguation": disambiguation_page,
+    "annotation": annotation_page,
+}
