@@ -89,9 +89,10 @@ class Look:
 
 
 def look(number: int) -> Look:
-    """The look of the n-th series; no two of the first fifty are the same."""
+    """The look of the n-th series; no two of the first hundred are the same."""
+    shifted = number + number // len(SERIES)
     return Look(
-        SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)], DASHES[number % len(DASHES)]
+        SERIES[number % len(SERIES)], MARKERS[shifted % len(MARKERS)], DASHES[shifted % len(DASHES)]
     )
 
 
@@ -279,8 +280,9 @@ def svg(figure: Figure, name: str) -> str:
     for variable, color in LIGHT.items():
         source = source.replace(color, f"var(--{variable})")
     width, height = (72 * inches for inches in figure.get_size_inches())
+    words = name.replace("-", " ")
     head = (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{name}" '
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{name.replace("-", " ")}" '
         f'style="min-width: {width / 0.75:.0f}px; max-width: {1.2 * width / 0.75:.0f}px"'
     )
     return re.sub(r"^<svg[^>]*>", f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">', source)

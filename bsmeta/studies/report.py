@@ -118,9 +118,8 @@ def curve_plot(results: Results, axis: str) -> Figure:
     """
     arms = list(results.arms.values())
     modes = [mode for mode in (WITHOUT, WITH) if any(mode in arm.curves for arm in arms)]
-    rows = 1 if len(arms) == 1 else 2
     figure, panels = figures.canvas(
-        rows * max(2.9, 0.19 * len(arms) + 1), panels=rows * len(modes), columns=len(modes),
+        2 * max(2.9, 0.19 * len(arms) + 1), panels=2 * len(modes), columns=len(modes),
         width=figures.NARROW if len(modes) == 1 else figures.WIDE + 1.2, shares_y=False,
     )  # fmt: skip
     has_bands = len(arms) < _MANY
@@ -145,8 +144,7 @@ def curve_plot(results: Results, axis: str) -> Figure:
         axes.set_xlabel(f"{axis} used in training")
         figures.label_ends(axes, ends)
     panels[0].set_ylabel("bits per byte")
-    if rows == 2:
-        panels[len(modes)].set_ylabel(f"minus {base.label}")
+    panels[len(modes)].set_ylabel(f"minus {base.label}")
     unit = "compute" if axis == FLOPS else "data"
     seeds = f"{len(results.seeds)} seeds" if len(results.seeds) > 1 else "1 seed"
     what = "95% bands" if has_bands else "95% intervals of the last points"

@@ -55,6 +55,20 @@ def report(
     """
     sentences = summary(results)
     count, unit = results.units
+    sections = [
+        Section(
+            tables=[_systems(results), _differences(results)],
+            plots={"systems": systems_plot(results)},
+        ),
+        Section(
+            "By label",
+            tables=_label_tables(results),
+            plots={"confusion": confusion_plot(results), "labels": labels_plot(results)},
+        ),
+    ]
+    if epochs:
+        curves = {"curves": curves_plot(epochs)}
+        sections.append(Section("Training", tables=[_epochs(epochs)], plots=curves))
     page = Page(
         title=f"Classification of {results.source}",
         answers=sentences,
@@ -65,22 +79,7 @@ def report(
             "labels": f"{len(results.labels):,}",
             "intervals": f"bootstrap over {count:,} {unit}",
         },
-        sections=[
-            Section(
-                tables=[_systems(results), _differences(results)],
-                plots={"systems": systems_plot(results)},
-            ),
-            Section(
-                "By label",
-                tables=_label_tables(results),
-                plots={"confusion": confusion_plot(results), "labels": labels_plot(results)},
-            ),
-            Section(
-                "Training",
-                tables=[_epochs(epochs)],
-                plots={"curves": curves_plot(epochs)} if epochs else {},
-            ),
-        ][: 3 if epochs else 2],
+        sections=sections,
         commands=own_command(),
     )
     written = write_report(page, results.as_dict(), folder)
