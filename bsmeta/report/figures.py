@@ -282,7 +282,7 @@ def svg(figure: Figure, name: str) -> str:
     width, height = (72 * inches for inches in figure.get_size_inches())
     words = name.replace("-", " ")
     head = (
-        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{name.replace("-", " ")}" '
+        f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{words}" '
         f'style="min-width: {width / 0.75:.0f}px; max-width: {1.2 * width / 0.75:.0f}px"'
     )
     return re.sub(r"^<svg[^>]*>", f'{head} xmlns:xlink="http://www.w3.org/1999/xlink">', source)
