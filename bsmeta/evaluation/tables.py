@@ -234,12 +234,17 @@ def context_table(model: ModelReport) -> Table:
 def _bin_table(
     model: ModelReport, title: str, note: str, bins: Mapping[str, Sequence[PositionBin]]
 ) -> Table:
-    compared = [row for row in model.rows if row.compares]
-    edges = sorted({bin_.first_byte for row in compared for bin_ in bins[row.comparison.name]})
+    shown = [row for row in ranked(model) if row.compares]
+    main = main_row(model)
+    shown += [varied for _, own, varied, _ in controls_of(model) if own is main and varied.compares]
+    edges = sorted({bin_.first_byte for row in shown for bin_ in bins[row.comparison.name]})
     columns = [Column("comparison"), *(Column(f"from byte {edge:,}", SIGNED) for edge in edges)]
-    note += " The documents are those of the first comparison; intervals are not corrected."
+    note += (
+        " The documents are those of the first comparison; intervals are not corrected. "
+        "evaluation.json has the other controls."
+    )
     table = Table(title, note, columns)
-    for number, row in enumerate(compared):
+    for number, row in enumerate(shown):
         found = {bin_.first_byte: bin_.metrics for bin_ in bins[row.comparison.name]}
         if number == 0:
             counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]

@@ -61,7 +61,7 @@ def test_page(out: Path) -> None:
     )
     assert "<script>alert('x')</script>" in raw
     assert page.css_first("script") is None
-    text = page.css("pre.text")[0].text()
+    text = page.css("pre.page-text")[0].text()
     assert text.startswith("<body><img></img><p>1 < 2 words of a paragraph")
     assert text.endswith("cut <b>bold</b></p></body>")
     tables = [[cell.text().strip() for cell in row.css("th, td")] for row in page.css("tr")]

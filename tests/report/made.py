@@ -179,10 +179,15 @@ def classification_page(folder: Path) -> Path:
                               "model, first chunk only": 0.78}.items()
     }  # fmt: skip
     systems = compare(truth, predicted, truth, len(names), resamples=200, seed=1)
+    columns = by_label(systems[0].confusion)
+    per_label = {
+        name: {score: float(values[place]) for score, values in columns.items()}
+        for place, name in enumerate(names)
+    }
     counts = dict(zip(names, np.bincount(truth).tolist(), strict=True))
     results = Results(
         source="leanings.csv, test split", labels=tuple(names), systems=systems,
-        units=(count, "distinct texts"), per_label=by_label(systems[0].confusion, names),
+        units=(count, "distinct texts"), per_label=per_label,
         scores={"accuracy": systems[0].values["accuracy"]}, folded=40, chunks=450,
         distribution=dict.fromkeys(("train", "dev", "test"), counts),
         notes=["1 of 400 rows repeats the text of an earlier row"],

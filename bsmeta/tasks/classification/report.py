@@ -28,7 +28,7 @@ WORDS = {
 }
 MOST_LABELS = 30
 """Of more labels, tables and plots show half as many of the most frequent and of the worst ones."""
-LONGEST_NAME = 40
+LONGEST_NAME = 28
 """Characters of a label in a plot."""
 OTHERS = "all others"
 MOST_NUMBERS = 20
@@ -311,19 +311,16 @@ def labels_plot(results: Results) -> Figure:
     """The share of each shown label by split."""
     splits = list(results.distribution)
     labels = [results.labels[number] for number in shown_labels(results)]
-    figure, (axes,) = figures.canvas(3.6, width=max(figures.NARROW, 0.5 * len(labels) + 2))
-    width = 0.8 / len(splits)
+    figure, (axes,) = figures.canvas(1.2 + (0.15 + 0.13 * len(splits)) * len(labels))
+    height = 0.8 / len(splits)
     for number, split in enumerate(splits):
         counts = [results.distribution[split].get(label, 0) for label in labels]
         total = sum(results.distribution[split].values())
-        places = np.arange(len(counts)) + (number - (len(splits) - 1) / 2) * width
-        shares = np.array(counts) / max(total, 1)
-        axes.bar(places, shares, width, color=SERIES[number + 1], label=f"{split} ({total:,})")
-    axes.set_xticks(
-        range(len(labels)), map(_short, labels), rotation=45, ha="right", rotation_mode="anchor"
-    )
-    axes.set_ylabel("share of the source texts")
-    axes.grid(axis="y")
+        places = np.arange(len(counts)) + (number - (len(splits) - 1) / 2) * height
+        shares = 100 * np.array(counts) / max(total, 1)
+        axes.barh(places, shares, height, color=SERIES[number + 1], label=f"{split} ({total:,})")
+    figures.name_rows(axes, [_short(label) for label in labels])
+    axes.set_xlabel("% of the source texts of a split")
     figure.legend(loc="outside upper left", ncols=len(splits), labelcolor=INK, frameon=False)
     return figure
 

@@ -102,8 +102,9 @@ def summary(results: Results) -> list[str]:
         distinct = (
             "" if difference.interval.excludes_zero else ": not distinguishable on these documents"
         )
+        subject = f"The {name}" if name == POPULAR else name
         sentences.append(
-            f"The {name} is right about {everything.accuracy[name].value:.1%}; the model gains "
+            f"{subject} is right about {everything.accuracy[name].value:.1%}; the model gains "
             f"{100 * difference.value:+.1f} points (95% interval {100 * low:+.1f} to "
             f"{100 * high:+.1f}{distinct})."
         )

@@ -82,8 +82,9 @@ def test_groups_are_resampled_as_a_whole_and_differences_are_paired() -> None:
     assert other.values["accuracy"] == 0.5
     # Two groups: a resample has the first twice, both, or the second twice.
     assert (other.intervals["accuracy"].low, other.intervals["accuracy"].high) == (0.0, 1.0)
-    difference, interval = other.differences["accuracy"]
-    assert (difference, interval.low, interval.high) == (-0.5, -1.0, 0.0)
+    difference = other.differences["accuracy"]
+    interval = difference.interval
+    assert (difference.value, interval.low, interval.high) == (-0.5, -1.0, 0.0)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -173,7 +173,7 @@ def test_systems_are_compared_in_pairs() -> None:
     better = detection_counts([[1, 0, 0, 1]] * 30 + [[0, 0, 0, 1]] * 10, labels)
     worse = detection_counts([[1, 0, 1, 0]] * 40, labels)
     found = f1_difference(better, worse, resamples=1000, seed=0)
-    assert found.difference == pytest.approx(better.f1 - 0.5)
+    assert found.value == pytest.approx(better.f1 - 0.5)
     assert found.interval.excludes_zero
     assert found.interval.low < found.value < found.interval.high
     assert not f1_difference(worse, worse, resamples=1000, seed=0).interval.excludes_zero
