@@ -301,7 +301,7 @@ def confusion_plot(results: Results) -> Figure:
     axes.set_aspect("equal")
     axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("predicted (the darker, the larger the share of the true label)")
+    axes.set_xlabel("predicted (the stronger the color, the larger the share of the true label)")
     axes.set_ylabel("true")
     return figure
 
