@@ -35,7 +35,8 @@ SHORT = {
     "sec": "dataset_limits=[200] num_train_epochs=1 bootstrap_resamples=100",
 }
 # The steps of a page whose own numbers of steps make sense only together.
-SHORTER = {"docs/schedules.md": {"200": "2", "400": "4", "=40": "=2", "=80": "=2"}}
+STEPS = {"200": "2", "400": "4", "=40": "=2", "=80": "=2", "save_steps=0": "save_steps=2"}
+SHORTER = {"docs/schedules.md": STEPS}
 # Pages that use what the blocks of another one have made.
 FIRST = {"docs/annotation.md": "docs/disambiguation.md"}
 # A page that begins in an empty folder, with the installed package.
@@ -93,11 +94,10 @@ def short(code: str, page: str, folder: Path) -> str:
         named = NAMED.search(command) or (exported if "experiments/" in command else None)
         overrides = SHORT.get(named[1], "") if named else ""
         if TRAINS.search(command) and not UNCHANGED.search(command) and overrides:
-            changes = SHORTER.get(page, {})
-            for old, new in changes.items():
-                command = command.replace(old, new)
             ending = " &" if command.endswith(" &") else ""
             command = f"{command.removesuffix(' &')} {overrides}{ending}"
+            for old, new in SHORTER.get(page, {}).items():
+                command = command.replace(old, new)
         lines.append(command)
     return "\n".join(lines)
 
