@@ -33,6 +33,7 @@ BASE = [
     "pydantic>=2,<3",
     "PyYAML>=6",
     "jinja2>=3.1",
+    "markupsafe>=2.0",
     "numpy>=2,<3",
     "scipy>=1.15",
     "xxhash>=3.4",

@@ -69,6 +69,12 @@ def temporary_folder(out_dir: Path, step: int) -> Path:
     return out_dir / f"tmp-{name(step)}"
 
 
+def has_folders(out_dir: Path, step: int) -> bool:
+    """Whether the folders exist into which the checkpoint of a step is being written."""
+    folder = temporary_folder(out_dir, step)
+    return all((folder / part).is_dir() for part in _LOADED)
+
+
 def list_checkpoints(out_dir: Path) -> list[Checkpoint]:
     """Lists the checkpoints of a run folder, oldest first, without reading their content."""
     matches = [
@@ -99,13 +105,23 @@ class Writer:
         (self.folder / file).write_text(json.dumps(value, indent=1))
 
     def commit(self) -> Checkpoint:
-        """Writes the manifest and renames the folder: the checkpoint exists fully or not at all."""
+        """Writes the manifest and renames the folder: the checkpoint exists fully or not at all.
+
+        Raises:
+            FileNotFoundError: If something else has deleted a part of it.
+        """
         self._processes.barrier()  # every rank has written its files
         entries = _describe(self.folder, self._processes)
         self._processes.on_main(lambda: self._seal(entries))
         return Checkpoint(self._final, self.step)
 
     def _seal(self, entries: dict[str, FileEntry]) -> None:
+        parts = {file.split("/")[0] for file in entries}
+        missing = sorted({*_LOADED, STATE, DATA, CONFIG} - parts)
+        if missing:
+            raise FileNotFoundError(
+                f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
+            )
         write_manifest(self.folder, Manifest(FORMAT, entries, self.step))
         _sync(self.folder / MANIFEST)
         for folder in [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir())]:

@@ -34,7 +34,9 @@ from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
 from bsmeta.training.retention import Retention, check_room, explain_full_disk
 from bsmeta.training.run_folder import RunFolder
 
-_ATTEMPTS = 3  # at a save during which the run folder is deleted
+# Before each further attempt at a save during which the run folder is deleted: the deletion of a
+# large folder takes a while, and takes along what is written into it meanwhile.
+_PAUSES = (0.1, 1.0, 10.0)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ class Saver:
 
         try:
             # Several ranks cannot begin again: they do not notice the deletion at the same point.
-            self._despite_deletion(write, step, _ATTEMPTS if self._processes.size == 1 else 1)
+            self._despite_deletion(write, step, _PAUSES if self._processes.size == 1 else ())
         except Exception as error:
             self._clean(step)
             explanation = explain_full_disk(error, self._out_dir)
@@ -206,7 +208,7 @@ class Saver:
 
         def work() -> None:
             try:
-                self._despite_deletion(write, step, _ATTEMPTS)
+                self._despite_deletion(write, step, _PAUSES)
             except Exception as error:  # the loop checks for it and raises it
                 self._clean(step)
                 self._failure = explain_full_disk(error, self._out_dir)
@@ -215,19 +217,23 @@ class Saver:
         self._thread = threading.Thread(target=work, name="checkpoint writer")
         self._thread.start()
 
-    def _despite_deletion(self, write: Callable[[], None], step: int, attempts: int) -> None:
-        """Calls `write`, and again if the run folder is deleted before the checkpoint exists."""
-        folder = checkpoint.temporary_folder(self._out_dir, step)
+    def _despite_deletion(
+        self, write: Callable[[], None], step: int, pauses: tuple[float, ...]
+    ) -> None:
+        """Calls `write`, and again after each pause if the run folder is deleted meanwhile."""
         final = self._out_dir / checkpoint.name(step)
-        for left in reversed(range(attempts)):
+        for pause in (*pauses, None):
             try:
                 write()
                 return
             except Exception as error:
                 # Torch's and safetensors' writers have their own errors for a missing folder.
-                is_deleted = isinstance(error, FileNotFoundError) or not folder.is_dir()
-                if not left or not is_deleted or final.is_dir():
+                is_deleted = isinstance(error, FileNotFoundError) or not checkpoint.has_folders(
+                    self._out_dir, step
+                )
+                if pause is None or not is_deleted or final.is_dir():
                     raise
+                time.sleep(pause)
                 self._run.keep()
 
     def _clean(self, step: int) -> None:

@@ -156,7 +156,7 @@ def test_the_interval_of_a_saving_is_where_the_curve_does_not_differ() -> None:
     found = saving(baseline, 8e4, near)
     assert found.low.value == pytest.approx(1 - 8e4 / (8e4 * 2**0.4), abs=1e-3)
     assert found.share.value == pytest.approx(1 - 8e4 / (8e4 * 2**0.8), abs=1e-3)
-    assert str(found) == "43% [24% to above 50%]"
+    assert str(found) == "43% (24% to above 50%)"
 
 
 def test_a_curve_that_rises_stays_at_its_lowest_value() -> None:

@@ -19,13 +19,18 @@ from bsmeta.training.distributed import ALONE
 
 
 def write(out_dir: Path, step: int) -> Path:
+    return begin(out_dir, step).commit().folder
+
+
+def begin(out_dir: Path, step: int) -> checkpoint.Writer:
     writer = checkpoint.Writer(out_dir, step, ALONE)
     (writer.folder / "state").mkdir()
     (writer.folder / "state" / "weights").write_bytes(bytes(range(256)) * 40)
+    (writer.folder / "rng" / "rank0.pt").write_bytes(b"states")
     writer.write_json("trainer_state.json", {"step": step})
     writer.write_json("data_state.json", {})
     (writer.folder / "config.yaml").write_text("seed: 1\n")
-    return writer.commit().folder
+    return writer
 
 
 def test_a_committed_checkpoint_is_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
@@ -88,6 +93,18 @@ def test_an_interrupted_save_does_not_count_and_is_removed(tmp_path: Path) -> No
     assert list_checkpoints(tmp_path) == []
     checkpoint.clean(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("part", ["state", "rng", "trainer_state.json"])
+def test_what_is_deleted_while_it_is_written_is_not_committed(tmp_path: Path, part: str) -> None:
+    writer = begin(tmp_path, 5)
+    if (writer.folder / part).is_dir():
+        shutil.rmtree(writer.folder / part)
+    else:
+        (writer.folder / part).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{part} was deleted while"):
+        writer.commit()
+    assert list_checkpoints(tmp_path) == []
 
 
 @pytest.mark.parametrize(

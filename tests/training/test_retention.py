@@ -18,9 +18,17 @@ from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.retention import KEEP, Retention, check_metric, check_room, explain_full_disk
 
 
+def begin(out_dir: Path, step: int) -> Writer:
+    writer = Writer(out_dir, step, ALONE)
+    (writer.folder / "state").mkdir()
+    for part in ("state/model.pt", "rng/rank0.pt"):
+        (writer.folder / part).write_bytes(b"")
+    return writer
+
+
 def make(out_dir: Path, values: dict[int, float | None], name: str = "bits") -> None:
     for step, value in values.items():
-        writer = Writer(out_dir, step, ALONE)
+        writer = begin(out_dir, step)
         better = "max" if name == "accuracy" else "min"
         metric = {"name": name, "value": value, "better": better, "split": "validation"}
         evaluation = [] if value is None else [metric]
@@ -155,7 +163,7 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def write(out_dir: Path, step: int, *, size: int) -> None:
-    writer = Writer(out_dir, step, ALONE)
+    writer = begin(out_dir, step)
     for file in ("trainer_state.json", "data_state.json"):
         writer.write_json(file, {})
     (writer.folder / "config.yaml").write_bytes(bytes(size - 4))
