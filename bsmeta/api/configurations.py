@@ -32,7 +32,7 @@ def configuration(config: Configuration, overrides: Sequence[str] = ()) -> RunCo
     found = config if isinstance(config, RunConfig) else _composed(config, overrides)
     if found is config and overrides:
         raise ConfigurationError(
-            "overrides: expected none beside a configuration object; dataclasses.replace changes it"
+            f"overrides={[*overrides]}: expected a configuration by name, or by the path of a file"
         )
     refuse([*bound_problems(found)])
     return found

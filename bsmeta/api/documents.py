@@ -54,7 +54,7 @@ def render(
     metadata: Mapping[str, Any] | None = None,
     *,
     types: Sequence[str] | None = None,
-    config: Configuration = "v2",
+    config: Configuration | None = None,
     overrides: Sequence[str] = (),
 ) -> RenderedDocument:
     """Renders a document with its metadata, character for character as training does.
@@ -68,13 +68,13 @@ def render(
             a list of them, or for types with places in the text a list of records.
         types: Keys of `metadata_list` to render; None: all of them.
         config: The name of a configuration, the path of a YAML file, or a configuration, such as
-            `bsmeta.open_run(folder).config`.
-        overrides: `key=value` as on the command line.
+            `bsmeta.open_run(folder).config`; None: that without any key set.
+        overrides: `key=value` as on the command line, with a configuration by name or path.
 
     Raises:
         UserError: If the document or the configuration is invalid.
     """
-    found = configuration(config, overrides)
+    found = configuration(CausalLMConfig() if config is None else config, overrides)
     if not isinstance(found, CausalLMConfig):
         raise ConfigurationError(
             f"config: is for task={found.task}; expected task=causal_lm, which renders documents"
@@ -192,6 +192,11 @@ class DocumentReader:
                 f"{', '.join(self._types)}"
             )
         own = self.read(document, metadata)
+        for key in types or ():
+            if not own.has(key) and isinstance(document, Mapping) and _has_column(document, key):
+                raise DataError(
+                    f"types: {key}: metadata_column_list of the configuration leaves its column out"
+                )
         shown = self.rendered(own, self._types if types is None else types)
         if self._metadata.without_metadata_same_context:
             shown = shown.without_metadata()
@@ -209,6 +214,11 @@ class DocumentReader:
         except BadDocument as error:
             raise DataError(str(error)) from error
         return found
+
+
+def _has_column(document: Mapping[str, Any], key: str) -> bool:
+    """Whether a record has a column with metadata of a type."""
+    return any(document.get(f"metadata_{column}") for column in (key, *type_of(key).columns))
 
 
 def for_each(documents: Sequence[Any], read: Callable[[Any], Any], argument: str) -> list[Any]:

@@ -68,11 +68,18 @@ def test_a_record_of_a_corpus_is_read_by_its_columns() -> None:
     assert shown(list_form) == "Title: Sets ||| A set is"
 
 
-def test_the_default_configuration_is_that_of_train() -> None:
+def test_a_configuration_decides_how_and_what_is_rendered() -> None:
     found = bsmeta.render("A set is", {"title": "Sets", "datasource": "a.org > b"})
     assert str(found) == "Title: Sets | Datasource: a.org > b ||| A set is"
     templates = "data_config.metadata_config.metadata_templates={title: '«{value}»'}"
-    assert bsmeta.render("A", {"title": "B"}, overrides=[templates]).prefix == "«B» |||"
+    assert bsmeta.render("A", {"title": "B"}, config="v2", overrides=[templates]).prefix == (
+        "«B» |||"
+    )
+    record = {"text": "A", "metadata_url": [{"key": "url", "value": "a.org"}]}
+    assert bsmeta.render(record).text == "url: a.org ||| A"
+    assert bsmeta.render(record, config="v2").text == "A"  # it reads no column of this type
+    with pytest.raises(bsmeta.UserError, match="types: url: metadata_column_list .* leaves its"):
+        bsmeta.render(record, types=["url"], config="v2")
 
 
 @pytest.mark.parametrize(
@@ -112,6 +119,6 @@ def test_a_configuration_is_named_by_path_or_refused(tmp_path: Path) -> None:
         with pytest.raises(bsmeta.UserError, match=message):
             bsmeta.render("A", config=config)  # type: ignore[arg-type]
     with pytest.raises(bsmeta.UserError, match=r'expected a list: \["seed=1"\]'):
-        bsmeta.render("A", overrides="seed=1")
+        bsmeta.render("A", config="v2", overrides="seed=1")
     with pytest.raises(bsmeta.UserError, match="types: titel not in metadata_list"):
         bsmeta.render("A", types=["titel"])

@@ -124,7 +124,7 @@ def test_a_configuration_by_name_and_what_is_refused(config: CausalLMConfig) -> 
         bsmeta.stream("demo", ["data_config.train_file=missing/*.jsonl"])
     with pytest.raises(bsmeta.UserError, match=r"learning_rate .* expected"):
         bsmeta.stream(replace(config, learning_rate=-1.0))
-    with pytest.raises(bsmeta.UserError, match="overrides: expected none beside a configuration"):
+    with pytest.raises(bsmeta.UserError, match="expected a configuration by name"):
         bsmeta.stream(config, ["seed=1"])
     with pytest.raises(bsmeta.UserError, match="rank=2, world_size=2"):
         bsmeta.stream(config, rank=2, world_size=2)
