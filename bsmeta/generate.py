@@ -24,10 +24,10 @@ def main(config: GenerateConfig) -> None:
     from bsmeta.tasks.checkpoints import task_of
 
     modes = {"text": write, "attribute": attribute}
-    task = task_of(locate(config.checkpoint), config.training_config)
-    check_program("generate.py", task, TASKS)
+    location = locate(config.checkpoint)
+    check_program("generate.py", task_of(location, config.training_config), TASKS)
     opened = OpenedModel(
-        config.checkpoint, config.training_config, config.overrides, precision=config.precision
+        location, config.training_config, config.overrides, precision=config.precision
     )
     modes[config.mode](config, opened)
 

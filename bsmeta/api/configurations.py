@@ -55,6 +55,11 @@ def _composed(config: str | Path, overrides: Sequence[str]) -> RunConfig:
     path, own_folder = Path(config).expanduser(), None
     if path.suffix == ".yaml" or len(path.parts) > 1:
         own_folder = path.parent.resolve()
+        if path.is_dir():
+            raise ConfigurationError(
+                f"config={config}: a folder; bsmeta.open_run({str(path)!r}).config is the "
+                "configuration of a run"
+            )
         if not path.with_suffix(".yaml").is_file():
             raise ConfigurationError(f"config={config}: there is no such file (from {Path.cwd()})")
     known = sorted(file.stem for file in CONFIG_FOLDER.glob("*.yaml"))

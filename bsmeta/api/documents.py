@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import msgspec
@@ -150,13 +151,15 @@ class DocumentReader:
         if key not in self._types:
             raise DataError(
                 f"metadata.{key}: not in metadata_list; expected some of "
-                f"{', '.join(self._types) or '(it is empty)'}{nearest(key, self._types)}"
+                f"{', '.join(self._types) or '(it is empty)'}{nearest(key, self._types)}, or a "
+                "configuration that has it there"
             )
         kind = type_of(key)
         if value is None or (kind.always_present and value is True):
             return []
         records = []
         for one in value if isinstance(value, list) else [value]:
+            one = one.isoformat() if isinstance(one, date) else one
             if isinstance(one, Mapping):
                 records.append({**one, "key": key})
             elif kind.is_local or isinstance(one, bool) or not isinstance(one, (str, int, float)):

@@ -34,6 +34,7 @@ from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
 from bsmeta.models.pretrained import default_device
+from bsmeta.tasks import TASKS
 from bsmeta.tasks.base import ChangesText, Predicts, Task
 from bsmeta.tasks.checkpoints import open_task, task_of
 
@@ -403,14 +404,19 @@ def open_model(
         raise ConfigurationError(
             f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
         )
-    found = task_of(locate(name))
+    if task is not None and task not in TASKS:
+        raise ConfigurationError(f"task={task}: expected one of {', '.join(TASKS)}")
+    if not isinstance(overrides, Mapping | None):
+        raise ConfigurationError(f"overrides={overrides!r}: expected {{key: value}}, nested")
+    location = locate(name)
+    found = task_of(location)
     if task is not None and task != found:
         raise ConfigurationError(
             f"checkpoint={name}: trained with task={found}; expected task={task}"
         )
     place = default_device() if device is None else _device(device)
     if found == LANGUAGE_MODEL:
-        return LanguageModel(OpenedModel(name, overrides=overrides, device=place))
+        return LanguageModel(OpenedModel(location, None, overrides or {}, device=place))
     with naming_extras():
         return Predictor(name, found, *open_task(name, overrides or {}), place)
 

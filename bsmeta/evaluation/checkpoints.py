@@ -170,15 +170,15 @@ class OpenedModel:
 
     def __init__(
         self,
-        checkpoint: str,
-        training_config: str | None = None,
-        overrides: Mapping[str, Any] | None = None,
+        location: Location,
+        training_config: str | None,
+        overrides: Mapping[str, Any],
         *,
         precision: str = "auto",
         device: torch.device | None = None,
     ) -> None:
-        self.location = locate(checkpoint)
-        self.train = run_config(self.location, training_config, overrides or {})
+        self.location = location
+        self.train = run_config(location, training_config, overrides)
         self.device = device or default_device()
         self._precision = precision
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def test_values_are_rendered_by_type() -> None:
     assert shown("A set is", {"title": "Sets"}) == "Title: Sets ||| A set is"
     own = {"text": "A set is", "metadata": {"url": "a.org", "author": ["Ann", "Bo"], "title": None}}
     assert shown(own) == "url: a.org | author: Ann | author: Bo ||| A set is"
+    when = {"timestamp": datetime(2020, 3, 1)}
+    assert bsmeta.render("A", when).text == "Year: 2020 | Month: March ||| A"
     assert shown(own, {"author": 7}) == "url: a.org | author: 7 ||| A set is"
     bold = {"value": "b", "char_start_idx": 2, "char_end_idx": 5}
     assert shown("A set is", {"html": [bold]}) == "html ||| A <b>set</b> is"
@@ -88,7 +91,7 @@ def test_a_configuration_decides_how_and_what_is_rendered() -> None:
         (5, None, "a int; expected a string, or"),
         ({"txt": "A"}, None, r"the object has no `text` \(it has 'txt'\)"),
         ({"text": 5}, None, "text_not_string"),
-        ("A", {"titel": "B"}, r"metadata.titel: not in .* author \(did you mean title\?\)"),
+        ("A", {"titel": "B"}, r"metadata.titel: not in .* author \(did you mean title\?\), or a"),
         ("A", "B", "metadata='B': expected values by type"),
         ("A", {"title": True}, "metadata.title=True: expected a string or a number"),
         ("A", {"html": "b"}, "metadata.html='b': expected a list of records with value, char_st"),
@@ -113,6 +116,7 @@ def test_a_configuration_is_named_by_path_or_refused(tmp_path: Path) -> None:
     for config, message in (
         ("dmo", r"config=dmo: expected .* \(did you mean demo\?\)"),
         (tmp_path / "other.yaml", "there is no such file"),
+        (tmp_path, "a folder; bsmeta.open_run"),
         (7, "config=7: expected the name of a configuration"),
         ("classification", "task=classification; expected task=causal_lm"),
     ):

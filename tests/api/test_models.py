@@ -171,6 +171,10 @@ def test_mistakes_are_refused_with_what_to_do(
         bsmeta.load(None)  # type: ignore[call-overload]
     with refused("trained with task=causal_lm; expected task=sec"):
         bsmeta.load(demo_run, "sec")
+    with refused("task=causal: expected one of causal_lm, classification, "):
+        bsmeta.load(demo_run, "causal")  # type: ignore[call-overload]
+    with refused(r"overrides=\['seed=1'\]: expected \{key: value\}"):
+        bsmeta.load(demo_run, overrides=["seed=1"])  # type: ignore[call-overload]
     with refused("device='gpu': expected cpu, cuda or"):
         bsmeta.load(demo_run, device="gpu")
     with refused(r"predict: .* is a model of task=causal_lm, which has score, generate and ren"):
