@@ -57,7 +57,7 @@ BASE = [
 EXTRAS = {
     "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
     "tables": ["scikit-learn>=1.6"],  # classification: splits, metrics, the linear baseline
-    "spelling": ["rapidfuzz>=3.9", "codespell>=2.4", "symspellpy>=6.9"],
+    "spelling": ["rapidfuzz>=3.9", "codespell>=2.4", "symspellpy>=6.9", "wordfreq>=3.1"],
     "entities": ["ahocorasick-rs>=1.0", "scikit-learn>=1.6"],
     "bootleg": ["marisa-trie>=1.2"],  # entity folders of Bootleg from release 1.1 on
     "annotate": [

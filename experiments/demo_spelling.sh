@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Makes a test set of the held-out pages, trains the small detector on the GPUs that are there or on
-# two CPU processes, and shows it on a sentence. `make demo-spelling` calls this in its environment.
+# Makes a test set of the held-out pages, trains a corrector and a detector on the GPUs that are there
+# or on two CPU processes, and shows the corrector on a sentence. `make demo-spelling` calls this in
+# its environment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,6 +15,8 @@ else
 fi
 python experiments/spelling_test_set.py examples/webdocs/*pq00-000.jsonl.gz \
   --out runs/demo_spelling_tests --group webdocs --lines 500
-"${launch[@]}" -m bsmeta.train --config-name demo_spelling overwrite_out_dir=true "$@"
+for name in demo_spelling_words demo_spelling; do
+  "${launch[@]}" -m bsmeta.train --config-name "$name" overwrite_out_dir=true "$@"
+done
 echo 'Returns the nubmer of rows that the fuction has recieved, or rises an error.' |
   python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color

@@ -112,6 +112,8 @@ def test_demo_of_spelling(tmp_path: Path) -> None:
         " examples/webdocs/c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"
         " --out runs/demo_spelling_tests --group webdocs --lines 500",
         "accelerate launch --config_file experiments/accelerate/cpu.yaml -m bsmeta.train"
+        " --config-name demo_spelling_words overwrite_out_dir=true seed=1",
+        "accelerate launch --config_file experiments/accelerate/cpu.yaml -m bsmeta.train"
         " --config-name demo_spelling overwrite_out_dir=true seed=1",
         "python -m bsmeta.predict checkpoint=runs/demo_spelling input=- show=color",
     ]

@@ -46,6 +46,13 @@ class NoiseConfig:
         "{word: [misspelling, …]}",
         is_path=True,
     )
+    lost_case: float = key(
+        0.0,
+        "realistic: probability that a misspelled word is in lower case, as lists of misspellings "
+        "are",
+        at_least=0,
+        at_most=1,
+    )
     learned_characters: bool = key(
         True,
         "edit the letters of a word that has no known misspelling as those of words that have",
@@ -54,18 +61,12 @@ class NoiseConfig:
 
 @dataclass(kw_only=True)
 class SmallModelConfig:
-    """A model of random weights, where no model is named."""
+    """The small model, which scores the candidates of each word, where no model is named."""
 
-    width: int = key(192, "width of every layer", at_least=8)
-    layers: int = key(3, "layers of the encoder (sec: and of the decoder)", at_least=1)
+    width: int = key(64, "width of every layer", at_least=8)
+    layers: int = key(1, "layers of the transformer over the words of a text", at_least=0)
     heads: int = key(4, "attention heads; they must divide width", at_least=1)
     dropout: float = key(0.1, "dropout", at_least=0, below=1)
-    character_width: int = key(
-        48, "detection: width of a byte before the convolutions over a word", at_least=4
-    )
-    word_bytes: int = key(
-        24, "detection: bytes of a word that are read; a longer word loses its middle", at_least=4
-    )
 
 
 @dataclass(kw_only=True)
@@ -136,8 +137,7 @@ class SpellingConfig(RunConfig):
 
     model_name: str | None = key(
         None,
-        "a folder or Hub name to start from; null: random weights (of small_model, unless "
-        "model_config_file)",
+        "a folder or Hub name to start from; null: the small model, unless model_config_file",
         is_path=True,
         heading="Model",
     )
@@ -148,11 +148,29 @@ class SpellingConfig(RunConfig):
     )
     tokenizer_name: str | None = key(None, "a folder or Hub name; null: model_name", is_path=True)
     small_model: SmallModelConfig = key(SmallModelConfig, "the model without the keys above")
-    word_list: str | None = key(
+    word_lists: list[str] = key(
+        [],
+        "words with counts that the small model knows beside those of the texts: symspellpy or "
+        "wordfreq (wordfreq:LANGUAGE), the lists of those packages, or files of lines `word count`",
+        is_path=True,
+    )
+    counted_share: float = key(
+        0.5,
+        "small model: share of the training texts whose words and sequences of words are counted; "
+        "it is trained on the others, because in what is counted every correct word is known",
+        at_least=0,
+        below=1,
+    )
+    hidden_misspellings: float = key(
+        0.8,
+        "small model: share of the known misspellings (noise.misspellings) that are not known as "
+        "such in training: other texts have errors that no list has",
+        at_least=0,
+        at_most=1,
+    )
+    dictionary: str | None = key(
         None,
-        "words with counts that the small detector knows beside those of the training text: a file "
-        "of lines `word count`, or symspellpy (the English list of that package); the dictionary "
-        "baseline has this list, too (null: symspellpy)",
+        "words of the dictionary baseline, a file of lines `word count`; null: symspellpy",
         is_path=True,
     )
 
@@ -174,19 +192,12 @@ class SpellingConfig(RunConfig):
 class DetectionConfig(SpellingConfig):
     """What the two tasks that detect errors share."""
 
-    hidden_counts: float = key(
-        0.5,
-        "share of the training samples in which the small model does not see how frequent a word "
-        "is in the training text: other texts have more words that it does not know",
-        at_least=0,
-        at_most=1,
-        heading="Detection",
-    )
     wanted_precision: float = key(
         0.95,
         "a second threshold is chosen on the validation samples for this precision, and saved",
         above=0,
         at_most=1,
+        heading="Detection",
     )
     abstains: bool = key(
         False,
@@ -211,18 +222,24 @@ class SedSequenceConfig(DetectionConfig):
 
 @dataclass(kw_only=True)
 class SecConfig(SpellingConfig):
-    """A training run that corrects errors, sequence to sequence."""
+    """A training run that corrects errors: by candidates, or with a seq2seq model."""
 
     task: str = inherited(RunConfig, "task", "sec")
 
-    num_beams: int = key(
-        1, "beams of the search in `generate`; 1: greedy", at_least=1, heading="Correction"
-    )
     detector: str | None = key(
         None,
         "model/ of a run of sed_words: only words that it flags are changed; null: all may be",
         is_path=True,
+        heading="Correction",
     )
+    most_false_alarms: float = key(
+        0.005,
+        "candidates: corrections are made from the probability with the best F1 at which at most "
+        "this share of the words of correct text is changed, on the validation samples",
+        at_least=0,
+        at_most=1,
+    )
+    num_beams: int = key(1, "seq2seq: beams of the search in `generate`; 1: greedy", at_least=1)
     val_corrections: int = key(
         100, "validation samples to correct at each evaluation (the loss is over all)", at_least=1
     )

@@ -84,9 +84,11 @@ def _sed_sequence(config: SedSequenceConfig) -> Task:
 
 
 def _sec(config: SecConfig) -> Task:
-    from bsmeta.tasks.spelling.correction import Correction
+    from bsmeta.tasks.spelling.correction import CandidateCorrection
+    from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection
+    from bsmeta.tasks.spelling.table import is_small
 
-    return Correction(config)
+    return CandidateCorrection(config) if is_small(config) else Seq2SeqCorrection(config)
 
 
 def _evaluate_spelling(config: Any, locations: Sequence[Any], ranks: Any, device: Any) -> None:

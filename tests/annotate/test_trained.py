@@ -12,14 +12,9 @@ from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.annotate.row import InputRecord
 from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.tasks.spelling.inputs import FormInputs
-from bsmeta.tasks.spelling.word_model import (
-    FEATURES,
-    WordCounts,
-    WordDetector,
-    WordDetectorConfig,
-    count_words,
-)
+from bsmeta.tasks.spelling.inputs import CandidateInputs
+from bsmeta.tasks.spelling.lexicon import build_lexicon
+from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig
 from tests.annotate.helpers import annotate, annotated, rows, some_pages, values, write_pages
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.tasks.disambiguation.helpers import write_encoder, write_world
@@ -112,21 +107,20 @@ KNOWN = "Page the words of a paragraph that is longer than sixty-four characters
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
     """A run folder with a detector that flags the words that its training text lacks."""
-    shape = WordDetectorConfig(width=8, layers=0, heads=1, dropout=0.0, character_width=4)
-    model = WordDetector(shape)
+    inputs = CandidateInputs(build_lexicon([KNOWN, KNOWN], [], {}))
+    model = Ranker(RankerConfig(features=inputs.features, width=8, layers=0, heads=1))
     with torch.no_grad():
         for weight in model.parameters():
             weight.fill_(1e-20)  # as good as nothing; a folder of zeros is refused as damaged
-        model.counts[0].weight[0] = torch.tensor([1.0, -1.0] * 4)  # not in the text
-        model.counts[0].weight[1:] = torch.tensor([-1.0, 1.0] * 4)
-        model.norm.weight.fill_(1.0)
-        model.score.weight[0] = torch.tensor([1.0, 0.0] * 4)
+        # The first unit is on for a word that is known, the second for what may replace a word.
+        model.read.weight[0, [0, 5]] = 50.0
+        model.read.bias[:2] = torch.tensor([-75.0, 10.0])
+        model.read.weight[1, 0] = -20.0
+        model.own.weight[[0, 1], [0, 1]] = 1.0
+        model.score.weight[0, :2] = 1.0
     model.save_pretrained(tmp_path / "run" / "model")
-    FormInputs(WordCounts(count_words([KNOWN]), {}), shape.word_bytes).write(
-        tmp_path / "run" / "model"
-    )
+    inputs.write(tmp_path / "run" / "model")
     (tmp_path / "run" / "config.yaml").write_text("task: sed_words\n")
-    assert len(model.counts) == FEATURES
     return tmp_path / "run"
 
 

@@ -15,6 +15,7 @@ from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.spelling import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
+from bsmeta.tasks.spelling.lists import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.misspellings import CODESPELL
 
 MOST_SHARES = 64  # of a step, unless batch_shares is set
@@ -105,10 +106,16 @@ def _model(config: SpellingConfig) -> Iterator[Problem]:
     if isinstance(config, SecConfig) and not os.path.isdir(config.detector or "."):
         expected = "model/ of a run of sed_words"
         yield missing("detector", str(config.detector), expected, "correct detector")
-    name = config.word_list
-    if name not in (None, "symspellpy") and not os.path.isfile(str(name)):
-        expected = "symspellpy, or a file of lines `word count`"
-        yield missing("word_list", str(name), expected, "correct word_list")
+    for name in config.word_lists:
+        if name.partition(":")[0] in (SYMSPELLPY, WORDFREQ):
+            yield from _uninstalled("word_lists", name, name.partition(":")[0], "word_lists=[]")
+        elif not os.path.isfile(name):
+            expected = "symspellpy, wordfreq, or a file of lines `word count`"
+            yield missing("word_lists", name, expected, "correct word_lists")
+    if config.dictionary is not None and not os.path.isfile(config.dictionary):
+        yield missing(
+            "dictionary", config.dictionary, "a file of lines `word count`", "dictionary=null"
+        )
 
 
 def _batches(config: SpellingConfig) -> Iterator[Problem]:
@@ -148,7 +155,7 @@ def start_problems(
 def summary_rows(config: SpellingConfig, _: Launch) -> list[Row]:
     """Rows for model and data."""
     small, noise = config.small_model, config.noise
-    model = f"{small.layers} layers of width {small.width} (random weights)"
+    model = f"candidates, ranked by {small.layers} layers of width {small.width}"
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
     elif config.model_name is not None:

@@ -1,216 +1,355 @@
-"""The task `sec`: texts corrected, sequence to sequence."""
+"""The task `sec`: each word is kept, or replaced by one of its candidates (`ranker`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
 
+from bsmeta.config.errors import DataError
 from bsmeta.config.spelling import SecConfig
 from bsmeta.data.batch import MicroBatch
-from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.batches import batches_within, spread
-from bsmeta.tasks.spelling.corrections import Correction as Change
-from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
-from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
-from bsmeta.tasks.spelling.inputs import ROOM, Inputs
+from bsmeta.tasks.spelling.alignment import word_groups
+from bsmeta.tasks.spelling.context import Rows
+from bsmeta.tasks.spelling.corrections import Correction, apply_corrections
+from bsmeta.tasks.spelling.detector import (
+    build_detector,
+    build_inputs,
+    load_detector,
+    logits_of_words,
+)
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Words, row_tensors
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.ranker import log_probabilities
 from bsmeta.tasks.spelling.samples import Sample
-from bsmeta.tasks.spelling.seq2seq import (
-    IGNORED,
-    build_seq2seq,
-    encode,
-    generate,
-    load_seq2seq,
-    load_tokenizer,
-    token_counts,
-)
 from bsmeta.tasks.spelling.task import SpellingTask
-from bsmeta.tasks.spelling.text import cut
+from bsmeta.tasks.spelling.text import words
 
-ROOM_OF_BYTES = 1.1
-"""Bytes of a text with errors, compared with the correct text, for which a batch has room."""
+THRESHOLD = "correction.json"
+"""The file beside the model with the probability from which a correction is made."""
 
 
-class Correction(SpellingTask):
-    """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
+class Choice(NamedTuple):
+    """The likeliest correction of a word, and its probability (0 if there is none)."""
+
+    text: str
+    probability: float
+
+
+class CandidateCorrection(SpellingTask):
+    """Corrects words by choosing among candidates."""
 
     _config: SecConfig
     forms = ("text", "color", "json", "diff")
 
+    def __init__(self, config: SecConfig) -> None:
+        super().__init__(config)
+        self._threshold: float | None = None
+
     @cached_property
-    def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self._config)
+    def _inputs(self) -> CandidateInputs:
+        found = build_inputs(self._config, self.table)
+        assert isinstance(found, CandidateInputs)
+        return found
 
     def _most_tokens(self) -> np.ndarray:
-        """The most tokens that each training sample may have, on either side."""
-        room = ROOM if self._config.model_name else ROOM_OF_BYTES
-
         def lengths(samples: Sequence[Sample]) -> np.ndarray:
-            correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
-            source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
-            has_noise = np.array([s.target is None for s in samples])
-            roomy = np.ceil(correct * room).astype(np.int64)
-            return np.where(has_noise, roomy, np.maximum(source, correct))
+            return np.array([
+                max(len(sample.source.split()), len(sample.correct.split())) for sample in samples
+            ], np.int64)  # fmt: skip
 
-        return self.table.lengths([tokenizer_fingerprint(self._tokenizer), room], lengths)
+        return self.table.lengths("words of the longer text", lengths)
 
     def build_model(self) -> nn.Module:
-        return build_seq2seq(self._config, self._tokenizer)
+        return build_detector(self._config, self._inputs)
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
+        return len(words) <= room
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        tensors = self._tensors(pairs)
-        tokens = int(tensors["attention_mask"].sum())
-        targets = float((tensors["labels"] != IGNORED).sum())
-        size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
+        """Builds a micro-batch; `labels` has the row of the right candidate of each word that has
+        one, int64.
+        """
+        sources = [pair.source for pair in pairs]
+        rows = self._inputs.rows(sources, trains=True)
+        tensors = row_tensors(sources, rows)
+        found = label_rows(pairs, rows.texts, rows.starts)
+        tensors["labels"] = torch.from_numpy(found[found >= 0])
+        tokens = sum(map(len, sources))
+        errors = sum(
+            a != b for pair in pairs for a, b in zip(pair.source, pair.correct, strict=False)
+        )
         return MicroBatch(
             tensors=tensors,
-            weight=targets,
+            weight=float(len(tensors["labels"])),
             tokens=tokens,
-            padding=size - tokens,
+            padding=tensors["words"].numel() - tokens,
             documents=[pair.name for pair in pairs],
-            counts={"texts": float(len(pairs)), "targets": targets},
+            counts={"texts": float(len(pairs)), "errors": float(errors)},
         )
-
-    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
-        """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
-        tensors = encode(self._tokenizer, [" ".join(pair.source) for pair in pairs])
-        target = encode(self._tokenizer, [" ".join(pair.correct) for pair in pairs])
-        labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
-        return {**tensors, "labels": labels}
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
-        """Computes the cross-entropy of the target tokens, and the share predicted right."""
-        labels = batch["labels"]
-        logits = model(**batch).logits.float()
-        losses = functional.cross_entropy(
-            logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum"
-        )
-        is_target = labels != IGNORED
-        right = (logits.detach().argmax(2) == labels) & is_target
-        return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
+        """Computes the cross-entropy of the right candidate of each word."""
+        scores = model(batch["features"], batch["row_words"], batch["words"])
+        logs = log_probabilities(scores, batch["row_words"])[batch["labels"]]
+        likely = (logs.detach() > np.log(0.5)).sum()
+        return Loss(-logs.sum(), {"word_accuracy": (likely, likely * 0 + len(logs))})
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
-        """Computes the loss of the validation samples, and corrects the first of them."""
+        """Chooses the threshold on the validation samples, and corrects the first of them with
+        it.
+        """
         pairs = self._validation
         if not pairs:
             return []
-        first = pairs[: self._config.val_corrections]
-        sources, correct = (
-            [" ".join(getattr(pair, side)) for pair in first] for side in ("source", "correct")
-        )
-        counts = correction_counts(sources, self.judge(model, sources, context), correct)
-        clean = correction_counts(correct, self.judge(model, correct, context), correct)
+        sources, right = [p.source for p in pairs], [p.correct for p in pairs]
+        found = self._choices(model, sources, context)
+        clean = self._choices(model, right, context)
+        self._threshold = best_threshold(pairs, found, clean, self._config.most_false_alarms)
+        first = slice(self._config.val_corrections)
+        lines = [[" ".join(own) for own in side[first]] for side in (sources, right)]
+        made = [self._corrected(*both) for both in zip(sources[first], found[first], strict=True)]
+        counts = correction_counts(lines[0], made, lines[1])
+        changed = [choice.probability > self._threshold for own in clean for choice in own]
         return [
             Metric("loss", self._mean_loss(model, pairs, context)),
             Metric("correction_f1", counts.f1, better="max"),
             Metric("edit_distance", counts.mean_distance),
-            Metric("false_alarms", clean.flagged_rate),
+            Metric("false_alarms", float(np.mean(changed))),
         ]
-
-    def _batches(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
-        return batches_within(lengths, self._config.batch_max_length)
 
     def _mean_loss(
         self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
     ) -> float:
-        """The cross-entropy of a target token, in nats."""
+        """The cross-entropy of a word, in nats."""
 
         def losses(batch: np.ndarray) -> list[tuple[float, int]]:
-            tensors = self._tensors([pairs[number] for number in batch])
-            tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
-            with torch.no_grad():
-                logits = model(**tensors).logits.float()
-            own = functional.cross_entropy(
-                logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
-            ).double().sum(1).tolist()  # fmt: skip
-            targets = (tensors["labels"] != IGNORED).sum(1).tolist()
-            return list(zip(own, targets, strict=True))
+            own = [pairs[number] for number in batch]
+            rows, logs = self._score(model, [pair.source for pair in own], context.device)
+            labels = label_rows(own, rows.texts, rows.starts)
+            parts = np.split(labels, np.cumsum([len(pair.source) for pair in own])[:-1])
+            return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
 
-        lengths = np.maximum(
-            token_counts(self._tokenizer, [" ".join(pair.source) for pair in pairs]),
-            token_counts(self._tokenizer, [" ".join(pair.correct) for pair in pairs]),
+        batches = batches_within(
+            [len(pair.source) for pair in pairs], self._config.batch_max_length
         )
-        found = spread(self._batches(lengths), losses, context)
-        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
+        found = spread(batches, losses, context)
+        return sum(loss for loss, _ in found) / sum(words for _, words in found)
+
+    def _score(
+        self, model: nn.Module, texts: Sequence[Words], device: torch.device
+    ) -> tuple[Rows, np.ndarray]:
+        """The candidates of texts, and the log-probability of each, float32 [rows]."""
+        rows = self._inputs.rows(texts)
+        tensors = {name: part.to(device) for name, part in row_tensors(texts, rows).items()}
+        with torch.no_grad():
+            logs = log_probabilities(model(**tensors), tensors["row_words"])
+        return rows, logs.float().cpu().numpy()
+
+    def _choices(
+        self, model: nn.Module, texts: Sequence[Words], context: EvaluationContext
+    ) -> list[list[Choice]]:
+        """The likeliest correction of each word of each text."""
+        windows = [(n, part) for n, text in enumerate(texts) for part in self._inputs.windows(text)]
+        parts = [part for _, part in windows]
+
+        def run(batch: np.ndarray) -> list[list[Choice]]:
+            own = [parts[number] for number in batch]
+            rows, logs = self._score(model, own, context.device)
+            best = [
+                _best(texts, logs[start:end])
+                for texts, start, end in zip(
+                    rows.texts, rows.starts[:-1], rows.starts[1:], strict=True
+                )
+            ]
+            ends = np.cumsum([len(part) for part in own])
+            return [
+                best[end - len(part) : end] for part, end in zip(own, ends.tolist(), strict=True)
+            ]
+
+        batches = batches_within([len(part) for part in parts], self._config.batch_max_length)
+        found: list[list[Choice]] = [[] for _ in texts]
+        for (number, _), choices in zip(windows, spread(batches, run, context), strict=True):
+            found[number] += choices
+        return found
+
+    def _corrected(self, text: Words, choices: Sequence[Choice]) -> str:
+        return " ".join(
+            choice.text if choice.probability > self._least else word
+            for word, choice in zip(text, choices, strict=True)
+        )
+
+    @property
+    def _least(self) -> float:
+        """The probability above which a correction is made."""
+        return 0.5 if self._threshold is None else self._threshold
+
+    @cached_property
+    def _detector(self) -> tuple[nn.Module, Inputs] | None:
+        """The detector whose flags say which words may be changed, and its inputs."""
+        folder = self._config.detector
+        return None if folder is None else load_detector(Path(folder))
 
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[str]:
-        """The correction of each line; long lines are corrected in chunks.
+        """The correction of each line."""
+        found = self._line_changes(model, lines, context)
+        return [apply_corrections(line, own) for line, own in zip(lines, found, strict=True)]
 
-        A word that is longer than a chunk is no prose, and stays.
-        """
-        limit = self._config.max_characters
-        chunks = [cut(line, limit) for line in lines]
-        texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
+        """The corrections of each text; each of its lines is a text by itself for the model."""
+        context = EvaluationContext.alone(next(model.parameters()).device)
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        found = iter(self._line_changes(model, lines, context))
+        return [_joined(text.splitlines(keepends=True), found) for text in texts]
 
-        def correct(batch: np.ndarray) -> list[str]:
-            chosen = [texts[number] for number in batch]
-            beams = self._config.num_beams
-            return generate(model, self._tokenizer, chosen, beams, context.device)
-
-        batches = self._batches(token_counts(self._tokenizer, texts))
-        found = iter(spread(batches, correct, context))
-        corrected = [
-            " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
-            for own in chunks
-        ]
-        return corrected if self._detector is None else self._at_flags(lines, corrected, context)
-
-    @cached_property
-    def _detector(self) -> tuple[nn.Module, Inputs] | None:
-        """The detector that says which words may be changed, and its inputs."""
-        folder = self._config.detector
-        return None if folder is None else load_detector(Path(folder))
-
-    def _at_flags(
-        self, lines: Sequence[str], corrected: Sequence[str], context: EvaluationContext
-    ) -> list[str]:
-        """The corrections of words that the detector flags; the others stay as they are."""
-        assert self._detector is not None
-        model, inputs = self._detector
-        texts, budget = [line.split() for line in lines], self._config.batch_max_length
-        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+    def _line_changes(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[list[Correction]]:
+        texts = [line.split() for line in lines]
+        flags = self._flags(texts, context)
         return [
-            apply_corrections(line, restricted(line, find_corrections(line, new), scores > 0))
-            for line, new, scores in zip(lines, corrected, logits, strict=True)
+            [
+                Correction(*span, word, choice.text)
+                for span, word, choice, flag in zip(words(line), text, choices, own, strict=True)
+                if flag and choice.probability > self._least
+            ]
+            for line, text, choices, own in zip(
+                lines, texts, self._choices(model, texts, context), flags, strict=True
+            )
         ]
+
+    def _flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
+        """Which words may be changed: those that the detector flags, or all."""
+        if self._detector is None:
+            return [[True] * len(text) for text in texts]
+        model, inputs = self._detector
+        budget = self._config.batch_max_length
+        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [(own > 0).tolist() for own in logits]
+
+    def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
+        """Scores the test sets, once, with the exported model; writes the report."""
+        if self._threshold is None:  # resumed after the last evaluation
+            self.evaluate(model, context)
+        return super().finish(model, context)
 
     def load(self, folder: Path) -> nn.Module:
-        model, self._tokenizer = load_seq2seq(folder)
+        model, inputs = load_detector(folder)
+        if not isinstance(inputs, CandidateInputs):
+            raise DataError(f"{folder}: not a model that corrects; expected one of task=sec")
+        self._inputs = inputs
+        self._threshold = _read_threshold(folder)
         return model
-
-    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Change]]:
-        """The corrections of each text; each of its lines is a text by itself for the model."""
-        device = next(model.parameters()).device
-        context = EvaluationContext.alone(device)
-        lines = [line for text in texts for line in text.splitlines(keepends=True)]
-        corrected = iter(self.judge(model, lines, context))
-        found = []
-        for text in texts:
-            at, own = 0, []
-            for line in text.splitlines(keepends=True):
-                own += [
-                    replace(change, start=at + change.start, end=at + change.end)
-                    for change in find_corrections(line, next(corrected))
-                ]
-                at += len(line)
-            found.append(own)
-        return found
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
         model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
-        self._tokenizer.save_pretrained(str(folder))
+        self._inputs.write(folder)
+        content = json.dumps({"threshold": self._least}) + "\n"
+        (folder / THRESHOLD).write_text(content, encoding="utf-8")
+
+
+def _read_threshold(folder: Path) -> float:
+    try:
+        content = json.loads((folder / THRESHOLD).read_text(encoding="utf-8"))
+        return float(content["threshold"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / THRESHOLD} cannot be read: {error}; expected model/ of a run of task=sec"
+        ) from error
+
+
+def _joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Correction]:
+    """The corrections of the lines of a text, with their places in the text."""
+    at, joined = 0, []
+    for line, own in zip(lines, found, strict=False):
+        joined += [
+            Correction(at + change.start, at + change.end, change.text, change.correction)
+            for change in own
+        ]
+        at += len(line)
+    return joined
+
+
+def _best(texts: Sequence[str], logs: np.ndarray) -> Choice:
+    """The likeliest candidate other than the word itself and the one for none of them."""
+    if len(texts) < 3:
+        return Choice("", 0.0)
+    place = 2 + int(logs[2:].argmax())
+    return Choice(texts[place], float(np.exp(logs[place])))
+
+
+def label_rows(
+    pairs: Sequence[Pair], texts: Sequence[Sequence[str]], starts: np.ndarray
+) -> np.ndarray:
+    """The row of the right candidate of each word, int64 [words]; -1 if the word is part of a
+    merged one.
+
+    Args:
+        pairs: The texts.
+        texts: How the candidates of each word are written.
+        starts: The first row of each word.
+    """
+    right = [word for pair in pairs for word in right_words(pair)]
+    found = np.empty(len(right), np.int64)
+    for number, (word, own) in enumerate(zip(right, texts, strict=True)):
+        place = -1 if word is None else 1
+        if word is not None and word in own:
+            place = own.index(word)
+        found[number] = -1 if place < 0 else starts[number] + place
+    return found
+
+
+def right_words(pair: Pair) -> list[str | None]:
+    """What belongs in the place of each word; None for a word that is merged with another."""
+    if len(pair.source) == len(pair.correct):
+        return list(pair.correct)
+    found: list[str | None] = []
+    for own, became in word_groups(" ".join(pair.source), " ".join(pair.correct)):
+        joined = " ".join(pair.correct[became.start : became.stop])
+        found += [joined] if len(own) == 1 else [None] * len(own)
+    return found
+
+
+def best_threshold(
+    pairs: Sequence[Pair], found: Sequence[Sequence[Choice]], clean: Sequence[Sequence[Choice]],
+    most_false_alarms: float,
+) -> float:  # fmt: skip
+    """The probability above which corrections have the best F1 of those with which at most a share
+    of the correct words is changed.
+
+    Args:
+        pairs: Texts.
+        found: The choices for their words.
+        clean: The choices for the words of the correct texts.
+        most_false_alarms: The share.
+    """
+    rows = [
+        (choice.probability, word == choice.text, word != own)
+        for pair, choices in zip(pairs, found, strict=True)
+        for word, own, choice in zip(right_words(pair), pair.source, choices, strict=True)
+        if word is not None
+    ]
+    scores, is_right, is_error = (np.array(column) for column in zip(*rows, strict=True))
+    alarms = np.sort([choice.probability for own in clean for choice in own])[::-1]
+    allowed = int(most_false_alarms * len(alarms))
+    least = float(alarms[allowed]) if allowed < len(alarms) else 0.0
+    order = np.argsort(-scores, kind="stable")
+    hits = np.cumsum(is_right[order])
+    f1 = 2 * hits / (np.arange(1, len(hits) + 1) + is_error.sum())
+    f1[scores[order] <= least] = -1
+    best = int(f1.argmax())
+    if f1[best] <= 0:
+        return max(least, 0.5)
+    following = scores[order][best + 1] if best + 1 < len(f1) else 0.0
+    return max(least, float(scores[order][best] + following) / 2)

@@ -1,6 +1,6 @@
 """The detectors: which model scores the words of a text, from which inputs, and their loss.
 
-Two forms: the small detector, which reads the bytes of words (`word_model`), and any encoder of
+Two forms: the small model, which reads the candidates of words (`ranker`), and any encoder of
 transformers with one output per token, where a word's logit is the mean over its tokens. A
 sequence has an error if any of its words has one: its probability follows from those of its words,
 so both tasks train and export the same kind of model, and one can start from the other's.
@@ -20,22 +20,17 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedTokenizerBase
 
 from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import DetectionConfig
+from bsmeta.config.spelling import SpellingConfig
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, load_exported, token_limit
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.batches import batches_within, spread
-from bsmeta.tasks.spelling.inputs import FormInputs, Inputs, TokenInputs, Words
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
+from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
+from bsmeta.tasks.spelling.pairs import make_noise
+from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits
 from bsmeta.tasks.spelling.table import Table
-from bsmeta.tasks.spelling.word_model import (
-    FILE,
-    WordCounts,
-    WordDetector,
-    WordDetectorConfig,
-    count_words,
-    word_list,
-)
 
 TINY = 1e-6
 """The least probability of an error in a text, for finite logarithms."""
@@ -48,8 +43,9 @@ def word_logits(model: nn.Module, tensors: Mapping[str, torch.Tensor]) -> torch.
 
     Words without tokens (a tokenizer may drop control characters) have the logit 0.
     """
-    if "forms" in tensors:
-        return model(**{name: tensors[name] for name in ("forms", "words", "counts")})
+    if "features" in tensors:
+        rows, words = tensors["row_words"], tensors["words"]
+        return error_logits(model(tensors["features"], rows, words), rows, words)
     logits = model(
         input_ids=tensors["input_ids"], attention_mask=tensors["attention_mask"]
     ).logits.squeeze(2).float()  # fmt: skip
@@ -137,32 +133,46 @@ def sequence_losses(
     return -torch.where(labels > 0, torch.log(-torch.expm1(correct)), correct)
 
 
-def build_inputs(config: DetectionConfig, table: Table) -> Inputs:
-    """The inputs of the detector to train.
+def build_inputs(config: SpellingConfig, table: Table) -> Inputs:
+    """The inputs of the model to train.
 
     Raises:
-        ConfigurationError: If the tokenizer, the word list or the model to start from is missing.
+        ConfigurationError: If the tokenizer, a list or the model to start from is missing.
     """
-    if _is_small(config.model_name):
-        return _small_inputs(Path(str(config.model_name)), config.hidden_counts)
+    if is_lexicon(config.model_name):
+        return small_inputs(config, Path(str(config.model_name)))
     if config.model_name is None and config.model_config_file is None:
-        counts = WordCounts(table.word_counts(count_words), word_list(config.word_list))
-        return FormInputs(counts, config.small_model.word_bytes, config.hidden_counts)
+        return small_inputs(config, count_words(config, table))
     tokenizer = _tokenizer(str(config.tokenizer_name or config.model_name))
     return TokenInputs(tokenizer, token_limit(_shape(config), tokenizer))
 
 
-def build_detector(config: DetectionConfig, inputs: Inputs) -> nn.Module:
+def small_inputs(config: SpellingConfig, folder: Path) -> CandidateInputs:
+    """The inputs of the small model, with the words that are counted in a folder."""
+    return CandidateInputs(Lexicon.read(folder), config.hidden_misspellings)
+
+
+def count_words(config: SpellingConfig, table: Table) -> Path:
+    """The folder of the words that are counted in the texts of a run, which is written once."""
+    lists, noise = list(config.word_lists), make_noise(config)
+
+    def count(texts: Iterator[str], folder: Path) -> None:
+        build_lexicon(texts, lists, noise.misspellings).write(folder)
+
+    return table.counted([lists, noise.misspellings_hash], count)
+
+
+def build_detector(config: SpellingConfig, inputs: Inputs) -> nn.Module:
     """The detector to train: float32, on the CPU.
 
     Raises:
         ConfigurationError: If it cannot be loaded.
         DataError: If it is damaged.
     """
-    if _is_small(config.model_name):
+    if is_lexicon(config.model_name):
         return load_detector(Path(str(config.model_name)))[0].train()
-    if isinstance(inputs, FormInputs):
-        return WordDetector(WordDetectorConfig(**vars(config.small_model)))
+    if isinstance(inputs, CandidateInputs):
+        return Ranker(RankerConfig(features=inputs.features, **vars(config.small_model)))
     shape = _shape(config)
     if config.model_config_file is not None:
         return AutoModelForTokenClassification.from_config(shape, dtype=torch.float32)
@@ -173,7 +183,7 @@ def build_detector(config: DetectionConfig, inputs: Inputs) -> nn.Module:
         )
 
 
-def _shape(config: DetectionConfig) -> Any:
+def _shape(config: SpellingConfig) -> Any:
     source = str(config.model_config_file or config.model_name)
     with _explained(source):
         return AutoConfig.from_pretrained(source, num_labels=1)
@@ -197,23 +207,13 @@ def load_detector(folder: Path) -> tuple[nn.Module, Inputs]:
     Raises:
         DataError: If it is damaged or incomplete.
     """
-    is_small = _is_small(str(folder))
-    kind = WordDetector if is_small else AutoModelForTokenClassification
+    is_small = is_lexicon(str(folder))
+    kind = Ranker if is_small else AutoModelForTokenClassification
     model = load_exported(kind, folder, "detector", "task=sed_words or task=sed_sequence")
     if is_small:
-        return model, _small_inputs(folder)
+        return model, CandidateInputs(Lexicon.read(folder))
     tokenizer = _tokenizer(str(folder))
     return model, TokenInputs(tokenizer, token_limit(model.config, tokenizer))
-
-
-def _is_small(name: str | None) -> bool:
-    """Whether a folder holds a small detector."""
-    return name is not None and (Path(name) / FILE).is_file()
-
-
-def _small_inputs(folder: Path, hidden_counts: float = 0.0) -> FormInputs:
-    shape = WordDetectorConfig.from_pretrained(folder)
-    return FormInputs(WordCounts.read(folder), shape.word_bytes, hidden_counts)
 
 
 def _tokenizer(name: str) -> PreTrainedTokenizerBase:

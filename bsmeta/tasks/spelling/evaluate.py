@@ -95,7 +95,7 @@ def _score(
     test_sets = read_test_sets(Path(str(config.benchmarks)), task, config.benchmark_lines)
     results = judge_test_sets(
         task, test_sets, judge, context,
-        word_list=config.word_list, resamples=config.bootstrap_resamples, seed=config.seed,
+        word_list=config.dictionary, resamples=config.bootstrap_resamples, seed=config.seed,
     )  # fmt: skip
     if context.rank == 0:
         facts = {

@@ -1,4 +1,4 @@
-"""Words → the inputs of a detector, for both forms of detectors."""
+"""Words → the inputs of a model, for both forms: the small one, and encoders of transformers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.data.seeds import derive
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.tasks.spelling.word_model import WordCounts, form_tensors
+from bsmeta.tasks.spelling.context import RowBuilder, Rows
+from bsmeta.tasks.spelling.lexicon import Lexicon
 
 WINDOW_WORDS = 256
-"""Most words of a text that the small detector sees at once."""
+"""Most words of a text that the small model sees at once."""
 ROOM = 1.35
 """Tokens of a text with errors, compared with the correct text, for which a batch has room."""
 
@@ -41,7 +41,7 @@ class Inputs(Protocol):
 
         Args:
             texts: The words of each text, as read.
-            own: The correct words of each, if the texts are of the training split.
+            own: The correct words of each, if the model is trained on the texts.
         """
 
     def windows(self, words: Words) -> list[Words]:
@@ -51,20 +51,23 @@ class Inputs(Protocol):
         """Writes what is needed to build the inputs beside a model."""
 
 
-class FormInputs:
-    """The inputs of the small detector: a token is a word.
+class CandidateInputs:
+    """The inputs of the small model: the candidates of each word; a token is a word.
 
     Args:
-        counts: How frequent words are.
-        word_bytes: Bytes of a word that are read.
-        hidden_counts: Share of the training samples whose words are not looked up in the training
-            text. Which ones follows from the sample's text, whose errors differ in every epoch.
+        lexicon: The known words.
+        hidden_misspellings: Share of the known misspellings that are hidden in training.
     """
 
-    def __init__(self, counts: WordCounts, word_bytes: int, hidden_counts: float = 0.0) -> None:
-        self._counts = counts
-        self._word_bytes = word_bytes
-        self._hidden_counts = hidden_counts
+    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+        self._lexicon = lexicon
+        self._builder = RowBuilder(lexicon)
+        self._training = RowBuilder(lexicon, hidden_misspellings)
+
+    @property
+    def features(self) -> int:
+        """Number of features of a candidate."""
+        return self._builder.width
 
     @property
     def measure(self) -> Any:
@@ -76,24 +79,29 @@ class FormInputs:
     def fits(self, words: Words, length: int) -> bool:
         return len(words) <= length
 
-    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
-        if own is None:
-            features = [self._counts.features(words) for words in texts]
-        else:
-            features = [
-                self._counts.features(words, correct, hides_text=self._hides_text(words))
-                for words, correct in zip(texts, own, strict=True)
-            ]
-        return form_tensors(texts, features, self._word_bytes)
+    def rows(self, texts: Sequence[Words], *, trains: bool = False) -> Rows:
+        """The candidates of the words of texts; at least one word in all."""
+        return (self._training if trains else self._builder).rows(texts)
 
-    def _hides_text(self, words: Words) -> bool:
-        return derive("counts", *words) < self._hidden_counts * 2**64
+    def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
+        return row_tensors(texts, self.rows(texts, trains=own is not None))
 
     def windows(self, words: Words) -> list[Words]:
         return [words[i : i + WINDOW_WORDS] for i in range(0, len(words), WINDOW_WORDS)]
 
     def write(self, folder: Path) -> None:
-        self._counts.write(folder)
+        self._lexicon.write(folder)
+
+
+def row_tensors(texts: Sequence[Words], rows: Rows) -> Tensors:
+    """The arguments of `Ranker.forward`: `features`, `row_words` and `words`."""
+    words = np.zeros((len(texts), max(map(len, texts))), np.int64)
+    number = 1
+    for row, text in enumerate(texts):
+        words[row, : len(text)] = range(number, number + len(text))
+        number += len(text)
+    arrays = {"features": rows.features, "row_words": rows.words + 1, "words": words}
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 class TokenInputs:

@@ -39,6 +39,7 @@ class Noise:
         word_probability: Probability that a word is edited.
         artificial_share: Share of artificial edits where `method` is `mixed`.
         edit_probability: p of the geometric distribution of the number of edits of a word.
+        lost_case: Probability that a misspelled word is in lower case (realistic edits).
         clean_share: Share of the samples that are not edited.
         keep_word_count: Whether the number of words (separated by whitespace) must not change:
             misspellings that contain spaces are then not used.
@@ -51,6 +52,7 @@ class Noise:
     word_probability: float = 0.2
     artificial_share: float = 0.2
     edit_probability: float = 0.8
+    lost_case: float = 0.0
     clean_share: float = 0.0
     keep_word_count: bool = True
     letters: str = string.ascii_letters
@@ -91,6 +93,12 @@ class Noise:
             return artificial_edits(
                 word, draws.geometric(self.edit_probability), draws, letters=self.letters
             )
+        edited = self._misspell(word, draws)
+        is_lost = self.lost_case > 0 and draws.uniform() < self.lost_case
+        return edited.lower() if is_lost and edited != word else edited
+
+    def _misspell(self, word: str, draws: Draws) -> str:
+        """A known misspelling of a word, or one like those of other words."""
         known = self._usable.get(word) or self._usable.get(word.lower())
         if known:
             return with_case_of(word, known[draws.below(len(known))])

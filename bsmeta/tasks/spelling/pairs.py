@@ -18,7 +18,7 @@ from bsmeta.tasks.spelling.characters import CharacterNoise
 from bsmeta.tasks.spelling.misspellings import load_misspellings
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import Sample
-from bsmeta.tasks.spelling.table import Table
+from bsmeta.tasks.spelling.table import Table, is_small
 
 VALIDATION = -1
 """The epoch of the validation, whose noise is always the same."""
@@ -83,8 +83,9 @@ def make_noise(config: SpellingConfig) -> Noise:
         artificial_share=noise.artificial_share,
         edit_probability=noise.edit_probability,
         letters=noise.letters,
+        lost_case=noise.lost_case,
         clean_share=noise.clean_share,
-        keep_word_count=isinstance(config, DetectionConfig),
+        keep_word_count=isinstance(config, DetectionConfig) or is_small(config),
     )
 
 

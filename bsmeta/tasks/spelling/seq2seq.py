@@ -1,9 +1,4 @@
-"""The model of `sec` and its tokenizer: any seq2seq model, or a small one over bytes.
-
-The small one has absolute positions (Marian's), not T5's relative ones: a correction is mostly a
-copy, and a decoder that sees positions learns within minutes to look at the same place of the
-source.
-"""
+"""The sequence-to-sequence models of `sec`: loading, encoding, and generation."""
 
 from __future__ import annotations
 
@@ -17,8 +12,6 @@ from transformers import (
     AutoConfig,
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
-    ByT5Tokenizer,
-    MarianConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -33,9 +26,9 @@ IGNORED = -100
 
 
 def load_tokenizer(config: SecConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run: that of `model_name`, or bytes."""
-    name = config.tokenizer_name or config.model_name
-    tokenizer = ByT5Tokenizer(extra_ids=0) if name is None else tokenizer_of(name)
+    """The tokenizer of a run: that of `tokenizer_name`, or of `model_name`."""
+    name = str(config.tokenizer_name or config.model_name)
+    tokenizer = tokenizer_of(name)
     if tokenizer.pad_token_id is None or tokenizer.eos_token_id is None:
         raise ConfigurationError(
             f"tokenizer_name: {name} has no padding or no end-of-text token; name the tokenizer of "
@@ -52,8 +45,6 @@ def build_seq2seq(config: SecConfig, tokenizer: PreTrainedTokenizerBase) -> PreT
         ConfigurationError: If it cannot be loaded.
         DataError: If it is damaged.
     """
-    if config.model_name is None and config.model_config_file is None:
-        return AutoModelForSeq2SeqLM.from_config(_small_shape(config, tokenizer))
     source = str(config.model_config_file or config.model_name)
     try:
         if config.model_config_file is not None:
@@ -66,28 +57,6 @@ def build_seq2seq(config: SecConfig, tokenizer: PreTrainedTokenizerBase) -> PreT
             "AutoModelForSeq2SeqLM knows",
             ["model_name"],
         ) from error
-
-
-def _small_shape(config: SecConfig, tokenizer: PreTrainedTokenizerBase) -> MarianConfig:
-    small = config.small_model
-    return MarianConfig(
-        vocab_size=len(tokenizer),
-        d_model=small.width,
-        encoder_layers=small.layers,
-        decoder_layers=small.layers,
-        encoder_attention_heads=small.heads,
-        decoder_attention_heads=small.heads,
-        encoder_ffn_dim=4 * small.width,
-        decoder_ffn_dim=4 * small.width,
-        dropout=small.dropout,
-        activation_function="gelu",
-        max_position_embeddings=longest_target(config.max_characters * 4),
-        scale_embedding=True,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        forced_eos_token_id=None,
-        decoder_start_token_id=tokenizer.pad_token_id,
-    )
 
 
 def load_seq2seq(folder: Path) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

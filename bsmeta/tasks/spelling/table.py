@@ -28,18 +28,20 @@ from bsmeta.config.spelling import SpellingConfig
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.table.hashes import file_hashes
 from bsmeta.data.table.store import open_store
+from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.samples import Sample, data_files, samples_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-UNUSED, TRAIN, VALIDATION = range(3)
+UNUSED, TRAIN, VALIDATION, COUNTED = range(4)
 """What a sample is used for."""
+USES = {"train": TRAIN, "validation": VALIDATION, "counted": COUNTED}
 BATCH = 1000
 """Samples that are read or written at once."""
 _SCHEMA = pa.schema([
     ("source", pa.string()), ("target", pa.string()), ("name", pa.string()),
-    ("is_validation", pa.bool_()),
+    ("use", pa.int8()),
 ])  # fmt: skip
 
 
@@ -47,7 +49,7 @@ class Table:
     """The samples of a run.
 
     Args:
-        rows: `source`, `target`, `name` and `is_validation` of each sample, memory-mapped.
+        rows: `source`, `target`, `name` and `use` of each sample, memory-mapped.
         key: What determines them.
         folder: The folder of the store.
     """
@@ -58,12 +60,12 @@ class Table:
         self._folder = folder
 
     def numbers(self, split: str) -> np.ndarray:
-        """The numbers of the samples of a split: `train` or `validation`."""
-        return np.flatnonzero(self._is_validation == (split == "validation"))
+        """The numbers of the samples of a split: `train`, `validation` or `counted`."""
+        return np.flatnonzero(self._uses == USES[split])
 
     @cached_property
-    def _is_validation(self) -> np.ndarray:
-        return self._rows.data.column("is_validation").to_numpy()
+    def _uses(self) -> np.ndarray:
+        return self._rows.data.column("use").to_numpy()
 
     def read(self, numbers: np.ndarray) -> list[Sample]:
         """Some samples, in the order of their numbers as given."""
@@ -101,24 +103,30 @@ class Table:
         self._once(file, compute)
         return np.load(file, mmap_mode="r")
 
-    def word_counts(self, count: Callable[[Iterator[str]], Mapping[str, int]]) -> dict[str, int]:
-        """How often each word occurs in the training texts, counted once."""
-        file = self._folder / "word_counts.json"
-        self._once(file, lambda part: _write_json(part, count(self.texts("train"))))
-        counts: dict[str, int] = json.loads(file.read_text(encoding="utf-8"))
-        return counts
+    def counted(self, key: Any, count: Callable[[Iterator[str], Path], None]) -> Path:
+        """The folder of what is counted in the texts that are for that, counted once.
+
+        Args:
+            key: What determines it, beside the texts; JSON-serializable.
+            count: Counts texts, and writes to a folder.
+        """
+        digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        folder = self._folder / f"counts-{digest}"
+
+        def write(part: Path) -> None:
+            part.mkdir(exist_ok=True)
+            count(self.texts("counted"), part)
+
+        self._once(folder, write)
+        return folder
 
     def _once(self, file: Path, write: Callable[[Path], None]) -> None:
-        """Writes a file beside the samples if there is none, in one process of the machine."""
+        """Writes a file or folder beside the samples if there is none, in one process."""
         with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
                 part = file.with_name(f"{file.name}.part")
                 write(part)
                 os.replace(part, file)
-
-
-def _write_json(file: Path, content: Mapping[str, Any]) -> None:
-    file.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
 
 def open_table(config: SpellingConfig) -> Table:
@@ -138,11 +146,18 @@ def open_table(config: SpellingConfig) -> Table:
         "target_column": config.target_column,
         "max_characters": config.max_characters,
         "min_prose_share": config.min_prose_share,
+        "counted_share": config.counted_share if is_small(config) else 0.0,
         "seed": config.seed,
     }
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
     folder = Path(config.store_dir) / digest
     return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
+
+
+def is_small(config: SpellingConfig) -> bool:
+    """Whether the model of a run is the small one."""
+    is_new = config.model_name is None and config.model_config_file is None
+    return is_new or is_lexicon(config.model_name)
 
 
 def per_dataset(values: list[Any], count: int) -> list[Any]:
@@ -167,7 +182,7 @@ def _build(
     try:
         for sample, use in zip(samples, uses, strict=True):
             if use != UNUSED:
-                rows.append({**vars(sample), "is_validation": use == VALIDATION})
+                rows.append({**vars(sample), "use": use})
             if len(rows) == BATCH:
                 yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
                 rows = []
@@ -206,7 +221,8 @@ def _choose(
     """What each sample is used for, uint8 [samples].
 
     Of equal samples the first is used, or copies of a validation sample would be trained on. Texts
-    are chosen at random, up to the limit of their data set; the first of them are for validation.
+    are chosen at random, up to the limit of their data set; the first of them are for validation,
+    and a share of the others for counts.
     """
     uses = np.full(len(hashes), UNUSED, np.uint8)
     is_first = np.zeros(len(hashes), bool)
@@ -224,6 +240,10 @@ def _choose(
             last = texts[chosen[held_out - 1]]
             uses[chosen[:held_out]] = VALIDATION
             uses[chosen[texts[chosen] == last]] = VALIDATION
+        rest = chosen[uses[chosen] == TRAIN]
+        if len(rest) and key["counted_share"]:
+            last = texts[rest[int(key["counted_share"] * len(rest))]]
+            uses[rest[: np.flatnonzero(texts[rest] == last)[0]]] = COUNTED
         start = end
     return uses
 

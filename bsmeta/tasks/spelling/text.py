@@ -11,6 +11,7 @@ from bsmeta.data.text.sentences import sentences
 
 _WORD = re.compile(r"\S+")
 _WORD_AND_SPACES = re.compile(r"\s*\S+\s*|\s+")
+_PART = re.compile(r"[^-–—/]+")
 
 
 class Span(NamedTuple):
@@ -60,3 +61,8 @@ def _parts(text: str, limit: int) -> Iterator[str]:
             yield text[start:end]
         else:
             yield from _WORD_AND_SPACES.findall(text, start, end)
+
+
+def joined_parts(word: str) -> list[Span]:
+    """The parts of a compound, between hyphens, dashes and slashes."""
+    return [Span(*match.span()) for match in _PART.finditer(word)]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon
+
 WORDS = [
     "the", "village", "letters", "travel", "slowly", "because", "every", "careful", "neighbour",
     "believes", "that", "separate", "weather", "reports", "definitely", "receive", "attention",
@@ -45,3 +47,14 @@ def arguments(task: str, folder: Path, out_dir: Path, *more: str) -> list[str]:
         "batch_max_length=2048", "num_train_epochs=3", "evals_per_epoch=1", "saves_per_epoch=1",
         "small_model.width=32", "small_model.layers=1", "small_model.heads=2", *more,
     ]  # fmt: skip
+
+
+TEXTS = [
+    "The cat sat on the mat. We saw Berlin, and we receive the letters.",
+    "We receive the cat in the old house of Berlin.",
+] * 2
+
+
+def lexicon() -> Lexicon:
+    """The words of `TEXTS`, and the known misspellings."""
+    return build_lexicon(TEXTS, [], {word: tuple(wrong) for word, wrong in MISSPELLINGS.items()})

@@ -26,6 +26,11 @@ def test_packages_that_are_needed_later_are_named_at_the_start(
         "benchmarks: pip install symspellpy, or benchmarks=null",
     ]
     assert named(noise=NoiseConfig(method="artificial")) == []
+    artificial = NoiseConfig(method="artificial")
+    assert named(noise=artificial, word_lists=["wordfreq:de", str(tmp_path / "none.txt")]) == [
+        "word_lists: pip install wordfreq, or word_lists=[]",
+        "word_lists: correct word_lists",
+    ]
 
 
 @pytest.mark.parametrize("letters", ["", "a b", "ab1"])

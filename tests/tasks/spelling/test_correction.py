@@ -1,72 +1,144 @@
-"""Corrections are made only where a detector allows them, and the corrector's batches."""
+"""Corrections by candidates: what may change, the labels, and the threshold."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bsmeta.config.spelling import SecConfig, SmallModelConfig
+from bsmeta.config.errors import DataError
+from bsmeta.config.spelling import SecConfig
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.spelling.correction import Correction
-from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
+from bsmeta.tasks.spelling.context import RowBuilder
+from bsmeta.tasks.spelling.correction import (
+    CandidateCorrection,
+    Choice,
+    best_threshold,
+    label_rows,
+    right_words,
+)
+from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
+from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.pairs import Pair
-from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq, load_tokenizer
+from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits, log_probabilities
+from tests.tasks.spelling.helpers import lexicon
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 
 
-def kept(line: str, corrected: str, flags: list[int]) -> str:
-    changes = find_corrections(line, corrected)
-    return apply_corrections(line, restricted(line, changes, [*map(bool, flags)]))
+def corrector(threshold: float) -> tuple[CandidateCorrection, Ranker]:
+    """A task with a model of random weights that changes words from a probability on."""
+    task = CandidateCorrection(SecConfig())
+    task._inputs = CandidateInputs(lexicon())
+    task._threshold = threshold
+    torch.manual_seed(0)
+    config = RankerConfig(features=task._inputs.features, width=8, layers=1, heads=1)
+    return task, Ranker(config).eval()
 
 
-def test_words_that_are_not_flagged_stay() -> None:
-    line, new = "teh  cat seet on\tmats", "the cat sat on mat"
-    assert kept(line, new, [1, 0, 0, 0, 0]) == "the  cat seet on\tmats"
-    assert kept(line, new, [0, 1, 1, 0, 0]) == "teh  cat sat on\tmats"
-    assert kept(line, new, [0] * 5) == line
-    assert kept(line, line, [1] * 5) == line
+TASK, MODEL = corrector(0.02)
+WORDS = st.sampled_from(
+    ["teh", "cat", "Berln,", "villiage", "12", "mat.", "a@b.org", "thecat", "“We”"]
+)
+SPACES = st.sampled_from([" ", "  ", "\t", "\n", "\r\n", " \n "])
+TEXT = st.lists(st.tuples(WORDS, SPACES), max_size=12).map(
+    lambda parts: "".join(map("".join, parts))
+)
 
 
-def test_every_word_of_a_change_must_be_flagged() -> None:
-    line, new = "teh ca t sat onthe mat", "the cat sat on the mats"
-    assert kept(line, new, [1, 0, 0, 0, 0, 0]) == "the ca t sat onthe mat"
-    assert kept(line, new, [0, 1, 0, 0, 0, 0]) == line  # the merge concerns the next word, too
-    assert kept(line, new, [0, 1, 1, 0, 1, 0]) == "teh cat sat on the mat"
-    assert kept("the cat", "the black cat", [1, 1]) == "the cat"  # no word is inserted
+@settings(max_examples=50, deadline=None)
+@given(TEXT)
+def test_only_the_corrected_words_change(text: str) -> None:
+    (changes,) = TASK.changes(MODEL, [text])
+    record = as_record(text, changes, corrects=True)
+    assert record.keys() == {"corrected", "changes"}
+    at, kept = 0, []
+    for change in changes:
+        assert text[change.start : change.end] == change.text
+        assert not set(change.text) & set(" \t\r\n")
+        kept.append(text[at : change.start])
+        at = change.end
+    rest = iter(record["corrected"].split("\n"))
+    assert len([*rest]) == len(text.split("\n"))
+    restored, place = "", 0
+    for part, change in zip([*kept, text[at:]], [*changes, None], strict=True):
+        assert record["corrected"].startswith(part, place)
+        restored += part + (change.text if change else "")
+        place += len(part) + (len(change.correction) if change else 0)
+    assert restored == text
 
 
-def small(folder: Path) -> Correction:
-    config = SecConfig(
-        small_model=SmallModelConfig(width=16, layers=1, heads=2), max_characters=16,
-        store_dir=str(folder / "store"), datasets=[str(folder / "texts.txt")], val_splits=[],
-    )  # fmt: skip
-    (folder / "texts.txt").write_text("abc abd\nünder\n")
-    return Correction(config)
+def test_words_change_in_this_text() -> None:
+    (changes,) = TASK.changes(MODEL, ["teh villiage, 12"])
+    assert {change.text for change in changes} <= {"teh", "villiage,"}
+    assert changes
+    (none,) = corrector(1.0)[0].changes(MODEL, ["teh villiage, 12"])
+    assert none == []
 
 
-def test_bytes_are_the_tokens_and_targets(tmp_path: Path) -> None:
-    task = small(tmp_path)
-    tokenizer = load_tokenizer(SecConfig())
-    assert tokenizer("ü")["input_ids"] == [198, 191, 1]
-    tensors = task._tensors([Pair(["ab"], ["abc"], "a"), Pair(["ü"], ["u"], "b")])
-    assert tensors["input_ids"].tolist() == [[100, 101, 1], [198, 191, 1]]
-    assert tensors["labels"].tolist() == [[100, 101, 102, 1], [120, 1, IGNORED, IGNORED]]
-    model = task.build_model()
-    loss = task.loss(model, tensors)
-    assert loss.parts["token_accuracy"][1] == 6
-    assert 6 * 4 < loss.sum.item() < 6 * 8  # about log(259) for each target at random weights
+def test_only_what_the_detector_flags_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, model = corrector(0.0)
+    monkeypatch.setattr(task, "_flags", lambda texts, context: [[False, True] for _ in texts])
+    ((change,),) = task.changes(model, ["teh  caat"])
+    assert (change.start, change.text) == (5, "caat")
 
 
-def test_long_lines_are_corrected_in_chunks_and_a_model_is_reloaded(tmp_path: Path) -> None:
-    task = small(tmp_path)
-    model = task.build_model().eval()
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    (tmp_path / "model").mkdir()
-    task.export(model, weights, tmp_path / "model")
-    again, _ = load_seq2seq(tmp_path / "model")
-    lines = ["abc " * 9, "x" * 40, ""]
-    found = task.judge(model, lines, ALONE)
-    assert found == Correction(task._config).judge(again, lines, ALONE)
-    assert found[1:] == ["x" * 40, ""]  # a word longer than a chunk stays
+def test_lines_are_judged_as_texts_are() -> None:
+    lines = ["teh villiage", "We saw teh  berln ."]
+    expected = [
+        apply_corrections(line, TASK.changes(MODEL, [line])[0]) for line in lines
+    ]  # fmt: skip
+    assert TASK.judge(MODEL, lines, ALONE) == expected
+
+
+def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:
+    pair = Pair(["Teh", "cat", "xqzk", "teh"], ["The", "cat", "house", "teh"], "name")
+    rows = RowBuilder(lexicon()).rows([pair.source])
+    labels = label_rows([pair], rows.texts, rows.starts)
+    places = (labels - rows.starts[:-1]).tolist()
+    assert places[1:] == [0, 1, 0]  # itself, none of the candidates, itself
+    assert rows.texts[0][places[0]] == "The"
+
+
+def test_the_right_words_where_words_are_joined_or_divided() -> None:
+    assert right_words(Pair(["teh", "cat"], ["the", "cat"], "")) == ["the", "cat"]
+    assert right_words(Pair(["onthe", "mat"], ["on", "the", "mat"], "")) == ["on the", "mat"]
+    assert right_words(Pair(["ca", "t", "sat"], ["cat", "sat"], "")) == [None, None, "sat"]
+
+
+def test_the_threshold_with_the_best_f1_within_the_false_alarms() -> None:
+    pairs = [Pair(["a", "b", "c", "d"], ["A", "B", "c", "d"], "")]
+    found = [[Choice("A", 0.9), Choice("B", 0.6), Choice("x", 0.5), Choice("y", 0.1)]]
+    clean = [[Choice("z", 0.7), Choice("z", 0.2), Choice("z", 0.1), Choice("z", 0.1)]]
+    assert best_threshold(pairs, found, clean, 0.5) == pytest.approx(0.55)
+    assert best_threshold(pairs, found, clean, 0.0) == pytest.approx(0.75)  # the clean 0.7 stays
+
+
+def test_probabilities_and_the_logit_of_an_error() -> None:
+    scores = torch.tensor([2.0, 0.0, 1.0, 0.5, -0.5])
+    rows, words = torch.tensor([1, 1, 1, 2, 2]), torch.tensor([[1, 2], [2, 0]])
+    logs = log_probabilities(scores, rows)
+    assert torch.allclose(logs[:3], scores[:3].log_softmax(0))
+    assert torch.allclose(logs[3:], scores[3:].log_softmax(0))
+    found = error_logits(scores, rows, words)
+    wrong = 1 - logs[0].exp()
+    assert found[0, 0] == pytest.approx(float(torch.logit(wrong)), abs=1e-5)
+    assert found[0, 1] == found[1, 0] == pytest.approx(-1.0)
+
+
+def test_a_model_is_reloaded_with_its_threshold(tmp_path: Path) -> None:
+    weights = {name: tensor.clone() for name, tensor in MODEL.state_dict().items()}
+    TASK.export(MODEL, weights, tmp_path)
+    again = CandidateCorrection(SecConfig())
+    model = again.load(tmp_path)
+    assert again._threshold == 0.02
+    texts = ["teh villiage"]
+    assert again.changes(model, texts) == TASK.changes(MODEL, texts)
+    (tmp_path / "correction.json").unlink()
+    with pytest.raises(DataError, match="expected model/ of a run of task=sec"):
+        CandidateCorrection(SecConfig()).load(tmp_path)
+    assert np.isfinite(again._threshold)

@@ -1,4 +1,4 @@
-"""The detectors: their inputs, logits and losses, and that they learn."""
+"""The detectors: their inputs, logits and losses."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.spelling import word_model
 from bsmeta.tasks.spelling.detector import (
     logits_of_words,
     sequence_logit,
@@ -20,104 +18,42 @@ from bsmeta.tasks.spelling.detector import (
     word_logits,
     word_losses,
 )
-from bsmeta.tasks.spelling.inputs import FormInputs, TokenInputs
-from bsmeta.tasks.spelling.word_model import (
-    WordCounts,
-    WordDetector,
-    WordDetectorConfig,
-    bare,
-    count_words,
-    form_tensors,
-    symbols,
-    word_list,
-)
+from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
+from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig
 from tests.tasks.classification.helpers import bert_tokenizer
+from tests.tasks.spelling.helpers import lexicon
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 SHAPE = {"width": 16, "layers": 1, "heads": 2, "dropout": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("word", "expected"),
-    [("“Hello,”", "Hello"), ("dog's", "dog"), ("I’m.", "I'm"), ("(3.5)", "3.5"), ("--", "")],
-)
-def test_a_word_without_punctuation_and_possessive(word: str, expected: str) -> None:
-    assert bare(word) == expected
-
-
-def test_counts_leave_out_the_sample_itself() -> None:
-    counts = WordCounts(
-        count_words(["The cat saw the cat.", "Cat!"]), {"saw": 1000, "well": 8, "known": 1}
-    )
-    # the exact form, without case, in the list: 0, 1, 2-3, 4-7, …
-    assert counts.features(["cat", "Cat", "saw", "The", "teh"]) == [
-        [2, 2, 0], [1, 2, 0], [1, 1, 4], [1, 2, 0], [0, 0, 0],
-    ]  # fmt: skip
-    own = ["The", "cat", "saw", "the", "cat."]
-    assert counts.features(["cat", "The"], own) == [[0, 1, 0], [0, 0, 0]]
-    assert counts.features(["saw"], hides_text=True) == [[0, 0, 4]]
-    assert counts.features(["well-known", "well-unknown"]) == [[0, 0, 1], [0, 0, 0]]
-
-
-def test_of_many_words_the_most_frequent_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(word_model, "MOST_WORDS", 2)
-    texts = ["a a a b b", "c d e f", "b g"]
-    assert count_words(texts) == {"a": 3, "b": 3}
-
-
-def test_counts_are_saved_beside_a_model(tmp_path: Path) -> None:
-    WordCounts(count_words(["naïve cats"]), {"cats": 3}).write(tmp_path)
-    assert WordCounts.read(tmp_path).features(["naïve", "cats"]) == [[1, 1, 0], [1, 1, 1]]
-    (tmp_path / "words.json").write_text("{")
-    with pytest.raises(DataError, match="words.json cannot be read"):
-        WordCounts.read(tmp_path)
-
-
-def test_a_word_list_has_counts(tmp_path: Path) -> None:
-    file = tmp_path / "list.txt"
-    file.write_text("The 20\nthe 1\ncat 3\n")
-    assert word_list(str(file)) == {"the": 21, "cat": 3}
-    file.write_text("the 20\ncat\n")
-    with pytest.raises(ConfigurationError, match=r"line 2 is 'cat'; expected a word and its count"):
-        word_list(str(file))
-    assert word_list(None) == {}
+def small_model() -> tuple[Ranker, CandidateInputs]:
+    torch.manual_seed(0)
+    inputs = CandidateInputs(lexicon())
+    return Ranker(RankerConfig(features=inputs.features, **SHAPE)).eval(), inputs
 
 
 def test_what_is_never_misspelled_in_training_is_not_flagged() -> None:
-    model = WordDetector(WordDetectorConfig(**SHAPE)).eval()
-    torch.nn.init.constant_(model.score.bias, 9.0)  # flags every word
-    inputs = FormInputs(WordCounts({}, {}), 8)
+    model, inputs = small_model()
+    with torch.no_grad():
+        model.read.weight.zero_()
+        model.read.bias.fill_(9.0)
+        model.read.weight[:, 0] = -18.0  # of the word itself
+        model.own.weight.copy_(torch.eye(16))
+        model.score.weight.fill_(1.0)
     texts = [["Mr.", "teh", "foo@bar.org,", "(12)", "mr"], [], ["--"]]
     flags = [(row > 0).tolist() for row in logits_of_words(model, inputs, texts, 64, ALONE)]
     assert flags == [[False, True, False, False, True], [], [False]]
 
 
-def test_long_words_lose_their_middle() -> None:
-    assert symbols("abc", 4) == [1, 100, 101, 102, 2]
-    assert symbols("abcdefgh", 4) == [1, 100, 101, 106, 107, 2]
-
-
-def test_equal_words_have_one_form() -> None:
-    tensors = form_tensors([["a", "b"], ["a"]], [[[0] * 3] * 2, [[1] * 3]], 8)
-    assert tensors["words"].tolist() == [[1, 2], [1, 0]]
-    assert tensors["forms"].tolist() == [[0, 0, 0], [1, 100, 2], [1, 101, 2]]
-    assert tensors["counts"].tolist() == [[[0, 0, 0], [0, 0, 0]], [[1, 1, 1], [0, 0, 0]]]
-
-
-def form_inputs() -> FormInputs:
-    return FormInputs(WordCounts({"the": 4, "cat": 2}, {}), word_bytes=8)
-
-
-def test_padding_does_not_change_the_small_detector(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = WordDetector(WordDetectorConfig(**SHAPE)).eval()
-    inputs = form_inputs()
+def test_other_texts_of_a_batch_do_not_change_the_small_model(tmp_path: Path) -> None:
+    model, inputs = small_model()
     short, long = ["the", "cat"], ["a", "much", "longer", "text", "about", "incomprehensibility"]
     alone = word_logits(model, inputs.tensors([short]))[0]
     together = word_logits(model, inputs.tensors([short, long]))[0, :2]
     assert torch.allclose(alone, together, atol=1e-5)
     model.save_pretrained(tmp_path)
-    again = WordDetector.from_pretrained(tmp_path).eval()
+    again = Ranker.from_pretrained(tmp_path).eval()
     assert torch.allclose(word_logits(again, inputs.tensors([short]))[0], alone, atol=1e-5)
 
 

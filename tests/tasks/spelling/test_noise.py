@@ -36,6 +36,13 @@ def test_known_misspellings_carry_the_case_and_keep_the_punctuation() -> None:
     assert corrupted == "Thier «Lndon» office, UNTILL (Mai), mai."
 
 
+def test_misspelled_words_may_lose_their_capitals() -> None:
+    lost = noise("realistic", characters=None, lost_case=1.0)
+    found = lost.corrupt("Their London UNTIL Heir", seed=1, epoch=0, sample=0).split()
+    assert found[1:] == ["lonodn", "untill", "Heir"]  # what is not misspelled keeps them
+    assert found[0] in ("thier", "there")
+
+
 def test_words_without_a_known_misspelling_get_character_noise() -> None:
     assert CHARACTERS is not None
     plain = noise("realistic", characters=None).corrupt("Heir", seed=1, epoch=0, sample=0)

@@ -14,7 +14,7 @@ import pytest
 from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.spelling import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
 from bsmeta.tasks.spelling.checks import shares_of
-from bsmeta.tasks.spelling.correction import Correction
+from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise
 from bsmeta.tasks.spelling.samples import Sample, prose_share, samples_of
@@ -28,7 +28,8 @@ def config_of(schema: type[SpellingConfig], folder: Path, **more: Any) -> Any:
     )
     settings = {
         "datasets": [str(write_texts(folder))], "store_dir": str(folder / "store"),
-        "val_splits": [20], "noise": noise, "batch_max_length": 2048, **more,
+        "val_splits": [20], "noise": noise, "batch_max_length": 2048,
+        "counted_share": 0.0, **more,
     }  # fmt: skip
     return schema(**settings)
 
@@ -42,6 +43,16 @@ def test_samples_are_split_and_read(tmp_path: Path) -> None:
     assert len({sample.source for sample in samples}) == 100
     assert all(sample.target is None for sample in samples)
     assert samples == open_table(config).read(np.concatenate([train, validation]))
+
+
+def test_a_share_of_the_texts_is_counted_and_not_trained_on(tmp_path: Path) -> None:
+    config = config_of(SedWordsConfig, tmp_path, counted_share=0.7)
+    table = open_table(config)
+    splits = [table.numbers(split) for split in ("train", "validation", "counted")]
+    assert [len(numbers) for numbers in splits] == [30, 20, 70]
+    assert len({*np.concatenate(splits).tolist()}) == 120
+    encoder = config_of(SedWordsConfig, tmp_path, counted_share=0.7, model_name="owner/encoder")
+    assert len(open_table(encoder).numbers("train")) == 100  # it knows no counts
 
 
 def test_a_text_is_for_training_or_for_validation_with_all_its_samples(tmp_path: Path) -> None:
@@ -98,7 +109,8 @@ def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.Monke
     first_steps()  # imports what is needed
     tracemalloc.start()
     try:
-        assert first_steps(datasets=[str(file)], val_splits=[20]) > 300
+        few = {"batch_max_length": 512, "val_splits": [20]}
+        assert first_steps(datasets=[str(file)], **few) > 300
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -213,8 +225,8 @@ def test_a_sample_longer_than_its_part_of_a_step_is_refused(tmp_path: Path) -> N
 def test_no_rank_exceeds_its_part_of_the_budget(tmp_path: Path, kind: str) -> None:
     schema = SedWordsConfig if kind == "sed_words" else SecConfig
     config = config_of(schema, tmp_path, gradient_accumulation_steps=1)
-    task: Detection | Correction = (
-        WordDetection(config) if kind == "sed_words" else Correction(config)
+    task: Detection | CandidateCorrection = (
+        WordDetection(config) if kind == "sed_words" else CandidateCorrection(config)
     )
     for world_size in (1, 2, 4):
         for rank in range(world_size):

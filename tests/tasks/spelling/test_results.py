@@ -207,7 +207,7 @@ def test_a_detector_corrects_nothing_and_says_so_before_it_is_loaded(
 
 @pytest.fixture(scope="module")
 def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of `sec` that has learned nothing yet: it changes every word."""
+    """A run of `sec` that has learned nothing, and changes every word that has candidates."""
     from tests.conftest import run_warm
 
     folder = tmp_path_factory.mktemp("corrector")
@@ -220,6 +220,7 @@ def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]  # fmt: skip
     done = run_warm(command)
     assert done.returncode == 0, done.stderr[-3000:]
+    (run / "model" / "correction.json").write_text('{"threshold": 0.0}')
     return run
 
 

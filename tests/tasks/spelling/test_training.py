@@ -20,7 +20,7 @@ from tests.tasks.training import (
 )
 
 SLOW = pytest.mark.slow
-TASKS = ["sed_words", pytest.param("sed_sequence", marks=SLOW), pytest.param("sec", marks=SLOW)]
+TASKS = ["sec", pytest.param("sed_words", marks=SLOW), pytest.param("sed_sequence", marks=SLOW)]
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -38,7 +38,7 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
 
     seen = Counter(name for names in documents(whole).values() for name in names)
     assert {*seen.values()} == {3}
-    assert len(seen) == 400
+    assert len(seen) == 200  # the others are counted
     losses = [event["loss"] for event in events(whole, "eval")]
     assert losses[-1] < losses[0]
 

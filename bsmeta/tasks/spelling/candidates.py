@@ -1,0 +1,350 @@
+"""What a word may have been meant to be: candidates with what is known about each.
+
+The candidates of a word are words within two edits, the words of which it is a known misspelling,
+two words that were written as one, and all these in lower case and with a capital. What is known
+about a candidate without its context is computed once for each form of a word.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from rapidfuzz import process
+from rapidfuzz.distance import OSA, Levenshtein
+
+from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, parse
+from bsmeta.tasks.spelling.lists import fold
+from bsmeta.tasks.spelling.near_words import hash_words
+from bsmeta.tasks.spelling.text import joined_parts
+
+LOOKED_AT = 300
+"""Near words that are compared with a word: the most frequent."""
+MOST_NEAR, MOST_NEAR_OF_SHORT, MOST_NEAR_OF_KNOWN = 12, 20, 8
+"""Near words that are candidates of a word, of a short one, and of one that a list has."""
+SHORT = 3
+"""Characters of a short word at most."""
+LEAST_CAPITAL_SHARE = 0.05
+"""Occurrences with a capital from which a candidate is also written with one, inside a sentence."""
+EDIT_COST = 5.0
+"""What an edit costs when candidates are chosen, in nats of the frequency of a word."""
+LONG = 7
+"""Characters from which words at three edits are candidates."""
+FORMS_IN_MEMORY = 200_000
+
+SPLIT_COST = 12.0
+_VOWELS = frozenset("aeiouy")
+_ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
+_KEYS = {
+    key: (row, column + row / 2)
+    for row, keys in enumerate(_ROWS)
+    for column, key in enumerate(keys)
+}
+_KINDS = ("insert", "delete", "replace")
+_KEEP, _NONE, _NEAR, _SPLIT = range(4)
+
+UNKNOWN = -25.0
+"""The logarithm of the frequency of an unknown word."""
+UNKNOWN_CAPITAL_SHARE = 0.3
+FORM_FEATURES = 36
+"""What is known about a candidate without its context; a column for each list follows."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """A form of a word, and its candidates.
+
+    Attributes:
+        texts: How each candidate is written. The first is the word itself, and the second stands
+            for all that are not among the candidates.
+        features: float32 [candidates, FORM_FEATURES + lists].
+        hashes: The hash of each candidate as it is counted, of the first and the last of two words:
+            uint64 [2, candidates].
+        logs: The logarithm of the frequency of each, float32 [candidates].
+        capitals: Whether each begins with a capital, bool [candidates].
+    """
+
+    texts: list[str]
+    features: np.ndarray
+    hashes: np.ndarray
+    logs: np.ndarray
+    capitals: np.ndarray
+
+
+class _Row(NamedTuple):
+    """A candidate: how it is written, its words as they are counted (of one word, both are the
+    same), where it is from, and its edits.
+    """
+
+    text: str
+    first: str
+    last: str
+    kind: int
+    distance: int = 0
+
+
+class Candidates:
+    """Finds the candidates of words.
+
+    Args:
+        lexicon: The known words.
+        hidden_misspellings: Share of the known misspellings that are not known as such: in
+            training, where the errors are drawn from them.
+    """
+
+    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+        self._lexicon = lexicon
+        self._hidden = hidden_misspellings
+        self._forms: dict[tuple[str, bool], Form] = {}
+        self._logs = np.log(np.maximum(lexicon.frequencies, 1e-10))
+        self._listed = np.pad(np.log1p(lexicon.counts) / 10, ((0, 1), (0, 0)))  # the last: unknown
+        self._initials = np.array([ord(word[0]) for word in lexicon.words])
+        self._known_logs = dict(zip(lexicon.words, self._logs.tolist(), strict=True))
+        shares = (lexicon.counts[:, 1] + 0.3) / (lexicon.counts[:, 0] + 1)
+        self._capital_shares = dict(zip(lexicon.words, shares.tolist(), strict=True))
+
+    @property
+    def width(self) -> int:
+        """Number of features of a candidate."""
+        return FORM_FEATURES + self._listed.shape[1]
+
+    def find(self, cores: Sequence[tuple[str, bool]]) -> list[Form]:
+        """The candidates of the spelled parts of words (`spelled_part`).
+
+        Args:
+            cores: Each part, and whether a sentence begins with it.
+        """
+        if len(self._forms) > FORMS_IN_MEMORY:
+            self._forms.clear()
+        new = [core for core in dict.fromkeys(cores) if core not in self._forms]
+        near = self._lexicon.near.find([fold(core) for core, _ in new]) if new else []
+        for form, numbers in zip(new, near, strict=True):
+            self._forms[form] = self._form(*form, numbers)
+        return [self._forms[core] for core in cores]
+
+    def spelled_part(self, word: str) -> Parsed:
+        """The part of a word that is compared with others: of a compound, its rarest part."""
+        parsed = parse(word)
+        if not parsed.core or self._lexicon.number(parsed.key) >= 0:
+            return parsed
+        parts = [part for part in joined_parts(parsed.core) if part.end - part.start > 1]
+        if len(parts) < 2:
+            return parsed
+        start, end = min(parts, key=lambda part: self.log(fold(parsed.core[slice(*part)])))
+        before, after = parsed.before + parsed.core[:start], parsed.core[end:] + parsed.after
+        return parsed._replace(before=before, core=parsed.core[start:end], after=after)
+
+    def log(self, key: str) -> float:
+        """The logarithm of the frequency of a word."""
+        return self._known_logs.get(key, UNKNOWN)
+
+    def _capital_share(self, key: str) -> float:
+        """The share of the occurrences of a word that have a capital which no sentence explains."""
+        return self._capital_shares.get(key, UNKNOWN_CAPITAL_SHARE)
+
+    def _form(self, core: str, is_start: bool, near: np.ndarray) -> Form:
+        if not core:
+            return self._not_spelled
+        key = fold(core)
+        known = self._meant(key)
+        chosen = self._choose(key, near, known)
+        rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
+        for other, distance in {key: 0, **chosen}.items():
+            has_capital = self._capital_share(other) > LEAST_CAPITAL_SHARE
+            texts = _cased(core, other, with_capital=is_start or has_capital)
+            rows += [_Row(text, other, other, _NEAR, distance) for text in texts if text != core]
+        for first, second in self._splits(key):
+            text = f"{first.capitalize() if core[0].isupper() else first} {second}"
+            rows.append(_Row(text, first, second, _SPLIT, 1))
+        features = [
+            self._features(core, key, row, is_known=row.first in known, others=len(chosen))
+            for row in rows
+        ]
+        listed = self._listed[[self._lexicon.number(row.first) for row in rows]]
+        return Form(
+            [row.text for row in rows],
+            np.concatenate([np.array(features), listed], 1).astype(np.float32),
+            np.stack([hash_words([row[end] for row in rows]) for end in (1, 2)]),
+            np.array([self.log(row.first) for row in rows], np.float32),
+            np.array([row.text[:1].isupper() for row in rows]),
+        )
+
+    @cached_property
+    def _not_spelled(self) -> Form:
+        """The rows of a word that is not spelled."""
+        features = np.zeros((2, self.width), np.float32)
+        features[[0, 1], [_KEEP, _NONE]] = 1
+        logs = np.full(2, UNKNOWN, np.float32)
+        return Form(["", ""], features, np.zeros((2, 2), np.uint64), logs, np.zeros(2, bool))
+
+    def _meant(self, key: str) -> Sequence[str]:
+        """The words of which a word is a known misspelling."""
+        known = self._lexicon.misspellings.get(key, ())
+        is_hidden = known and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64
+        return () if is_hidden else known
+
+    def _choose(self, key: str, near: np.ndarray, known: Sequence[str]) -> dict[str, int]:
+        """The near words that are candidates, with their distances, and the known ones."""
+        words = self._lexicon.words
+        near = near[:LOOKED_AT]
+        limit = 3 if len(key) >= LONG else 2
+        (distances,) = process.cdist(
+            [key], [words[number] for number in near.tolist()], scorer=OSA.distance,
+            score_cutoff=limit, dtype=np.uint8,
+        )  # fmt: skip
+        cost = distances + 0.5 * (self._initials[near] != ord(key[0]))
+        scores = self._logs[near] - EDIT_COST * cost
+        scores[(distances == 0) | (distances > limit)] = -np.inf
+        best = np.argsort(-scores, kind="stable")[: self._most_near(key)]
+        found = {
+            words[near[place]]: int(distances[place]) for place in best if scores[place] > -np.inf
+        }
+        return found | {word: OSA.distance(word, key) for word in known if word not in found}
+
+    def _most_near(self, key: str) -> int:
+        """How many near words are candidates of a word."""
+        own = self._lexicon.number(key)
+        if len(key) <= SHORT:
+            return MOST_NEAR_OF_SHORT
+        is_listed = own >= 0 and self._lexicon.counts[own, 2:3].sum() > 0
+        return MOST_NEAR_OF_KNOWN if is_listed else MOST_NEAR
+
+    def _splits(self, key: str) -> list[tuple[str, str]]:
+        """The likeliest two words that are written as one, if they are likelier than the word."""
+        found = []
+        for at in range(1, len(key)):
+            both = self.log(key[:at]) + self.log(key[at:])
+            if both > max(-24.0, self.log(key) - SPLIT_COST):
+                found.append((both, (key[:at], key[at:])))
+        return [pair for _, pair in sorted(found, reverse=True)[:1]]
+
+    def _features(
+        self, core: str, key: str, row: _Row, *, is_known: bool, others: int
+    ) -> list[float]:
+        """What is known about a candidate without its context.
+
+        Args:
+            core: The word.
+            key: The word as it is counted.
+            row: The candidate.
+            is_known: Whether the word is a known misspelling of it.
+            others: How many near words there are.
+        """
+        text, other, _, kind, distance = row
+        found = [0.0] * FORM_FEATURES
+        found[kind] = 1.0
+        if kind == _NONE:
+            return found
+        log = self.log(other)
+        found[4] = (log + 12) / 4
+        found[5] = float(log > UNKNOWN)
+        found[6] = self._capital_share(other)
+        found[7:10] = [
+            float(text.islower()),
+            float(text[:1].isupper()),
+            float(text.isupper() and len(text) > 1),
+        ]
+        if kind == _KEEP:
+            rarest, mean = self._rarity(key)
+            found[10:18] = [
+                len(key) / 8, rarest, mean, float(not key.isascii()), others / 10,
+                float(not (core.islower() or core.istitle() or core.isupper())),
+                sum(map(str.isupper, core)) / len(core), float(len(key) == 1),
+            ]  # fmt: skip
+            return found
+        found[18 + min(distance, 3)] = 1.0
+        found[22] = float(is_known)
+        found[23] = (len(other) - len(key)) / 2
+        found[24] = float(other[0] == key[0])
+        found[25] = float(other[-1] == key[-1])
+        found[26] = float(sorted(other) == sorted(key))
+        found[27] = float(_skeleton(other) == _skeleton(key))
+        found[28] = OSA.distance(_plain(other), _plain(key)) / 2
+        found[29] = (log - self.log(key)) / 8
+        found[30:36] = _single_edit(other, key)
+        return found
+
+    def _rarity(self, key: str) -> tuple[float, float]:
+        """How rare the rarest triple of letters of a word is, and the mean, in nats / 5."""
+        counts = self._letters
+        framed = f" {key} "
+        logs = [
+            math.log((counts[framed[at : at + 3]] + 0.3) / (counts[framed[at : at + 2]] + 10))
+            for at in range(len(framed) - 2)
+        ]
+        return min(logs) / 5, sum(logs) / len(logs) / 5
+
+    @cached_property
+    def _letters(self) -> Counter[str]:
+        """How often letters follow each other in the known words: pairs, and triples."""
+        counts: Counter[str] = Counter()
+        for word in self._lexicon.words[:50_000]:
+            framed = f" {word} "
+            for at in range(len(framed) - 2):
+                counts[framed[at : at + 3]] += 1
+                counts[framed[at : at + 2]] += 1
+        return counts
+
+
+def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
+    """How a candidate may be written in place of a word.
+
+    Args:
+        core: The word.
+        key: The candidate, in lower case.
+        with_capital: Whether it may have a capital where the word has none.
+    """
+    capital = key[:1].upper() + key[1:]
+    upper = [key.upper()] if 2 * sum(map(str.isupper, core)) > len(core) > 1 else []
+    if core[:1].isupper():
+        return [*dict.fromkeys([*upper, capital, key])]
+    return [*dict.fromkeys([key, *([capital] if with_capital else []), *upper])]
+
+
+def _plain(word: str) -> str:
+    """A word without accents."""
+    if word.isascii():
+        return word
+    return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))
+
+
+def _skeleton(word: str) -> str:
+    """The consonants of a word, doubled ones once."""
+    found = ""
+    for letter in word:
+        if letter not in _VOWELS and not found.endswith(letter):
+            found += letter
+    return found
+
+
+def _single_edit(right: str, wrong: str) -> list[float]:
+    """The kind of a single edit (insertion, deletion, replacement), whether it is a slip to a
+    neighboring key, one of vowels, or of a doubled letter; zeros for other edits.
+    """
+    operations = Levenshtein.editops(right, wrong)
+    if len(operations) != 1:
+        return [0.0] * 6
+    operation = operations[0]
+    at, became = operation.src_pos, operation.dest_pos
+    old = right[at] if operation.tag != "insert" else right[max(at - 1, 0)]
+    new = wrong[became] if operation.tag != "delete" else right[max(at - 1, 0)]
+    is_doubled = operation.tag != "replace" and old == new
+    return [
+        *(float(operation.tag == kind) for kind in _KINDS),
+        float(_are_neighbors(old, new)), float({old, new} <= _VOWELS), float(is_doubled),
+    ]  # fmt: skip
+
+
+def _are_neighbors(one: str, other: str) -> bool:
+    """Whether two letters are beside each other on a keyboard (QWERTY)."""
+    if one not in _KEYS or other not in _KEYS:
+        return False
+    (row, column), (other_row, other_column) = _KEYS[one], _KEYS[other]
+    return abs(row - other_row) <= 1 and abs(column - other_column) <= 1

@@ -1,0 +1,287 @@
+"""What is known about words: how frequent they are, how they are capitalized, what is beside them.
+
+The counts are those of texts that no model is trained on (`counted_share`), because in the texts
+that it is trained on every correct word and every pair of correct words would be known. Lists of
+words with counts, pairs of words, and known misspellings are added where they are installed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from bsmeta.config.errors import DataError
+from bsmeta.tasks.spelling.lists import SYMSPELLPY, fold, read_resource, read_word_list
+from bsmeta.tasks.spelling.near_words import NearWords, hash_words
+from bsmeta.tasks.spelling.noise import is_editable
+from bsmeta.tasks.spelling.text import core
+
+WORDS_FILE, ARRAYS_FILE, MISSPELLINGS_FILE = "words.txt", "lexicon.npz", "misspellings.json"
+MOST_WORDS = 500_000
+"""Words that are kept: the most frequent."""
+MOST_NGRAMS = 5_000_000
+"""Pairs, and triples, of words that are kept: the most frequent."""
+TWO_EDITS = 80_000
+"""Most frequent words that are candidates at two edits; the others are at one edit."""
+LEAST_COUNT = 2
+"""Occurrences of a word in the texts from which it is a candidate; of the words of lists, all."""
+BOUNDARY, NUMBER = "\n", "0"
+"""What is beside the first and last word of a sentence, and in place of a word without letters."""
+
+_POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
+_ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
+_BLOCK = 1_000_000  # words of text that are counted at once
+_FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
+
+
+class Parsed(NamedTuple):
+    """A word of a text: the part that is spelled, what is around it, and how it is counted."""
+
+    before: str
+    core: str
+    after: str
+    key: str
+    ends_sentence: bool
+
+
+@lru_cache(2**18)
+def parse(word: str) -> Parsed:
+    """Separates a word from the punctuation around it, and from a possessive s; a word that is not
+    spelled (`is_editable`) has no core.
+    """
+    span = core(word)
+    ends = _ENDS_SENTENCE.search(word) is not None
+    if span is None or not is_editable(word):
+        return Parsed(word, "", "", NUMBER, ends and span is None)
+    start, end = span
+    possessive = _POSSESSIVE.search(word, start, end)
+    end = possessive.start() if possessive else end
+    return Parsed(word[:start], word[start:end], word[end:], fold(word[start:end]), ends)
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """How often words follow each other.
+
+    Attributes:
+        keys: The hash of each sequence of words, uint64, ascending.
+        counts: How often it occurs, float32.
+    """
+
+    keys: np.ndarray
+    counts: np.ndarray
+
+    def count(self, keys: np.ndarray) -> np.ndarray:
+        """The count of each sequence of words, float32."""
+        if not len(self.keys):
+            return np.zeros(keys.shape, np.float32)
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.where(self.keys[places] == keys, self.counts[places], np.float32(0))
+
+
+def join_hashes(*words: np.ndarray) -> np.ndarray:
+    """The hash of sequences of words from the hashes of the words, uint64."""
+    found = np.zeros(1, np.uint64)
+    for word, factor in zip(words, _FACTORS, strict=False):
+        mixed = (word ^ (word >> np.uint64(29))) * factor
+        found = (found ^ (found >> np.uint64(31))) * _FACTORS[0] + mixed
+    return found
+
+
+class Lexicon:
+    """Words and sequences of words with their counts.
+
+    Args:
+        words: The words (`fold`), the most frequent first.
+        counts: float32 [words, 2 + lists]: how often each occurs in the texts, how often with a
+            capital inside a sentence, and in each list.
+        ngrams: Single words, pairs and triples of the texts; and pairs of a list, where a count is
+            the share of the words of that list.
+        misspellings: Known misspellings of words: misspelling → words.
+    """
+
+    def __init__(
+        self, words: Sequence[str], counts: np.ndarray, ngrams: Sequence[Ngrams],
+        misspellings: Mapping[str, Sequence[str]],
+    ) -> None:  # fmt: skip
+        self.words = list(words)
+        self.counts = counts
+        self.singles, self.pairs, self.triples, self.listed_pairs = ngrams
+        self.misspellings = misspellings
+        self._numbers = {word: number for number, word in enumerate(self.words)}
+
+    @cached_property
+    def frequencies(self) -> np.ndarray:
+        """The frequency of each word, float32 [words]: the mean of those of all sources."""
+        return _frequencies(self.counts)
+
+    @cached_property
+    def near(self) -> NearWords:
+        """The index of words that are candidates."""
+        return NearWords([*self.words], TWO_EDITS)
+
+    def number(self, word: str) -> int:
+        """The number of a word (`fold`); -1 if it is unknown."""
+        return self._numbers.get(word, -1)
+
+    def write(self, folder: Path) -> None:
+        """Writes it beside a model."""
+        (folder / WORDS_FILE).write_text("\n".join(self.words), encoding="utf-8")
+        arrays = {"counts": self.counts}
+        for name, ngrams in zip(_NGRAMS, self._ngrams, strict=True):
+            arrays |= {f"{name}_keys": ngrams.keys, f"{name}_counts": ngrams.counts}
+        np.savez(folder / ARRAYS_FILE, **arrays)
+        text = json.dumps(self.misspellings, ensure_ascii=False)
+        (folder / MISSPELLINGS_FILE).write_text(text, encoding="utf-8")
+
+    @property
+    def _ngrams(self) -> tuple[Ngrams, ...]:
+        return self.singles, self.pairs, self.triples, self.listed_pairs
+
+    @classmethod
+    def read(cls, folder: Path) -> Lexicon:
+        """Reads it beside a model.
+
+        Raises:
+            DataError: If a file is missing or damaged.
+        """
+        try:
+            text = (folder / WORDS_FILE).read_text(encoding="utf-8")
+            words = text.split("\n") if text else []
+            misspellings = json.loads((folder / MISSPELLINGS_FILE).read_text(encoding="utf-8"))
+            with np.load(folder / ARRAYS_FILE) as arrays:
+                ngrams = [Ngrams(arrays[f"{n}_keys"], arrays[f"{n}_counts"]) for n in _NGRAMS]
+                return cls(words, arrays["counts"], ngrams, misspellings)
+        except (OSError, ValueError, KeyError) as error:
+            raise DataError(f"{folder}: {error}; copy the model again") from error
+
+
+_NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
+
+
+def is_lexicon(folder: str | None) -> bool:
+    """Whether a folder has the words of a small model."""
+    return folder is not None and (Path(folder) / ARRAYS_FILE).is_file()
+
+
+def _frequencies(counts: np.ndarray) -> np.ndarray:
+    known = counts[:, [0, *range(2, counts.shape[1])]]
+    totals = known.sum(0)
+    return (known / np.maximum(totals, 1)).sum(1) / max((totals > 0).sum(), 1)
+
+
+def build_lexicon(
+    texts: Iterable[str], lists: Sequence[str], misspellings: Mapping[str, Sequence[str]]
+) -> Lexicon:
+    """Counts words and sequences of words.
+
+    Args:
+        texts: Correct texts.
+        lists: Lists of words (`read_word_list`).
+        misspellings: Word → its misspellings.
+
+    Raises:
+        ConfigurationError: If a list cannot be read.
+    """
+    listed = [read_word_list(name) for name in lists]
+    numbers: dict[str, int] = {BOUNDARY: 0, NUMBER: 1}
+    totals = np.zeros((2, 0), np.int64)
+    singles, pairs, triples = _NgramCounter(), _NgramCounter(), _NgramCounter()
+    for sequence, has_capital in _blocks(texts, numbers):
+        own = [
+            np.bincount(part, minlength=len(numbers)) for part in (sequence, sequence[has_capital])
+        ]
+        totals = np.pad(totals, ((0, 0), (0, len(numbers) - totals.shape[1]))) + np.stack(own)
+        hashes = hash_words([*numbers])[sequence]
+        singles.add(join_hashes(hashes))
+        pairs.add(join_hashes(hashes[:-1], hashes[1:]))
+        triples.add(join_hashes(hashes[:-2], hashes[1:-1], hashes[2:]))
+    counts, capitals = (dict(zip(numbers, row, strict=True)) for row in totals.tolist())
+    known = dict.fromkeys(word for word, count in counts.items() if count >= LEAST_COUNT)
+    for words in listed:
+        known |= dict.fromkeys(words)
+    for marker in (BOUNDARY, NUMBER):
+        known.pop(marker, None)
+    names = [*known]
+    table = np.array(
+        [[column.get(word, 0) for column in (counts, capitals, *listed)] for word in names],
+        np.float32,
+    ).reshape(len(names), 2 + len(listed))
+    order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
+    wrong: dict[str, list[str]] = {}
+    for word, own in misspellings.items():
+        for misspelling in own:
+            wrong.setdefault(fold(misspelling), []).append(fold(word))
+    return Lexicon(
+        [names[number] for number in order], table[order],
+        [singles.result(), pairs.result(), triples.result(), _listed_pairs(lists)], wrong,
+    )  # fmt: skip
+
+
+def _blocks(
+    texts: Iterable[str], numbers: dict[str, int]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields the words of many sentences by their numbers, with a boundary after each sentence, and
+    whether each has a capital that no start of a sentence explains.
+
+    Args:
+        texts: The texts.
+        numbers: The number of each word; new words are added.
+    """
+    sequence, has_capital = array("q", [0]), bytearray(1)
+    for text in texts:
+        is_start = True
+        for word in map(parse, text.split()):
+            sequence.append(numbers.setdefault(word.key, len(numbers)))
+            has_capital.append(not is_start and word.core[:1].isupper())
+            is_start = word.ends_sentence
+            if is_start:
+                sequence.append(0)
+                has_capital.append(False)
+        if not is_start:
+            sequence.append(0)
+            has_capital.append(False)
+        if len(sequence) > _BLOCK:
+            yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
+            sequence, has_capital = array("q", [0]), bytearray(1)
+    yield np.frombuffer(sequence, np.int64), np.frombuffer(has_capital, bool)
+
+
+class _NgramCounter:
+    """Counts hashes in blocks; when there are too many, the rarest are dropped."""
+
+    def __init__(self) -> None:
+        self._keys, self._counts = np.zeros(0, np.uint64), np.zeros(0, np.float32)
+
+    def add(self, keys: np.ndarray) -> None:
+        own, counts = np.unique(keys, return_counts=True)
+        keys, places = np.unique(np.concatenate([self._keys, own]), return_inverse=True)
+        values = np.concatenate([self._counts, counts.astype(np.float32)])
+        sums = np.bincount(places, values, len(keys)).astype(np.float32)
+        if len(keys) > MOST_NGRAMS:
+            kept = np.sort(np.argsort(-sums, kind="stable")[:MOST_NGRAMS])
+            keys, sums = keys[kept], sums[kept]
+        self._keys, self._counts = keys, sums
+
+    def result(self) -> Ngrams:
+        return Ngrams(self._keys, self._counts)
+
+
+def _listed_pairs(lists: Sequence[str]) -> Ngrams:
+    """The pairs of words of symspellpy, if its words are used, as shares of its words."""
+    if SYMSPELLPY not in lists:
+        return Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
+    total = sum(read_word_list(SYMSPELLPY).values())
+    lines = read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()
+    first, second, counts = zip(*(line.split() for line in lines if line), strict=True)
+    keys = join_hashes(hash_words(first), hash_words(second))
+    order = np.argsort(keys)
+    return Ngrams(keys[order], (np.array(counts, np.float64) / total).astype(np.float32)[order])

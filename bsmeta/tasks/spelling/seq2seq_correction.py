@@ -1,0 +1,216 @@
+"""The task `sec` with a sequence-to-sequence model of transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.spelling import SecConfig
+from bsmeta.data.batch import MicroBatch
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+from bsmeta.tasks.batches import batches_within, spread
+from bsmeta.tasks.spelling.corrections import (
+    Correction,
+    apply_corrections,
+    find_corrections,
+    restricted,
+)
+from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
+from bsmeta.tasks.spelling.inputs import ROOM, Inputs
+from bsmeta.tasks.spelling.metrics import correction_counts
+from bsmeta.tasks.spelling.pairs import Pair
+from bsmeta.tasks.spelling.samples import Sample
+from bsmeta.tasks.spelling.seq2seq import (
+    IGNORED,
+    build_seq2seq,
+    encode,
+    generate,
+    load_seq2seq,
+    load_tokenizer,
+    token_counts,
+)
+from bsmeta.tasks.spelling.task import SpellingTask
+from bsmeta.tasks.spelling.text import cut
+
+
+class Seq2SeqCorrection(SpellingTask):
+    """Corrects texts. A token of a batch is one of the longer of a text and its correction."""
+
+    _config: SecConfig
+    forms = ("text", "color", "json", "diff")
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        return load_tokenizer(self._config)
+
+    def _most_tokens(self) -> np.ndarray:
+        """The most tokens that each training sample may have, on either side."""
+
+        def lengths(samples: Sequence[Sample]) -> np.ndarray:
+            correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
+            source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
+            has_noise = np.array([s.target is None for s in samples])
+            roomy = np.ceil(correct * ROOM).astype(np.int64)
+            return np.where(has_noise, roomy, np.maximum(source, correct))
+
+        return self.table.lengths([tokenizer_fingerprint(self._tokenizer), ROOM], lengths)
+
+    def build_model(self) -> nn.Module:
+        return build_seq2seq(self._config, self._tokenizer)
+
+    def _fits(self, words: Sequence[str], room: int) -> bool:
+        return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
+
+    def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
+        tensors = self._tensors(pairs)
+        tokens = int(tensors["attention_mask"].sum())
+        targets = float((tensors["labels"] != IGNORED).sum())
+        size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
+        return MicroBatch(
+            tensors=tensors,
+            weight=targets,
+            tokens=tokens,
+            padding=size - tokens,
+            documents=[pair.name for pair in pairs],
+            counts={"texts": float(len(pairs)), "targets": targets},
+        )
+
+    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
+        """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
+        tensors = encode(self._tokenizer, [" ".join(pair.source) for pair in pairs])
+        target = encode(self._tokenizer, [" ".join(pair.correct) for pair in pairs])
+        labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
+        return {**tensors, "labels": labels}
+
+    def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
+        """Computes the cross-entropy of the target tokens, and the share predicted right."""
+        labels = batch["labels"]
+        logits = model(**batch).logits.float()
+        losses = functional.cross_entropy(
+            logits.transpose(1, 2), labels, ignore_index=IGNORED, reduction="sum"
+        )
+        is_target = labels != IGNORED
+        right = (logits.detach().argmax(2) == labels) & is_target
+        return Loss(losses, {"token_accuracy": (right.sum(), is_target.sum())})
+
+    def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
+        """Computes the loss of the validation samples, and corrects the first of them."""
+        pairs = self._validation
+        if not pairs:
+            return []
+        first = pairs[: self._config.val_corrections]
+        sources, correct = (
+            [" ".join(getattr(pair, side)) for pair in first] for side in ("source", "correct")
+        )
+        counts = correction_counts(sources, self.judge(model, sources, context), correct)
+        clean = correction_counts(correct, self.judge(model, correct, context), correct)
+        return [
+            Metric("loss", self._mean_loss(model, pairs, context)),
+            Metric("correction_f1", counts.f1, better="max"),
+            Metric("edit_distance", counts.mean_distance),
+            Metric("false_alarms", clean.flagged_rate),
+        ]
+
+    def _batches(self, lengths: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+        return batches_within(lengths, self._config.batch_max_length)
+
+    def _mean_loss(
+        self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
+    ) -> float:
+        """The cross-entropy of a target token, in nats."""
+
+        def losses(batch: np.ndarray) -> list[tuple[float, int]]:
+            tensors = self._tensors([pairs[number] for number in batch])
+            tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
+            with torch.no_grad():
+                logits = model(**tensors).logits.float()
+            own = functional.cross_entropy(
+                logits.transpose(1, 2), tensors["labels"], ignore_index=IGNORED, reduction="none"
+            ).double().sum(1).tolist()  # fmt: skip
+            targets = (tensors["labels"] != IGNORED).sum(1).tolist()
+            return list(zip(own, targets, strict=True))
+
+        lengths = np.maximum(
+            token_counts(self._tokenizer, [" ".join(pair.source) for pair in pairs]),
+            token_counts(self._tokenizer, [" ".join(pair.correct) for pair in pairs]),
+        )
+        found = spread(self._batches(lengths), losses, context)
+        return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
+
+    def judge(
+        self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
+    ) -> list[str]:
+        """The correction of each line; long lines are corrected in chunks.
+
+        A word that is longer than a chunk is no prose, and stays.
+        """
+        limit = self._config.max_characters
+        chunks = [cut(line, limit) for line in lines]
+        texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
+
+        def correct(batch: np.ndarray) -> list[str]:
+            chosen = [texts[number] for number in batch]
+            beams = self._config.num_beams
+            return generate(model, self._tokenizer, chosen, beams, context.device)
+
+        batches = self._batches(token_counts(self._tokenizer, texts))
+        found = iter(spread(batches, correct, context))
+        corrected = [
+            " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
+            for own in chunks
+        ]
+        return corrected if self._detector is None else self._at_flags(lines, corrected, context)
+
+    @cached_property
+    def _detector(self) -> tuple[nn.Module, Inputs] | None:
+        """The detector that says which words may be changed, and its inputs."""
+        folder = self._config.detector
+        return None if folder is None else load_detector(Path(folder))
+
+    def _at_flags(
+        self, lines: Sequence[str], corrected: Sequence[str], context: EvaluationContext
+    ) -> list[str]:
+        """The corrections of words that the detector flags; the others stay as they are."""
+        assert self._detector is not None
+        model, inputs = self._detector
+        texts, budget = [line.split() for line in lines], self._config.batch_max_length
+        logits = logits_of_words(model.to(context.device), inputs, texts, budget, context)
+        return [
+            apply_corrections(line, restricted(line, find_corrections(line, new), scores > 0))
+            for line, new, scores in zip(lines, corrected, logits, strict=True)
+        ]
+
+    def load(self, folder: Path) -> nn.Module:
+        model, self._tokenizer = load_seq2seq(folder)
+        return model
+
+    def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:
+        """The corrections of each text; each of its lines is a text by itself for the model."""
+        device = next(model.parameters()).device
+        context = EvaluationContext.alone(device)
+        lines = [line for text in texts for line in text.splitlines(keepends=True)]
+        corrected = iter(self.judge(model, lines, context))
+        found = []
+        for text in texts:
+            at, own = 0, []
+            for line in text.splitlines(keepends=True):
+                own += [
+                    replace(change, start=at + change.start, end=at + change.end)
+                    for change in find_corrections(line, next(corrected))
+                ]
+                at += len(line)
+            found.append(own)
+        return found
+
+    def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
+        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self._tokenizer.save_pretrained(str(folder))
