@@ -37,8 +37,7 @@ class Dictionary:
     """Detects and corrects misspellings with a list of words.
 
     Args:
-        word_list: A file of lines `word count`; None or `symspellpy`: the English words of that
-            package.
+        word_list: A file of lines `word count`; None: the English words of symspellpy.
 
     Raises:
         ConfigurationError: If symspellpy is not installed, or the file cannot be read.
@@ -131,12 +130,12 @@ def _load_speller(word_list: str | None) -> SymSpell:
             "install symspellpy, or the extra `spelling`)"
         ) from error
     speller = SymSpell(MOST_EDITS)
-    file = word_list
-    if word_list in (None, "symspellpy"):
-        file = str(resources.files("symspellpy") / "frequency_dictionary_en_82_765.txt")
+    package = resources.files("symspellpy")
+    file = word_list or str(package / "frequency_dictionary_en_82_765.txt")
     if not speller.load_dictionary(file, 0, 1, encoding="utf-8-sig") or not speller.words:
         raise ConfigurationError(
-            f"word_list: {file} is missing, or has no line with a word and its count; expected "
-            "lines `word count`"
+            f"dictionary: {file} is missing, or has no line with a word and its count; expected "
+            "lines `word count`",
+            ["dictionary"],
         )
     return speller

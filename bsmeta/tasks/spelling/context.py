@@ -27,7 +27,7 @@ WORST = -60.0
 
 @dataclass(frozen=True)
 class _Sequence:
-    """The words of texts in a row, with boundaries between sentences.
+    """The words of texts in a row, with boundaries between sentences and texts.
 
     Attributes:
         names: The distinct words, as they are counted.
@@ -45,11 +45,11 @@ class _Sequence:
 
     @classmethod
     def of(cls, texts: Sequence[Sequence[Parsed]]) -> _Sequence:
-        """The sequence of the words of texts, with two boundaries at its ends."""
+        """The sequence of the words of texts, each with two boundaries before and after it."""
         vocabulary = {BOUNDARY: 0}
-        numbers, places = [0], []
+        numbers, places = [], []
         for text in texts:
-            numbers.append(0)
+            numbers += [0, 0]
             for word in text:
                 places.append(len(numbers))
                 numbers.append(vocabulary.setdefault(word.key, len(vocabulary)))

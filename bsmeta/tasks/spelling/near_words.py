@@ -16,6 +16,8 @@ LONGEST = 32
 """Characters of a word that are hashed; the end of a longer word is ignored."""
 LONGEST_TWICE = 15
 """Characters up to which two characters are deleted; of a longer word, one."""
+MOST_SHARING = 100
+"""Words that are found by one string that they share with a word: the most frequent."""
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
 _POWERS = np.array([pow(_BASE, n, 2**64) for n in range(LONGEST)], np.uint64)
@@ -76,7 +78,7 @@ class NearWords:
         more_keys, more_numbers = _all_deletions(words[twice:], 1)
         keys = np.concatenate([keys, more_keys])
         numbers = np.concatenate([numbers, more_numbers + min(twice, len(words))])
-        order = np.argsort(keys)
+        order = np.lexsort((numbers, keys))
         self._keys, self._numbers = keys[order], numbers[order].astype(np.int32)
 
     def find(self, words: Sequence[str]) -> list[np.ndarray]:
@@ -85,7 +87,8 @@ class NearWords:
         """
         keys, queries = _all_deletions(words, 2)
         starts = np.searchsorted(self._keys, keys, "left")
-        sizes = np.searchsorted(self._keys, keys, "right") - starts
+        ends = np.searchsorted(self._keys, keys, "right")
+        sizes = np.minimum(ends - starts, MOST_SHARING)
         places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         pairs = np.repeat(queries, sizes) << np.int64(32) | self._numbers[places]
         found = np.unique(pairs)

@@ -142,8 +142,8 @@ def test_a_word_fits_better_where_its_neighbors_are_known() -> None:
 
 def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
     builder = RowBuilder(lexicon())
-    one, other = ["teh", "caat."], ["We", "saw", "berlin"]
-    alone, both = builder.rows([other]), builder.rows([one, other])
-    count = len(alone.words)
-    assert np.allclose(alone.features, both.features[-count:])
-    assert alone.texts == both.texts[2:]
+    texts = [["on", "the"], ["We", "saw", "berlin."], ["cat", "sat"]]
+    together = builder.rows(texts)
+    alone = [builder.rows([text]) for text in texts]
+    assert np.array_equal(together.features, np.concatenate([own.features for own in alone]))
+    assert together.texts == [word for own in alone for word in own.texts]

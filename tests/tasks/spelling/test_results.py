@@ -18,6 +18,7 @@ import torch
 
 from bsmeta.config.errors import DataError
 from bsmeta.config.tools import PredictConfig
+from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import _form, read_text
 from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
@@ -221,6 +222,7 @@ def corrector(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = run_warm(command)
     assert done.returncode == 0, done.stderr[-3000:]
     (run / "model" / "correction.json").write_text('{"threshold": 0.0}')
+    write_model_manifest(run / "model")
     return run
 
 
