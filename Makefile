@@ -60,7 +60,7 @@ format: env
 	ruff format .
 
 docs: env
-	python -m bsmeta.config.reference
+	python -m bsmeta.reference
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 # The wheel is built from the sdist, so that the check of its content holds for both.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from bsmeta.api.models import LanguageModel, Model, Predictor, Score, load
     from bsmeta.api.runs import Run, open_run
     from bsmeta.api.streams import BatchStream, stream
-    from bsmeta.config.errors import UserError
+    from bsmeta.core.errors import UserError
 
 _HERE = os.path.dirname(os.path.realpath(__file__))
 sys.path[:] = [entry for entry in sys.path if os.path.realpath(entry or os.getcwd()) != _HERE]
@@ -46,7 +46,7 @@ _MODULES = {
     **dict.fromkeys(("LanguageModel", "Model", "Predictor", "Score", "load"), "bsmeta.api.models"),
     **dict.fromkeys(("Run", "open_run"), "bsmeta.api.runs"),
     **dict.fromkeys(("BatchStream", "stream"), "bsmeta.api.streams"),
-    "UserError": "bsmeta.config.errors",
+    "UserError": "bsmeta.core.errors",
 }
 
 

@@ -12,8 +12,8 @@ import shutil
 import sys
 from pathlib import Path
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.resources import ROOT
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.resources import ROOT
 
 PROGRAMS = {
     "train": ("bsmeta.train", "train a language model with metadata, or the model of another task"),

@@ -24,8 +24,8 @@ from rich.progress import (
 )
 
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import DownloadConfig
+from bsmeta.core.errors import ConfigurationError
 
 
 def main(config: DownloadConfig) -> int:

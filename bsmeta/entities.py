@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import EntitiesConfig
+from bsmeta.core.errors import ConfigurationError
 
 _SOURCES = ("profiles", "entity_dir", "add")
 

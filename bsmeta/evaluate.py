@@ -12,13 +12,13 @@ import os
 import sys
 
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.task_entry import check_program
-from bsmeta.evaluation.ranks import start_ranks
-from bsmeta.evaluation.run import locations_of
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.causal_lm.evaluation.run import locations_of
 from bsmeta.tasks.checkpoints import task_of
+from bsmeta.training.ranks import start_ranks
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 

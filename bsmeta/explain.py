@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import check_program
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import Problem, refuse
 from bsmeta.tasks import TASKS
 
 if TYPE_CHECKING:
-    from bsmeta.explaining.selection import ExplainedWindow
+    from bsmeta.tasks.causal_lm.explaining.selection import ExplainedWindow
 
 
 def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
@@ -41,9 +41,9 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> None:
 def show(config: ExplainConfig) -> None:
     """Builds the windows of the documents, and writes them to the page or standard output."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.explaining.facts import TokenTexts, json_line
-    from bsmeta.explaining.selection import Selection
-    from bsmeta.explaining.views import TerminalView, page
+    from bsmeta.tasks.causal_lm.explaining.facts import TokenTexts, json_line
+    from bsmeta.tasks.causal_lm.explaining.selection import Selection
+    from bsmeta.tasks.causal_lm.explaining.views import TerminalView, page
     from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 
     metadata = config.data_config.metadata_config

@@ -13,20 +13,18 @@ from __future__ import annotations
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from bsmeta.config.compose import EXIT_PREEMPTED, run_entry_point
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.task_entry import check_program
 from bsmeta.config.tools import PredictConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import replacing
+from bsmeta.core.progress import progress_bar
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import Record, read_records
 from bsmeta.tasks import TASKS
@@ -59,7 +57,7 @@ def main(config: PredictConfig) -> int:
 def predict(config: PredictConfig, source: Path, output: Path) -> None:
     """Writes each record with its prediction."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.data.stream.fingerprint import file_hash
+    from bsmeta.core.files import file_hash
     from bsmeta.data.table.records import RecordWriter, check_output
 
     check_output(output)
@@ -82,12 +80,13 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
     waiting: deque[Record] = deque()  # those that are being predicted
     records = _records(config, source, model.inputs, BadRows(source, config.on_bad_row))
-    with _progress(writer.done, total) as advance:
-        for result in model.predict_each(_noted(islice(records, writer.done, None), waiting)):
+    results = model.predict_each(_noted(islice(records, writer.done, None), waiting))
+    with progress_bar("predicting", total) as show:
+        for done, result in enumerate(results, writer.done + 1):
             record = waiting.popleft()
             _refuse_same_names(source, record, result)
             writer.write({**record, **result})
-            advance()
+            show(done, f"{done:,} of {total:,} rows")
     writer.finish()
     print(f"{total:,} rows written to {output}", file=sys.stderr)
 
@@ -130,9 +129,8 @@ def change_text(config: PredictConfig) -> None:
         return
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        part = output.with_name(f"{output.name}.part")
-        part.write_bytes(content)
-        part.rename(output)
+        with replacing(output) as part:
+            part.write_bytes(content)
     except OSError as error:
         raise DataError(f"output={output} cannot be written: {error}") from error
 
@@ -193,15 +191,6 @@ def _refuse_same_names(source: Path, record: Record, result: Mapping[str, Any]) 
             f"{source} has {', '.join(map(repr, same))}, which the predictions would overwrite; "
             "rename it"
         )
-
-
-@contextmanager
-def _progress(done: int, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar over rows, on standard error."""
-    shown = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*shown, TimeRemainingColumn(), console=Console(file=sys.stderr)) as progress:
-        task = progress.add_task("predicting", total=total, completed=done)
-        yield lambda: progress.advance(task)
 
 
 if __name__ == "__main__":

@@ -6,24 +6,26 @@ import os
 
 PARENT = os.getppid()
 if __name__ == "__main__":
-    from bsmeta.training.signals import hold_signals
+    from bsmeta.core.signals import hold_signals
 
     hold_signals()  # until the folder of the run is known
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from bsmeta.config.checks import Problem, check_run
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError, UserError
 from bsmeta.config.hydra_ext import composed_files, overridden_keys
-from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import set_branch_length
 from bsmeta.config.summary import launch_notes, print_summary, summary
+from bsmeta.core.errors import ConfigurationError, UserError
+from bsmeta.core.reporting import rank
+from bsmeta.core.signals import StopRequest, release_signals
 from bsmeta.tasks import TASKS
-from bsmeta.training.signals import StopRequest, release_signals
+from bsmeta.training.run_folder import note_early_stop, write_refusal
 
 
 def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
@@ -40,13 +42,13 @@ def main(config: RunConfig, mistakes: Sequence[Problem] = ()) -> int:
     if is_main:
         remarks = [*launch_notes(checked.launch), *entry.notes(config)]
         print_summary(summary(config, checked.launch, entry, composed_files()), remarks)
-    if config.check_only or entry.prepare(config):
+    if config.check_only or entry.only_prepares(config):
         return 0
     stop = StopRequest()
     if config.estimate:
         release_signals()
     else:
-        stop.install(Path(config.out_dir), PARENT)
+        stop.install(partial(note_early_stop, Path(config.out_dir)), PARENT)
 
     # Accelerate takes seconds to import, so an invalid configuration is refused first.
     with _refusal_in_status(config):
@@ -71,8 +73,6 @@ def _refusal_in_status(config: RunConfig) -> Iterator[None]:
         keys = error.keys if isinstance(error, ConfigurationError) else ()
         is_run = not config.check_only and not config.estimate
         if rank() == 0 and is_run and "out_dir" not in keys:
-            from bsmeta.training.run_folder import write_refusal
-
             write_refusal(Path(config.out_dir), str(error))
         raise
 

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 from bsmeta.config.compose import exit_code
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import DownstreamConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.studies.config import DownstreamConfig
 
 
 def arguments() -> argparse.Namespace:
@@ -37,8 +37,8 @@ def main() -> int:
     """Run the tasks and print the table; returns the exit code."""
     given = arguments()
     import torch  # here, with what needs it: it takes seconds to load
+    from bsmeta.tasks.causal_lm.evaluation.checkpoints import locate
 
-    from bsmeta.evaluation.checkpoints import locate
     from bsmeta.report.table import print_table, report_console
     from bsmeta.studies.downstream import (
         cloze_folder,

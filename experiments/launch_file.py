@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from bsmeta.config.checks.problems import refuse
 from bsmeta.config.checks.run import launcher_problems
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import read_launch
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import refuse
 
 
 def main() -> None:

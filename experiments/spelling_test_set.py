@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from bsmeta.config.spelling import NoiseConfig, SedWordsConfig
+from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling.noise import word_labels
 from bsmeta.tasks.spelling.pairs import make_noise
 from bsmeta.tasks.spelling.samples import samples_of

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bsmeta.config.compose import exit_code
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.studies.launching import Launcher, show_progress
 from bsmeta.studies.runs import Run, check, keep_settings, runs_of
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bsmeta.config import progress
+from bsmeta.core import progress
 from tests.warm import REPOSITORY, Warm
 
 # Several tests, and several processes of one, share few cores.

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta import cli
-from bsmeta.config.errors import EXTRA_OF, ConfigurationError, missing_extra
+from bsmeta.core.errors import EXTRA_OF, ConfigurationError, missing_extra
 from tests.conftest import REPOSITORY
 
 STEPS = ["max_train_steps=4", "eval_steps=0", "save_steps=0", "logging_steps=1"]

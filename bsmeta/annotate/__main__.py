@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bsmeta.config.annotate import AnnotateConfig
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.config.compose import run_entry_point
 
 

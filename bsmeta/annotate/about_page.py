@@ -20,10 +20,10 @@ from htmldate.extractors import extract_url_date
 from htmldate.utils import Extractor
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.descriptions import DescriptionTable, is_description
 from bsmeta.annotate.page import Declared
 from bsmeta.annotate.row import NO_HTML, AnnotationError, Columns, Row, global_record
-from bsmeta.config.annotate import AnnotateConfig
 
 FIRST_YEAR = 1983  # as published
 LAST_YEAR = 2099

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 import xxhash
 
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.row import Columns, Row
-from bsmeta.config.annotate import AnnotateConfig
 
 
 class Annotator(ABC):

@@ -11,11 +11,11 @@ import msgspec
 from isal import igzip
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.registry import ANNOTATORS
 from bsmeta.annotate.row import BASE_COLUMNS, NO_TEXT, AnnotationError, Columns, InputRecord, Row
 from bsmeta.annotate.sources import Item, decode, unusable
-from bsmeta.config.annotate import AnnotateConfig
 
 ERRORS = "annotation_errors"
 PAGE_STEP = -1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
 from bsmeta.annotate.linked_crawl import make_index, needs_index, write_linked_sets
 from bsmeta.annotate.pipeline import Advance, Stopped, run, stopped_by_signals
@@ -21,11 +21,9 @@ from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.sources import counted
-from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.config.compose import EXIT_PREEMPTED
-from bsmeta.config.errors import ConfigurationError, DataError
-
-PLAIN_INTERVAL_S = 10.0
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import progress_bar
 
 
 def main(config: AnnotateConfig) -> int:
@@ -60,7 +58,7 @@ def _annotate(
     total = sum(file.bytes for file in files)
     existing = find_shards(config, annotators, output, files)
     if needs_index(annotators):
-        with progress_bar("reading titles", total) as advance:
+        with _pages("reading titles", total) as advance:
             make_index(config, files, output, advance)
     plans = plan_shards(config, annotators, existing)
     if config.check_disk:
@@ -68,7 +66,7 @@ def _annotate(
     left = [plan.file for plan in plans if not plan.is_complete]
     if left and config.executor != "local":
         return _start_tasks(config, left)
-    with progress_bar("annotating", total) as advance:
+    with _pages("annotating", total) as advance:
         problems = run(config, annotators, plans, advance)
     if config.report:
         report = make_report(plans, [annotator.name for annotator in annotators])
@@ -80,7 +78,7 @@ def _annotate(
     if config.disambiguation is not None:
         folder, shards = Path(config.disambiguation), [plan.files.shard for plan in plans]
         share = config.disambiguation_dev_share
-        with progress_bar("writing sets", sum(map(os.path.getsize, shards))) as advance:
+        with _pages("writing sets", sum(map(os.path.getsize, shards))) as advance:
             summary = write_linked_sets(shards, output, folder, share, advance)
         print(summary)
     return 0
@@ -89,7 +87,7 @@ def _annotate(
 def _read(inputs: Sequence[tuple[str, str]]) -> list[InputFile]:
     files, done = [], 0
     total = sum(os.path.getsize(path) for path, _ in inputs)
-    with progress_bar("reading input", total) as advance:
+    with _pages("reading input", total) as advance:
         for file in identified(inputs):
             files.append(file)
             done += file.bytes
@@ -110,13 +108,10 @@ def _start_tasks(config: AnnotateConfig, files: Sequence[InputFile]) -> int:
 
 
 @contextmanager
-def progress_bar(name: str, total: int) -> Iterator[Advance]:
-    """Shows how much of the input is done, pages per second, and the time left.
-
-    Without a terminal, it prints a line every ten seconds.
-    """
+def _pages(name: str, total: int) -> Iterator[Advance]:
+    """A bar over the bytes of the input, with pages per second."""
     begin, pages = time.monotonic(), 0
-    with _bar(name, total) if sys.stderr.isatty() else _lines(name, total) as show:
+    with progress_bar(name, total) as show:
 
         def advance(done: int, counts: Counts) -> None:
             nonlocal pages
@@ -125,42 +120,3 @@ def progress_bar(name: str, total: int) -> Iterator[Advance]:
             show(done, f"{counted(pages, 'page')}, {speed:,.0f}/s" if pages else "")
 
         yield advance
-
-
-@contextmanager
-def _bar(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TextColumn("{task.fields[found]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    # Without its refreshing thread, which must not be running when a worker is forked.
-    bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-    task = bar.add_task(name, total=total, found="")
-
-    def show(done: int, found: str) -> None:
-        bar.update(task, completed=done, found=found)
-        bar.refresh()
-
-    with bar:
-        yield show
-
-
-@contextmanager
-def _lines(name: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    begin = last = time.monotonic()
-
-    def show(done: int, found: str) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - last >= PLAIN_INTERVAL_S:
-            last = now
-            left = (now - begin) * (total - done) / max(done, 1)
-            parts = [f"{name} {done / max(total, 1):.0%}", found, f"{left:,.0f} s left"]
-            print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
-
-    yield show

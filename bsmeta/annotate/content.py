@@ -24,9 +24,9 @@ from resiliparse.extract.html2text import extract_plain_text
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.charset import decode_html
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.row import NO_HTML, AnnotationError, Columns, Row
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import COLUMN
 
 

@@ -21,11 +21,10 @@ from pathlib import Path
 from typing import IO, NamedTuple, cast
 from xml.etree import ElementTree
 
-import xxhash
-
-from bsmeta.config.annotate import DescriptionsConfig
+from bsmeta.annotate.config import DescriptionsConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import file_hash
 from bsmeta.data.text.sentences import sentences
 
 _DOMAIN = r"(?:www\.)?((?:[a-z0-9-]+\.)+[a-z]{2,})"
@@ -180,7 +179,7 @@ class DescriptionTable:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         try:
-            self.content_hash = _file_hash(self._path)
+            self.content_hash = file_hash(self._path)
             self._find = self._lookup()
         except (OSError, ValueError, KeyError, TypeError, sqlite3.Error) as error:
             raise DataError(
@@ -228,14 +227,6 @@ def _two_fields(line: str) -> tuple[str, str]:
     if not tab:
         raise ValueError(f"a line without a tab: {line[:80]!r}")
     return domain, description
-
-
-def _file_hash(path: Path) -> str:
-    found = xxhash.xxh3_64()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
 
 
 def main(config: DescriptionsConfig) -> None:

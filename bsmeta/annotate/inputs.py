@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from bsmeta.annotate.sources import SUFFIXES
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 
 READERS = 8
 _BLOCK = 1 << 20

@@ -28,6 +28,7 @@ import xxhash
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import PAGE_STEP, Chunk, Counts, Failures
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.links import (
     LinkedPage,
@@ -43,8 +44,7 @@ from bsmeta.annotate.pipeline import Advance, chunks_of_file, make_pool, stopped
 from bsmeta.annotate.shard import FOLDER, PART
 from bsmeta.annotate.sources import counted, decode
 from bsmeta.annotate.spans import Entity
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.text.sentences import sentences
 

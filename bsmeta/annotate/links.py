@@ -19,6 +19,7 @@ from typing import NamedTuple
 from urllib.parse import urldefrag, urljoin, urlsplit
 
 from bsmeta.annotate.page import Page
+from bsmeta.core.files import building
 
 LONGEST_MENTION = 100
 LONGEST_DESCRIPTION = 500
@@ -97,9 +98,7 @@ def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
         pages: The pages.
         digest: Identifies from what they were collected.
     """
-    partial = path.with_name(path.name + ".part")
-    partial.unlink(missing_ok=True)
-    with closing(sqlite3.connect(partial)) as database:
+    with building(path) as part, closing(sqlite3.connect(part)) as database:
         database.execute(_SCHEMA)
         database.execute(_DIGEST)
         database.execute("INSERT INTO made_from VALUES (?)", (digest,))
@@ -107,7 +106,6 @@ def write_index(path: Path, pages: Iterable[LinkedPage], digest: str) -> None:
         for key, title in list(_shortened(database)):
             database.execute("UPDATE pages SET title = ? WHERE key = ?", (title, key))
         database.commit()
-    partial.replace(path)
 
 
 def _shortened(database: sqlite3.Connection) -> Iterator[tuple[str, str]]:

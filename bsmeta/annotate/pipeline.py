@@ -12,12 +12,12 @@ from types import FrameType
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Annotation, Chunk, Counts, Dropped
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.pool import Pool, Work
 from bsmeta.annotate.shard import ShardWriter, existing_rows
 from bsmeta.annotate.sources import item_bytes, open_source
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 
 Advance = Callable[[int, Counts], None]
 """Called after each chunk with the bytes of input that are done, and what was found in it."""

@@ -8,20 +8,20 @@ again, is refused before anything is written.
 from __future__ import annotations
 
 import os
-import shutil
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.registry import fingerprints
 from bsmeta.annotate.shard import Header, Journal, PageSettings, ShardFiles, read_journal
 from bsmeta.annotate.sources import counted
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import free_bytes
 
 TYPICAL_SHARE = 3.0  # bytes of a shard for each byte of compressed raw pages
 MARGIN = 1.1
@@ -171,7 +171,7 @@ def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
     left = [plan for plan in plans if not plan.is_complete]
     written = sum(plan.files.part.stat().st_size for plan in left if plan.files.part.exists())
     needed = MARGIN * (share or TYPICAL_SHARE) * sum(plan.file.bytes for plan in left) - written
-    free = shutil.disk_usage(output).free
+    free = free_bytes(output)
     if needed > free:
         raise ConfigurationError(
             f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "

@@ -17,12 +17,12 @@ from bsmeta.annotate.about_page import (
     WebsiteDescription,
 )
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Content
 from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
 from bsmeta.annotate.trained import Spelling
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
 
 ANNOTATORS: dict[str, type[Annotator]] = {
     kind.name: kind

@@ -14,10 +14,10 @@ import msgspec
 from rich.console import Console
 
 from bsmeta.annotate.chunks import ERRORS, Counts
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.plans import ShardPlan
 from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import counted, decode, open_source
-from bsmeta.config.annotate import AnnotateConfig
 from bsmeta.report import figures
 from bsmeta.report.figures import GOOD
 from bsmeta.report.page import HTML as PAGE

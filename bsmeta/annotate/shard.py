@@ -9,7 +9,6 @@ The journal is kept: it records from which content, and by which annotators, the
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,8 @@ from filelock import FileLock, Timeout
 from isal import igzip
 
 from bsmeta.annotate.chunks import Counts, Dropped, Written
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import FULL
 from bsmeta.data.io.lines import LineReader
 
 FOLDER = "_annotation"
@@ -264,7 +264,7 @@ class ShardWriter:
         try:
             yield
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if error.errno not in FULL:
                 raise
             raise ConfigurationError(
                 f"output: the disk of {self._files.shard.parent} is full ({error}); what is "

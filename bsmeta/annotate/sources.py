@@ -17,7 +17,7 @@ from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
 from bsmeta.annotate.charset import decode_html
 from bsmeta.annotate.row import InputRecord
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.lines import OVERLONG, LineReader
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.row import AnnotationError, Columns, Row, global_record
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import file_hash
 
 LONGEST_SAMPLE = 10_000
 """Characters of the text that the model reads; a detector of words reads them in about a second."""
@@ -86,7 +86,7 @@ class Spelling(Annotator):
                 ["spelling_model"],
             )
         self._task, folder, self._files = _open(config.spelling_model, {})
-        from bsmeta.tasks.base import ChangesText
+        from bsmeta.training.task import ChangesText
 
         if not isinstance(self._task, ChangesText):
             raise ConfigurationError(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bsmeta.config.checks.problems import bound_problems, nearest, refuse
 from bsmeta.config.checks.run import value_problems
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.hydra_ext import choose
-from bsmeta.config.resources import CONFIG_FOLDER
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import entry_of
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import bound_problems, nearest, refuse
+from bsmeta.core.resources import CONFIG_FOLDER
 from bsmeta.tasks import TASKS
 
 Configuration = str | Path | RunConfig

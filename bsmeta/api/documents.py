@@ -17,10 +17,10 @@ import msgspec
 
 from bsmeta.api.configurations import Configuration, configuration
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.problems import nearest
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import nearest
 from bsmeta.data.stream.counts import check_length
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.mapping import TEXT, make_decoder

@@ -19,24 +19,24 @@ from torch import nn
 
 from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument, for_each
 from bsmeta.api.runs import Run
-from bsmeta.config.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.evaluation.arms import plan_comparisons, text_alone
-from bsmeta.evaluation.blocks import WINDOWS
-from bsmeta.evaluation.checkpoints import OpenedModel, locate
-from bsmeta.evaluation.documents import GivenDocuments
-from bsmeta.evaluation.paired import PairedEvaluation
-from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.generation.contexts import is_announced
-from bsmeta.generation.requests import changed
-from bsmeta.generation.text_mode import Result, Writer
+from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.base import ChangesText, Predicts, Task
+from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel, locate
+from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.generation.contexts import is_announced
+from bsmeta.tasks.causal_lm.generation.requests import changed
+from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer
 from bsmeta.tasks.checkpoints import open_task, task_of
+from bsmeta.training.task import ChangesText, Predicts, Task
 
 LANGUAGE_MODEL = "causal_lm"
 PredictorTask = Literal["classification", "disambiguation", "sed_words", "sed_sequence", "sec"]

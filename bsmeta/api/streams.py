@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bsmeta.api.configurations import Configuration, check, configuration
-from bsmeta.config.errors import ConfigurationError, naming_extras
+from bsmeta.core.errors import ConfigurationError, naming_extras
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.base import Task
+from bsmeta.training.task import Task
 
 
 def stream(

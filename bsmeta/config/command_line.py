@@ -14,10 +14,10 @@ from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
 
-from bsmeta.config.checks.problems import Problem, closest, nearest, refuse, show
 from bsmeta.config.describe import key_names, suggestion
 from bsmeta.config.hydra_ext import argument_parser
-from bsmeta.config.resources import CONFIG_FOLDER
+from bsmeta.core.problems import Problem, closest, nearest, refuse, show
+from bsmeta.core.resources import CONFIG_FOLDER
 
 COMMAND_LINE = "the command line"
 # Options of `accelerate launch` that are passed after the script by mistake.

@@ -27,17 +27,17 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
-from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, refuse, show
 from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import describe, key_names, keys
-from bsmeta.config.errors import ConfigurationError, UserError, missing_extra
 from bsmeta.config.hydra_ext import choose, store_name
 from bsmeta.config.interpolation import resolve
-from bsmeta.config.keys import expand_home
 from bsmeta.config.mistakes import misfits
-from bsmeta.config.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
-from bsmeta.config.resources import CONFIG_FOLDER, ROOT
-from bsmeta.config.secrets import redact, redact_values
+from bsmeta.core.errors import ConfigurationError, UserError, missing_extra
+from bsmeta.core.keys import expand_home
+from bsmeta.core.problems import HYDRA, Problem, bound_problems, refuse, show
+from bsmeta.core.reporting import announce, is_reporter, note_exit_code, rank, wait_for_reporter
+from bsmeta.core.resources import CONFIG_FOLDER, ROOT
+from bsmeta.core.secrets import redact, redact_values
 
 EXIT_USER_ERROR = 2
 EXIT_FAILURE = 1

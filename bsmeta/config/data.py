@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from bsmeta.config.keys import key
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.keys import key
 
 MOST_PARTS = 1 << 20
 """Largest sum of the weights of a mixture as whole numbers in lowest terms: the sequences of a

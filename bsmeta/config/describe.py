@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bsmeta.config.keys import values_of
-from bsmeta.config.resources import CONFIG_FOLDER
+from bsmeta.core.keys import values_of
+from bsmeta.core.resources import CONFIG_FOLDER
 
 PARTS = "parts"
 """The folder of `hydra_configs/` that is not a group: its files are for `${from_file:…}`."""
@@ -125,7 +125,7 @@ def sections(schema: type) -> list[tuple[str, list[Key]]]:
 
 
 def describe(schema: type, program: str, config_name: str, *, whole: bool = True) -> str:
-    """The text of `--help`; docs/configuration.md holds the same (bsmeta.config.reference).
+    """The text of `--help`; docs/configuration.md holds the same (bsmeta.reference).
 
     Args:
         whole: Whether to show every key (`--help all`) or only those that most runs set.

@@ -12,11 +12,11 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.problems import refuse_out_of_bounds
 from bsmeta.config.compose import load_resolved
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.keys import key
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import key
+from bsmeta.core.problems import refuse_out_of_bounds
 
 Config = TypeVar("Config", bound=RunConfig)
 

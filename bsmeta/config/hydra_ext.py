@@ -28,8 +28,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from bsmeta.config import interpolation
 from bsmeta.config.describe import PARTS
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.resources import CONFIG_FOLDER
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.resources import CONFIG_FOLDER
 
 
 @dataclass

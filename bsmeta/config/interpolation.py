@@ -34,10 +34,10 @@ from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
-from bsmeta.config.checks.problems import HYDRA, Problem, nearest, show
 from bsmeta.config.describe import type_name
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.resources import CONFIG_FOLDER
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import HYDRA, Problem, nearest, show
+from bsmeta.core.resources import CONFIG_FOLDER
 
 _OPENS = "${from_file:"
 _YAML = (".yaml", ".yml", ".json")

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.resources import ROOT
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.resources import ROOT
 
 ENVIRONMENT = "the environment"
 _MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, fields, replace
 
-from bsmeta.config.keys import key
+from bsmeta.core.keys import key
 
 MOST_TYPES = 255
 """Largest number of metadata types in a run: a token type is a byte, and 0 is text."""

@@ -25,10 +25,10 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.checks.problems import Problem, closest, nearest, show
 from bsmeta.config.command_line import COMMAND_LINE
 from bsmeta.config.describe import entries_of, group_options, key_names, keys, suggestion, type_name
 from bsmeta.config.hydra_ext import nested, reading, shown_path
+from bsmeta.core.problems import Problem, closest, nearest, show
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bsmeta.config.keys import key
+from bsmeta.core.keys import key
 
 WSD = "wsd"
 """The schedule with a constant rate between warm-up and decay: `lr_scheduler_type`."""
@@ -33,6 +33,9 @@ class RunConfig:
     batch_scope_key: ClassVar[str | None] = None
     """The key that says whether those are the rows of a micro-batch (`per_device`), or of a whole
     step (`total`); None: of a micro-batch."""
+
+    metrics: ClassVar[tuple[str, ...] | None] = None
+    """The metrics of its evaluations during training; None: known only when they run."""
 
     task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.core.errors import ConfigurationError
 
 CHECKPOINT_NAME = re.compile(r"checkpoint-(0|[1-9][0-9]*)step")
 """The name of a checkpoint's folder."""

@@ -6,22 +6,14 @@ for a step; invalid settings are refused by the checks.
 
 from __future__ import annotations
 
-import glob
-import os
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatch
-from itertools import pairwise
 
 from rich.console import Console
 from rich.table import Table
 
-from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.files import uses_model_name
-from bsmeta.config.data import BY_TEXT, DataConfig, source_configs, train_entries
 from bsmeta.config.launch import Launch
-from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.schema import WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.config.steps import BatchPlan
 from bsmeta.config.task_entry import Row, TaskEntry
 
 
@@ -140,21 +132,6 @@ def _checkpoints(config: RunConfig) -> str:
     return f"{', '.join([*often, last])}; {which} kept"
 
 
-_METADATA = "data_config.metadata_config"
-
-
-def notes(config: CausalLMConfig) -> list[str]:
-    """One line for each setting of a causal language model's configuration that has no effect."""
-    metadata = config.data_config.metadata_config
-    return [
-        *_model(config),
-        *_phases(metadata, config.max_train_steps, decay_start(config, config.max_train_steps)),
-        *_excluded(config.data_config),
-        *_unused_columns(config.data_config),
-        *_row_budget(config.data_config),
-    ]
-
-
 def launch_notes(launch: Launch) -> Iterator[str]:
     """Yields the options of `accelerate launch` that have no effect."""
     if launch.use_cpu:
@@ -164,59 +141,3 @@ def launch_notes(launch: Launch) -> Iterator[str]:
         )
     if launch.zero_options and not launch.deepspeed:
         yield f"{', '.join(launch.zero_options)} in the environment: this is no DeepSpeed launch"
-
-
-def _model(config: CausalLMConfig) -> Iterator[str]:
-    if config.model_name != CausalLMConfig.model_name and not uses_model_name(config):
-        yield (
-            f"model_name: {config.model_name} is not used: model_config_file and tokenizer_name "
-            "are set"
-        )
-
-
-def _phases(config: MetadataConfig, max_train_steps: int, decay_start: int | None) -> Iterator[str]:
-    starts = [*phase_starts(config, max_train_steps, decay_start), max_train_steps]
-    for number, (start, end) in enumerate(pairwise(starts)):
-        if start == end and config.schedule:
-            phase = config.schedule[number]
-            reason = (
-                "the learning rate of this run never decays (a run of decay_from may have it)"
-                if phase.at_decay
-                else f"its share of {phase.share:g} is less than one of {max_train_steps:,} steps"
-            )
-            yield f"{_METADATA}.schedule.{number} never takes place: {reason}"
-
-
-def _unused_columns(config: DataConfig) -> Iterator[str]:
-    """Yields the mapped types that `metadata_list` does not name."""
-    used = {"text", *config.metadata_config.metadata_list}
-    mapped = dict.fromkeys(name for own in source_configs(config).values() for name in own.columns)
-    unused = [name for name in mapped if name not in used]
-    if unused:
-        yield f"data_config.columns: {', '.join(unused)} not in metadata_list, so not used"
-
-
-def _row_budget(config: DataConfig) -> Iterator[str]:
-    if config.row_metadata_budget is not None and config.row_budget != BY_TEXT:
-        yield (
-            f"data_config.row_metadata_budget is not used: under row_budget={config.row_budget}, "
-            "metadata shares the max_seq_len tokens of a row with the text"
-        )
-
-
-def _excluded(config: DataConfig) -> Iterator[str]:
-    """Yields the entries of `exclude` that match none of the training shards on this disk."""
-    paths = [entry for _, entry in train_entries(config)]
-    if not config.exclude or config.prepared or any("://" in path for path in paths):
-        return
-    files: list[str] = []
-    for path in paths:
-        pattern = os.path.join(path, "*") if os.path.isdir(path) else path
-        files += glob.glob(pattern, recursive=True)
-    for excluded in config.exclude:
-        if not any(_matches(file, excluded) for file in files):
-            yield f"data_config.exclude: {excluded} matches none of {len(files)} training shards"
-
-
-def _matches(file: str, pattern: str) -> bool:
-    return fnmatch(os.path.basename(file), pattern) or fnmatch(os.path.abspath(file), pattern)

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
-from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, show
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import HYDRA, Problem, closest, nearest, show
 
 Row = tuple[str, str]
 
 
+def imported(place: str) -> Callable[..., Any]:
+    """A function that imports `module:attribute` when it is first called, and calls it."""
+
+    def call(*arguments: Any) -> Any:
+        module, _, attribute = place.partition(":")
+        return getattr(import_module(module), attribute)(*arguments)
+
+    return call
+
+
 def _nothing(*_: object) -> tuple[()]:
     return ()
-
-
-def _prepares_nothing(_: object) -> bool:
-    return False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +35,7 @@ class TaskEntry:
 
     Attributes:
         config: Its schema, derived from `RunConfig`.
-        make: Builds the task (`bsmeta.tasks.base.Task`) from a configuration; imports slow modules.
+        make: Builds the task (`bsmeta.training.task.Task`) from a configuration.
         value_problems: Takes the configuration and the keys of the command line; returns the
             problems that do not depend on the launch.
         start_problems: Takes the configuration, the launch and the DeepSpeed JSON; returns the
@@ -36,13 +43,11 @@ class TaskEntry:
         summary: Takes the configuration and the launch; returns rows of the start-up table. A row
             replaces a row of the same name that all tasks have.
         notes: Takes the configuration; returns a line for each setting that has no effect.
-        prepare: Takes the configuration; builds the data and returns True if the configuration
-            asks for nothing else.
+        prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.evaluation.checkpoints.Location`), the ranks and the device.
+            (`bsmeta.tasks.causal_lm.evaluation.checkpoints.Location`), the ranks and the device.
         programs: The entry points beside `train.py` that work with its checkpoints.
-        metrics: The metrics of its evaluations; None: known only when they run.
-        has_epochs: Whether its runs may be measured in epochs (`bsmeta.tasks.base.HasEpochs`).
+        has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
     """
 
     config: type[RunConfig]
@@ -51,11 +56,17 @@ class TaskEntry:
     start_problems: Callable[[Any, Launch, Mapping[str, Any] | None], Iterable[Problem]] = _nothing
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
-    prepare: Callable[[Any], bool] = _prepares_nothing
+    prepare: Callable[[Any], object] | None = None
     evaluate: Callable[[Any, Sequence[Any], Any, Any], None] | None = None
     programs: tuple[str, ...] = ()
-    metrics: tuple[str, ...] | None = None
     has_epochs: bool = False
+
+    def only_prepares(self, config: RunConfig) -> bool:
+        """Builds the data if the configuration asks for that and no more; returns whether."""
+        asked = self.prepare is not None and bool(getattr(config, "prep_only", False))
+        if asked and self.prepare is not None:
+            self.prepare(config)
+        return asked
 
 
 def check_program(program: str, task: str, tasks: Mapping[str, TaskEntry]) -> None:

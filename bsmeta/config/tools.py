@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.evaluation import PRECISIONS
-from bsmeta.config.keys import key
+from bsmeta.core.keys import key
 
 
 @dataclass(kw_only=True)

@@ -23,7 +23,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from bsmeta.config.errors import UserError
+from bsmeta.core.errors import UserError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position

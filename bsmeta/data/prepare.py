@@ -23,17 +23,16 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import PrepareConfig
-from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig, row_length
-from bsmeta.config.errors import ConfigurationError, UserError, differing
 from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.core.errors import ConfigurationError, UserError, differing
+from bsmeta.core.progress import progress_bar
+from bsmeta.data.checks import check_data
 from bsmeta.data.stream.counts import count_names
 from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
@@ -223,26 +222,14 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
 def write_streams(writer: StreamWriter, num_workers: int) -> list[dict[str, Any]]:
     """Writes all streams, several at a time, and shows the progress."""
     streams = []
-    with progress() as bar:
-        task = bar.add_task("streams", total=len(writer), tokens=0)
+    with progress_bar("streams", len(writer)) as show:
         for written in DataLoader(writer, batch_size=None, num_workers=num_workers):
             if isinstance(written, UserError):
                 raise written
             streams.append(written)
-            bar.update(task, advance=1, tokens=sum(entry["tokens"] for entry in streams))
+            tokens = sum(entry["tokens"] for entry in streams)
+            show(len(streams), f"{len(streams)} of {len(writer)}, {tokens:,} tokens")
     return streams
-
-
-def progress() -> Progress:
-    """A progress bar on standard error."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tokens]:,} tokens"),
-        TimeElapsedColumn(),
-        console=Console(file=sys.stderr),
-    )
 
 
 def check_folder(out: Path, expected: dict[str, Any]) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer

@@ -21,10 +21,13 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.progress import reporting
+from bsmeta.core.progress import reporting
 from bsmeta.data.text.chunks import Chunk, cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.arms import (
+from bsmeta.metadata.records import Document
+from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.metadata.sampling import OWN, SHUFFLED, Donors
+from bsmeta.tasks.causal_lm.evaluation.arms import (
     FORM,
     PROMPT,
     SEPARATOR,
@@ -34,12 +37,9 @@ from bsmeta.evaluation.arms import (
     PromptRenderer,
     prompt_config,
 )
-from bsmeta.evaluation.documents import NamedDocuments
-from bsmeta.evaluation.scoring import Window, max_batch_tokens, plan_batches
-from bsmeta.evaluation.segments import Reading
-from bsmeta.metadata.records import Document
-from bsmeta.metadata.rendering import Rendered, Renderer
-from bsmeta.metadata.sampling import OWN, SHUFFLED, Donors
+from bsmeta.tasks.causal_lm.evaluation.documents import NamedDocuments
+from bsmeta.tasks.causal_lm.evaluation.scoring import Window, max_batch_tokens, plan_batches
+from bsmeta.tasks.causal_lm.evaluation.segments import Reading
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 

@@ -29,8 +29,8 @@ from bsmeta.config.data import (
     source_configs,
     train_entries,
 )
-from bsmeta.config.errors import ConfigurationError, DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
+from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.shards import (

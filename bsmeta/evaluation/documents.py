@@ -24,9 +24,9 @@ import numpy as np
 import xxhash
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard

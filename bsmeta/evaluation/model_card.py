@@ -18,13 +18,13 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train_entries
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.secrets import redact, redact_values
-from bsmeta.evaluation.checkpoints import RECIPE
-from bsmeta.evaluation.statistics import rough_intervals
+from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import RECIPE
+from bsmeta.tasks.causal_lm.evaluation.statistics import rough_intervals
 
 METRICS = {
     "bits_per_byte_without": "bits per byte without metadata",

@@ -21,15 +21,28 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import Advance
-from bsmeta.evaluation.arms import AGAINST, TEXT, Comparison, plan_comparisons, text_alone
-from bsmeta.evaluation.blocks import WINDOWS, Block, BlockMaker, own_blocks, plan_blocks, reading_of
-from bsmeta.evaluation.documents import HeldOutDocuments, NamedDocuments
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.scoring import Scorer, scoring
-from bsmeta.evaluation.segments import COLUMNS, Reading, paired_sums
-from bsmeta.evaluation.statistics import paired_metrics
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import Advance
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    AGAINST,
+    TEXT,
+    Comparison,
+    plan_comparisons,
+    text_alone,
+)
+from bsmeta.tasks.causal_lm.evaluation.blocks import (
+    WINDOWS,
+    Block,
+    BlockMaker,
+    own_blocks,
+    plan_blocks,
+    reading_of,
+)
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, NamedDocuments
+from bsmeta.tasks.causal_lm.evaluation.scoring import Scorer, scoring
+from bsmeta.tasks.causal_lm.evaluation.segments import COLUMNS, Reading, paired_sums
+from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
+from bsmeta.training.ranks import Ranks
 
 FAILURES_SHOWN = 5
 
@@ -63,7 +76,7 @@ class PairedEvaluation:
     """Compares arms over held-out documents.
 
     Args:
-        windows: Window policy: a name in `bsmeta.evaluation.blocks.WINDOWS`.
+        windows: Window policy: a name in `bsmeta.tasks.causal_lm.evaluation.blocks.WINDOWS`.
         position_edges: Byte offsets at which the bins of the position curve begin; the first is 0.
     """
 

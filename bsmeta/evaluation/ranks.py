@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from bsmeta.config.progress import GROUP_TIMEOUT
+from bsmeta.core.progress import GROUP_TIMEOUT
 
 
 def _alone(value: Any) -> list[Any]:

@@ -11,9 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from bsmeta.evaluation.arms import FORM, PROMPT, SEPARATOR
-from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.evaluation.tables import (
+from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
+from bsmeta.report import figures, page
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
+from bsmeta.report.page import Page, Section, own_command
+from bsmeta.report.table import Estimate, Table, print_table, report_console
+from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.evaluation.tables import (
     CONTROL_WORDS,
     HOLM,
     TERMINAL,
@@ -32,11 +37,6 @@ from bsmeta.evaluation.tables import (
     ranked,
     summary,
 )
-from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
-from bsmeta.report import figures, page
-from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
-from bsmeta.report.page import Page, Section, own_command
-from bsmeta.report.table import Estimate, Table, print_table, report_console
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

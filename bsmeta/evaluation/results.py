@@ -8,11 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.evaluation.arms import TEXT, Comparison
-from bsmeta.evaluation.documents import Slice
-from bsmeta.evaluation.paired import ComparisonSums
-from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS, TOKENS_WITH
-from bsmeta.evaluation.statistics import (
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison
+from bsmeta.tasks.causal_lm.evaluation.documents import Slice
+from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
+from bsmeta.tasks.causal_lm.evaluation.segments import (
+    BYTES,
+    NATS_WITH,
+    NATS_WITHOUT,
+    TOKENS,
+    TOKENS_WITH,
+)
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
     PairedMetrics,
     paired_metrics,
 )

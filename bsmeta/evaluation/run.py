@@ -12,14 +12,15 @@ import numpy as np
 import torch
 import transformers
 
-from bsmeta.config.checks.problems import nearest
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.progress import Advance
-from bsmeta.evaluation.arms import TEXT, configured_comparisons
-from bsmeta.evaluation.checkpoints import (
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
+from bsmeta.core.progress import Advance
+from bsmeta.report.inference import holm
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
     Location,
     check_not_trained_on,
     load_model,
@@ -28,11 +29,9 @@ from bsmeta.evaluation.checkpoints import (
     run_config,
     untrained,
 )
-from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
-from bsmeta.evaluation.inference import holm
-from bsmeta.evaluation.paired import PairedEvaluation
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.results import (
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.results import (
     DocumentSums,
     ModelReport,
     PairRow,
@@ -41,8 +40,9 @@ from bsmeta.evaluation.results import (
     rows_of,
     slice_rows_of,
 )
-from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.evaluation.statistics import central, resampled, sign_test
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import central, resampled, sign_test
+from bsmeta.training.ranks import Ranks
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:

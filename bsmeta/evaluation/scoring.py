@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import report_progress
 
 LOGITS_PER_CHUNK = {"cpu": 1 << 20, "cuda": 1 << 26}
 """Logits that are computed, or held in float32, at one time (on a CPU few enough for its cache)."""

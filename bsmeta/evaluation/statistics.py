@@ -5,7 +5,7 @@ documents are drawn with replacement, so it reflects the choice of held-out docu
 comparisons use the same draws, which `scipy.stats.bootstrap` cannot share among hundreds of them.
 
 Among many comparisons, some differ by chance: the intervals and p-values of a family are corrected
-as `bsmeta.evaluation.inference` defines it, with the bootstrap's standard errors.
+as `bsmeta.report.inference` defines it, with the bootstrap's standard errors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import binomtest
 
-from bsmeta.evaluation.inference import Source, holm, simultaneous_half_widths
-from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
+from bsmeta.report.inference import Source, holm, simultaneous_half_widths
 from bsmeta.report.table import Interval
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT, TOKENS
 
 FEW_UNITS = 20
 """Resampled units below which reports call their intervals rough."""

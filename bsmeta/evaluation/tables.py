@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bsmeta.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
-from bsmeta.evaluation.results import ModelReport, PositionBin, Report, Row
-from bsmeta.evaluation.statistics import PairedMetrics, rough_intervals
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 from bsmeta.report.table import COUNT, NONE, Cell, Column, Estimate, Interval, Table
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics, rough_intervals
 
 GROUPS = {
     "all": "{}",

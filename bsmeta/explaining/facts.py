@@ -20,7 +20,11 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.data.text.tokenizer import byte_alphabet
 from bsmeta.data.text.tokens import byte_lengths
-from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
+from bsmeta.tasks.causal_lm.explaining.selection import (
+    ExplainedDocument,
+    ExplainedWindow,
+    PackedChunk,
+)
 
 
 class Part(Enum):

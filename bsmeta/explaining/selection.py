@@ -23,11 +23,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
-from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import BY_TEXT, DataConfig, train_files
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, phase_starts
 from bsmeta.config.steps import decay_start
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import open_shard

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import BY_TEXT, train_files
-from bsmeta.explaining.facts import (
+from bsmeta.tasks.causal_lm.explaining.facts import (
     Part,
     ShownToken,
     TokenTexts,
@@ -32,7 +32,11 @@ from bsmeta.explaining.facts import (
     shown_sequences,
     shown_tokens,
 )
-from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, PackedChunk
+from bsmeta.tasks.causal_lm.explaining.selection import (
+    ExplainedDocument,
+    ExplainedWindow,
+    PackedChunk,
+)
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1d2025; --faint: #666b72; --ground: #fff;

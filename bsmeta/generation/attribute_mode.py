@@ -17,14 +17,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.config.progress import progress_bar
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.evaluation.checkpoints import Location, OpenedModel
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.statistics import bootstrap
-from bsmeta.generation.attribution import (
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import progress_bar
+from bsmeta.metadata.processors import type_of
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, OpenedModel
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.statistics import bootstrap
+from bsmeta.tasks.causal_lm.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
@@ -32,9 +33,8 @@ from bsmeta.generation.attribution import (
     find_candidates,
     posterior,
 )
-from bsmeta.generation.contexts import check_value
-from bsmeta.generation.text_mode import console
-from bsmeta.metadata.processors import type_of
+from bsmeta.tasks.causal_lm.generation.contexts import check_value
+from bsmeta.tasks.causal_lm.generation.text_mode import console
 
 
 def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
@@ -62,7 +62,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         _attribute_prompt(config, candidates, likelihoods)
         return
     assert documents is not None
-    with progress_bar(shown=True) as progress:
+    with progress_bar("scoring", 1) as progress:
         found = _attribute_documents(config, documents, candidates, likelihoods, progress)
     report = _report(config, opened.location, likelihoods, found)
     path = _write(report, config, opened.location)

@@ -21,14 +21,19 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.scoring import Window, max_batch_tokens, plan_batches, scoring
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.scoring import (
+    Window,
+    max_batch_tokens,
+    plan_batches,
+    scoring,
+)
 
 
 class Likelihoods:

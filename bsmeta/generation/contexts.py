@@ -14,8 +14,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.processors import column_keys, type_of
 from bsmeta.metadata.records import BadDocument, Document, Record

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 import yaml
 
-from bsmeta.config.checks.problems import refuse_out_of_bounds
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.tools import GenerateConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import refuse_out_of_bounds
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):

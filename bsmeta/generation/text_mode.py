@@ -19,12 +19,18 @@ from rich.table import Table
 from rich.text import Text
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.evaluation.checkpoints import OpenedModel
-from bsmeta.generation.contexts import Context, Contexts, check_value
-from bsmeta.generation.decoding import Continuation, Decoder, Draw
-from bsmeta.generation.requests import Dialogue, Request, lines_of_input, read_requests, request_of
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
+from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts, check_value
+from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
+from bsmeta.tasks.causal_lm.generation.requests import (
+    Dialogue,
+    Request,
+    lines_of_input,
+    read_requests,
+    request_of,
+)
 
 
 class Sample(msgspec.Struct, frozen=True):

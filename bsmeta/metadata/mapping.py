@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.processors import ADDRESS_KEY, type_of

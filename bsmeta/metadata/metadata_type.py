@@ -22,8 +22,8 @@ import tldextract
 import xxhash
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
-from bsmeta.config.checks.problems import HYDRA, Problem
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.problems import HYDRA, Problem
 from bsmeta.metadata.records import BadDocument, Record
 
 extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)

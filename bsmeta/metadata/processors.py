@@ -13,8 +13,8 @@ from urllib.parse import unquote_plus
 
 import msgspec
 
-from bsmeta.config.checks.problems import Problem
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.problems import Problem
 from bsmeta.metadata.metadata_type import (
     EXAMPLE_TEXT,
     MetadataType,

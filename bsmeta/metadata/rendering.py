@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bsmeta.config.checks.problems import refuse
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.problems import refuse
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.insertion import (
     LocalTags,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 
 IGNORED = -100
 """A target that is excluded from the loss."""

@@ -20,8 +20,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import is_flash_attn_2_available
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.progress import opaque_work
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import opaque_work
 
 FLASH, FLEX, SDPA = "flash_attention_2", "flex_attention", "sdpa"
 _SUPPORT = {FLASH: "_supports_flash_attn", FLEX: "_supports_flex_attn", SDPA: "_supports_sdpa"}

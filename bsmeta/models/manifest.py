@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 import xxhash
 
-from bsmeta.config.progress import report_progress
+from bsmeta.core.progress import report_progress
 
 MANIFEST = "manifest.json"
 FORMAT = 1  # of a standalone model folder; checkpoints have their own version

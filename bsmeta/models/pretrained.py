@@ -16,9 +16,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.progress import report_progress
 from bsmeta.config.schema import PretrainedConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import report_progress
 from bsmeta.models.manifest import has_manifest, model_damage, tokenizer_faults
 
 logger = logging.getLogger(__name__)

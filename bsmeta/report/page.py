@@ -22,7 +22,7 @@ from markupsafe import Markup, escape
 
 from bsmeta import __version__
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.secrets import redact
+from bsmeta.core.secrets import redact
 from bsmeta.report import figures
 from bsmeta.report.table import Bounded, Table, print_table, report_console
 

@@ -18,8 +18,8 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import chdtri, ndtr, ndtri, stdtrit
 
-from bsmeta.config.study import WITH, WITHOUT, ClaimConfig, StudyConfig
-from bsmeta.evaluation.inference import ALPHA, holm, simultaneous_half_widths
+from bsmeta.report.inference import ALPHA, holm, simultaneous_half_widths
+from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.measured import Measured
 from bsmeta.studies.statistics import NEAR, Estimate
 
@@ -198,7 +198,7 @@ def power(
 ) -> float:
     """Probability that a difference is found, as one of `count` claims.
 
-    The test is that of `bsmeta.evaluation.inference`: the distribution of the variance over seeds
+    The test is that of `bsmeta.report.inference`: the distribution of the variance over seeds
     is integrated numerically (without errors over documents, the result is the noncentral t).
 
     Args:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.seeds import derive
-from bsmeta.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
 NAME = "bsmeta_cloze"
 CHOICES = 4

@@ -23,15 +23,16 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.study import DownstreamConfig, StudyConfig
-from bsmeta.evaluation.checkpoints import locate, resolve_config
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import write_json
 from bsmeta.report.table import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.cloze import NAME as CLOZE
 from bsmeta.studies.cloze import write_cloze
+from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import locate, resolve_config
 
 METRIC = "acc"
 
@@ -180,9 +181,7 @@ def filled(prompt: str, question: Mapping[str, Any]) -> str:
 def save_scores(scores: Sequence[Score], path: Path) -> None:
     """Writes the answers of a model as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps([asdict(score) for score in scores]) + "\n", encoding="utf-8")
-    os.replace(temporary, path)
+    write_json(path, [asdict(score) for score in scores])
 
 
 def load_scores(path: Path) -> list[Score]:

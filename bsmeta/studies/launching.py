@@ -22,8 +22,8 @@ from rich.table import Table
 
 from bsmeta.config.command_line import pasteable
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED
-from bsmeta.config.resources import ROOT
-from bsmeta.config.study import StudyConfig
+from bsmeta.core.resources import ROOT
+from bsmeta.studies.config import StudyConfig
 from bsmeta.studies.measurement import find_measurement
 from bsmeta.studies.runs import DONE, WAITS, Progress, Run, overrides_of, progress_of
 

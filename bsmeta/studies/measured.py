@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.study import FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
+from bsmeta.core.errors import DataError
+from bsmeta.studies.config import FLOPS, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.measurement import Measurement, find_measurement, results_folder
 from bsmeta.studies.runs import runs_of
 from bsmeta.studies.statistics import Curve, Estimate, bits_per_byte, common

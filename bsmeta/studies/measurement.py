@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.study import StudyConfig
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import replacing
+from bsmeta.studies.config import StudyConfig
 
 _ARRAYS = (
     "steps", "targets", "tokens", "flops", "digests", "lengths", "sites", "sizes", "without",
@@ -76,9 +76,8 @@ class Measurement:
             values[name] = values[name].astype(np.uint32)
         header = json.dumps({"settings": self.settings, "facts": self.facts}, sort_keys=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.npz")
-        np.savez_compressed(temporary, header=np.array(header), **values)
-        os.replace(temporary, path)
+        with replacing(path) as part:
+            np.savez_compressed(part, header=np.array(header), **values)
 
     @classmethod
     def load(cls, path: Path) -> Measurement:

@@ -19,20 +19,9 @@ import transformers
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.study import MeasureConfig, StudyConfig
-from bsmeta.evaluation.arms import TEXT, Comparison, configured_comparisons
-from bsmeta.evaluation.checkpoints import (
-    Location,
-    check_not_trained_on,
-    load_model,
-    locate,
-    resolve_config,
-)
-from bsmeta.evaluation.documents import HeldOutDocuments, document_facts
-from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation
-from bsmeta.evaluation.segments import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import Document
+from bsmeta.studies.config import MeasureConfig, StudyConfig
 from bsmeta.studies.facts import facts_of, logged_targets, step_documents
 from bsmeta.studies.measurement import (
     Measurement,
@@ -41,6 +30,17 @@ from bsmeta.studies.measurement import (
     settings_of,
 )
 from bsmeta.studies.runs import DONE, Run, curve_steps, progress_of
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
+    Location,
+    check_not_trained_on,
+    load_model,
+    locate,
+    resolve_config,
+)
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, document_facts
+from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums, PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.training.metrics import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"

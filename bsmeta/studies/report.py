@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.study import AXES, FLOPS, WITH, WITHOUT
 from bsmeta.report import figures, page
 from bsmeta.report.figures import BAD, GOOD, INK, MUTED, Look
 from bsmeta.report.page import Page, Section
 from bsmeta.report.table import Interval, Table
 from bsmeta.studies.claims import OPEN, REFUTED, SUPPORTED
+from bsmeta.studies.config import AXES, FLOPS, WITH, WITHOUT
 from bsmeta.studies.results import ArmResult, Results, as_dict
 from bsmeta.studies.statistics import Curve
 from bsmeta.studies.tables import (

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.evaluation import SliceConfig
-from bsmeta.config.study import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.evaluation.documents import Slice, slices_of
 from bsmeta.studies.claims import Claim, decide
+from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
 from bsmeta.studies.facts import notes_of, shared_with_baseline
 from bsmeta.studies.measured import Measured, load
 from bsmeta.studies.runs import seeds_added
 from bsmeta.studies.statistics import Curve, Estimate, Saving, saving
+from bsmeta.tasks.causal_lm.evaluation.documents import Slice, slices_of
 
 
 @dataclass(frozen=True)

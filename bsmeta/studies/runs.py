@@ -15,8 +15,8 @@ from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose, load_resolved
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import WITH, WITHOUT, ClaimConfig, StudyConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.measurement import find_measurement
 
 SETTINGS = "study.json"

@@ -4,7 +4,7 @@ An estimate is a mean over seeds, and over held-out documents. Both are sources 
 seeds would have given other models, other documents another mean. The variance over seeds is that
 of the seeds' values (Student's t with S - 1 degrees of freedom), the variance over documents is
 that of the jackknife (each document left out in turn; Efron and Tibshirani 1993, chapter 11), and
-`bsmeta.evaluation.inference` combines them. Estimates of a study have the same seeds and documents,
+`bsmeta.report.inference` combines them. Estimates of a study have the same seeds and documents,
 so differences are paired by both. Nothing is drawn at random: the same measurements give the same
 numbers.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.interpolate import PchipInterpolator
 
-from bsmeta.evaluation.inference import ALPHA, Source, half_width, p_value
+from bsmeta.report.inference import ALPHA, Source, half_width, p_value
 
 Floats = NDArray[np.float64]
 

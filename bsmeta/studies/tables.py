@@ -9,9 +9,9 @@ import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from bsmeta.config.study import FLOPS, TEXT, TOKENS, WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.report.table import COUNT, Cell, Column, Interval, Table
 from bsmeta.studies.claims import POWER, Claim, predicted_power, seeds_needed
+from bsmeta.studies.config import FLOPS, TEXT, TOKENS, WITH, WITHOUT, ClaimConfig, StudyConfig
 
 if TYPE_CHECKING:
     from bsmeta.studies.results import Gain, Results

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from bsmeta.config.progress import report_progress
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.core.progress import report_progress
+from bsmeta.training.task import EvaluationContext
 
 Item = TypeVar("Item")
 logger = logging.getLogger(__name__)

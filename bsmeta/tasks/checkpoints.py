@@ -14,13 +14,13 @@ import torch
 import transformers
 import xxhash
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config, saved_task
 from bsmeta.config.schema import RunConfig
-from bsmeta.evaluation.checkpoints import Location, locate
-from bsmeta.evaluation.ranks import Ranks
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.base import EvaluationContext, Task
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, locate
+from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext, Task
 
 SOURCE = ".source"
 """In the folder of a report on other data than those of the run: the path of these data."""

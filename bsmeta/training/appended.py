@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.secrets import redact
+from bsmeta.core.files import replacing
+from bsmeta.core.secrets import redact
 
 
 class AppendedFile:
@@ -44,9 +44,8 @@ class AppendedFile:
             with suppress(OSError):  # a network file system may have lost the deleted file
                 self._stream.seek(0)
                 content = self._stream.read()
-            temporary = self._path.with_name(f".{self._path.name}-{os.getpid()}.tmp")
-            temporary.write_bytes(content)
-            os.replace(temporary, self._path)
+            with replacing(self._path) as part:
+                part.write_bytes(content)
             restored = self._path.open("a+b")
             with suppress(OSError):
                 self._stream.close()

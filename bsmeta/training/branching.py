@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from bsmeta.config.checks.problems import Problem, refuse, show
 from bsmeta.config.compose import load_resolved
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import branch_step, decay_start, warm_up_steps
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import Problem, refuse, show
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, named
 from bsmeta.training.distributed import Processes
 

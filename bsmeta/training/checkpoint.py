@@ -25,8 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from bsmeta.config.errors import CheckpointError, ConfigurationError
 from bsmeta.config.steps import CHECKPOINT_NAME
+from bsmeta.core.errors import CheckpointError, ConfigurationError
+from bsmeta.core.files import sync
 from bsmeta.models.manifest import (
     MANIFEST,
     FileEntry,
@@ -123,13 +124,13 @@ class Writer:
                 f"{self.folder}: {', '.join(missing)} was deleted while the checkpoint was written"
             )
         write_manifest(self.folder, Manifest(FORMAT, entries, self.step))
-        _sync(self.folder / MANIFEST)
+        sync(self.folder / MANIFEST)
         for folder in [self.folder, *(p for p in self.folder.rglob("*") if p.is_dir())]:
-            _sync(folder)
+            sync(folder)
         if self._final.exists():  # a damaged checkpoint of this step that a rollback skipped
             shutil.rmtree(self._final)
         os.rename(self.folder, self._final)
-        _sync(self._final.parent)
+        sync(self._final.parent)
 
 
 def manifest_of(checkpoint: Checkpoint) -> Manifest:
@@ -304,7 +305,7 @@ def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
     """Flushes each file of a checkpoint to disk and returns its size and checksum."""
 
     def describe(file: str) -> FileEntry:
-        _sync(folder / file)
+        sync(folder / file)
         return describe_file(folder / file)
 
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
@@ -320,12 +321,3 @@ def _share(
     for part in processes.gather({file: action(file) for file in mine}):
         merged.update(part)
     return dict(sorted(merged.items()))
-
-
-def _sync(path: Path) -> None:
-    """Flushes a file or a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -36,10 +36,10 @@ from accelerate.utils import (
     ProjectConfiguration,
 )
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.progress import GROUP_TIMEOUT
-from bsmeta.config.reporting import meet
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import GROUP_TIMEOUT
+from bsmeta.core.reporting import meet
 from bsmeta.training.distributed_op import prepare_cpu_op
 
 Result = TypeVar("Result")

@@ -20,10 +20,10 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bsmeta.config.errors import CheckpointError, TrainingError
-from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import WSD, RunConfig
 from bsmeta.config.steps import decay_start, warm_up_steps
+from bsmeta.core.errors import CheckpointError, TrainingError
+from bsmeta.core.progress import opaque_work
 
 SETTINGS = ("lr", "betas", "eps", "weight_decay")
 """The settings of each parameter group that the configuration determines."""

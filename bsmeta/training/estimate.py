@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.checks import CheckedRun
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
-from bsmeta.tasks.base import HasEpochs, HasShape, Shape, Task
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import (
     Activations,
@@ -31,7 +31,7 @@ from bsmeta.training.memory import (
     state,
 )
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.signals import StopRequest
+from bsmeta.training.task import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.errors import TrainingError
+from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks.base import Metric
+from bsmeta.training.task import Metric
 
 
 def is_finite(loss: float, norm: float | None) -> bool:

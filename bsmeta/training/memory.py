@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bsmeta.tasks.base import Shape
+from bsmeta.training.task import Shape
 
 MOMENTS = 8  # AdamW: two float32 values per parameter
 MASTER = 4  # the float32 weights that the optimizer updates, if the model's have lower precision

@@ -12,7 +12,7 @@ import os
 import socket
 from pathlib import Path
 
-from bsmeta.config.secrets import redact
+from bsmeta.core.secrets import redact
 from bsmeta.training.appended import AppendedFile
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bsmeta.config.secrets import redact
+from bsmeta.core.secrets import redact
 from bsmeta.training.appended import LineLog
 from bsmeta.training.run_folder import METRICS
 

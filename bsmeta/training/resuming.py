@@ -21,10 +21,10 @@ import yaml
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.errors import CheckpointError, ConfigurationError, differences, differing
-from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
+from bsmeta.core.errors import CheckpointError, ConfigurationError, differences, differing
+from bsmeta.core.progress import opaque_work
 from bsmeta.training.branching import branch_point, check_same_branch
 from bsmeta.training.checkpoint import (
     CONFIG,

@@ -7,7 +7,6 @@ the last k; otherwise damaged ones would displace those that a run can resume fr
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import math
@@ -16,9 +15,9 @@ from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
-from bsmeta.config.errors import CheckpointError, ConfigurationError, DataError
 from bsmeta.config.schema import RunConfig
-from bsmeta.tasks.base import Metric
+from bsmeta.core.errors import CheckpointError, ConfigurationError, DataError
+from bsmeta.core.files import free_bytes, gigabytes, is_full
 from bsmeta.training.checkpoint import (
     STATE,
     Checkpoint,
@@ -28,18 +27,10 @@ from bsmeta.training.checkpoint import (
     problems,
 )
 from bsmeta.training.distributed import ALONE
+from bsmeta.training.task import Metric
 
 # Allows for logs, file system overhead, and a model that has grown by a token.
 MARGIN = 1.1
-
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_FULL_TEXTS = (
-    "no space left",
-    "quota exceeded",
-    "file too large",
-    "iostream error",
-    "writing file",
-)
 
 
 def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
@@ -52,7 +43,7 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
     if size is None:
         return
     needed = int(size * MARGIN)
-    free = shutil.disk_usage(out_dir).free
+    free = free_bytes(out_dir)
     if free < needed:
         raise DataError(
             f"no checkpoint was written: {out_dir} has {gigabytes(free)} free, and one needs "
@@ -74,25 +65,11 @@ def explain_full_disk(error: Exception, out_dir: Path) -> Exception:
     """Returns the error itself, or for a full disk a DataError that explains what to do."""
     if not is_full(error):
         return error
-    free = gigabytes(shutil.disk_usage(out_dir).free)
+    free = gigabytes(free_bytes(out_dir))
     return DataError(
         f"the disk of {out_dir} is full or its quota used up ({error}; {free} free): the "
         f"checkpoint was not completed and its parts were removed. {remedy(out_dir)}"
     )
-
-
-def is_full(error: BaseException | None) -> bool:
-    """Whether an error, or any error in its cause chain, means that the disk is full."""
-    seen: set[int] = set()  # a chain of causes may be cyclic
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        # Torch's and safetensors' writers keep only the message, not the errno.
-        if any(text in str(error).lower() for text in _FULL_TEXTS):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def remedy(out_dir: Path) -> str:
@@ -103,11 +80,6 @@ def remedy(out_dir: Path) -> str:
         f"{last}. Free some space (or lower keep_last_checkpoints), then resume with "
         "resume_from_checkpoint_dir=latest"
     )
-
-
-def gigabytes(count: int) -> str:
-    """Formats a number of bytes for display."""
-    return f"{count / 1e9:.2f} GB" if count >= 10**7 else f"{count / 1e3:.0f} kB"
 
 
 logger = logging.getLogger(__name__)

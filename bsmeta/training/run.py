@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
-from bsmeta.config.errors import TrainingError, UserError
-from bsmeta.config.reporting import rank
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.tasks.base import HasEpochs, Task
+from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.reporting import rank
+from bsmeta.core.signals import StopRequest
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
 from bsmeta.training.process_log import ProcessLog
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.retention import explain_full_disk
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_stopped_start
-from bsmeta.training.signals import StopRequest
+from bsmeta.training.task import HasEpochs, Task
 from bsmeta.training.trainer import Outcome, Trainer
 from bsmeta.training.watchdog import Watchdog
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from bsmeta.config.compose import EXIT_PREEMPTED, EXIT_USER_ERROR, to_yaml
-from bsmeta.config.errors import ConfigurationError, TrainingError
-from bsmeta.config.secrets import redact
+from bsmeta.core.errors import ConfigurationError, TrainingError
+from bsmeta.core.files import write_text
+from bsmeta.core.reporting import rank
+from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
 from bsmeta.training.appended import LineLog
 from bsmeta.training.checkpoint import CONFIG
@@ -35,13 +37,6 @@ _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes i
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 
-def replace_text(file: Path, text: str) -> None:
-    """Writes a file atomically."""
-    temporary = file.with_name(f".{file.name}-{os.getpid()}.tmp")
-    temporary.write_text(text)
-    os.replace(temporary, file)
-
-
 def write_status(
     out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
 ) -> None:
@@ -52,7 +47,7 @@ def write_status(
         exit_code: The exit code of the process; None while it runs.
     """
     out_dir.mkdir(parents=True, exist_ok=True)
-    replace_text(out_dir / STATUS, _status(state, step, exit_code, message))
+    write_text(out_dir / STATUS, _status(state, step, exit_code, message))
 
 
 def _status(state: str, step: int, exit_code: int | None, message: str) -> str:
@@ -82,12 +77,17 @@ def _write_of_start(out_dir: Path, write: Callable[[], None]) -> None:
         logger.warning("%s: status.json could not be written: %s", out_dir, error)
 
 
-def write_early_stop(out_dir: Path, name: str) -> None:
+def note_early_stop(out_dir: Path, name: str) -> int:
     """Records in `status.json` that a signal ended a run before it had locked its folder.
 
     What `write_refusal` leaves unchanged is left unchanged here as well.
+
+    Returns:
+        The exit code.
     """
-    _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
+    if rank() == 0:
+        _write_of_start(out_dir, lambda: write_stopped_start(out_dir, name))
+    return EXIT_PREEMPTED
 
 
 def write_stopped_start(out_dir: Path, name: str) -> None:
@@ -130,7 +130,7 @@ class RunFolder:
             self._take(resume=resume, overwrite=overwrite)
             checkpoint.clean(self.path)
             if not (self.path / CONFIG).exists():
-                replace_text(self.path / CONFIG, to_yaml(config))
+                write_text(self.path / CONFIG, to_yaml(config))
             self._hold()
         except OSError as error:
             raise ConfigurationError(
@@ -175,7 +175,7 @@ class RunFolder:
         self.keep()
         checkpoint.set_aside_newer(self.path, step)
         self._cut_logs(step)
-        replace_text(self.path / CONFIG, to_yaml(config))
+        write_text(self.path / CONFIG, to_yaml(config))
         self.remember(CONFIG)
 
     def _cut_logs(self, step: int) -> None:
@@ -183,7 +183,7 @@ class RunFolder:
         for file in [self.path / METRICS, *self.path.glob("documents-rank*.jsonl")]:
             if file.exists():
                 kept = [line for line in file.read_text().splitlines() if _is_before(line, step)]
-                replace_text(file, "".join(line + "\n" for line in kept))
+                write_text(file, "".join(line + "\n" for line in kept))
 
     def open_log(self, name: str) -> LineLog:
         """Opens a log of this process; it is restored with the folder."""
@@ -247,7 +247,7 @@ class RunFolder:
                     self._lock_again()
                 for name, text in self._texts.items():
                     if not (self.path / name).exists():
-                        replace_text(self.path / name, text)
+                        write_text(self.path / name, text)
                 restored = self._restore_logs()
             except FileNotFoundError:  # it is being deleted now: the next write tries again
                 return

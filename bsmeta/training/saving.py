@@ -23,16 +23,16 @@ import torch
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.errors import CheckpointError
-from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import CheckpointError
+from bsmeta.core.progress import opaque_work
 from bsmeta.models.manifest import record_tokenizer, write_model_manifest
-from bsmeta.tasks.base import Exports, Task
 from bsmeta.training import checkpoint
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
 from bsmeta.training.retention import Retention, check_room, explain_full_disk
 from bsmeta.training.run_folder import RunFolder
+from bsmeta.training.task import Exports, Task
 
 # Before each further attempt at a save during which the run folder is deleted: the deletion of a
 # large folder takes a while, and takes along what is written into it meanwhile.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import torch
 
 from bsmeta.data.batch import StepData
-from bsmeta.tasks.base import Loss
 from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import is_finite
+from bsmeta.training.task import Loss
 
 
 @dataclass(frozen=True)

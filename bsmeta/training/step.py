@@ -23,15 +23,15 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.progress import opaque_work
+from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
-from bsmeta.tasks.base import Loss, Task
 from bsmeta.training.distributed import Accelerator, Processes
 from bsmeta.training.engines import Engine, learning_rate, set_learning_rate
 from bsmeta.training.saving import Saver
-from bsmeta.training.signals import StopRequest, WaitEnded
 from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
+from bsmeta.training.task import Loss, Task
 from bsmeta.training.watchdog import Watchdog, report_of, reported_error
 
 PROFILES = "profile"

@@ -22,10 +22,11 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from bsmeta.config.checks.problems import HYDRA, Problem, refuse
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.secrets import redact, redact_values
-from bsmeta.training.run_folder import METRICS, RunFolder, replace_text
+from bsmeta.core.files import write_json
+from bsmeta.core.problems import HYDRA, Problem, refuse
+from bsmeta.core.secrets import redact, redact_values
+from bsmeta.training.run_folder import METRICS, RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +236,7 @@ def run_name(folder: Path) -> str:
         return str(json.loads(file.read_text())["run"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         name = f"{_plain(folder.name)}-{secrets.token_hex(4)}"
-        replace_text(file, json.dumps({"run": name}) + "\n")
+        write_json(file, {"run": name})
         return name
 
 

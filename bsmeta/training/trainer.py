@@ -16,19 +16,10 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 
-from bsmeta.config.progress import opaque_work
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
-from bsmeta.tasks.base import (
-    CountsFlops,
-    Evaluates,
-    EvaluationContext,
-    FinishContext,
-    Finishes,
-    Metric,
-    ReportsExposure,
-    Task,
-)
+from bsmeta.core.progress import opaque_work
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
 from bsmeta.training.engines import build_optimizer, make_engine
@@ -45,9 +36,18 @@ from bsmeta.training.resuming import (
 from bsmeta.training.retention import check_metric
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.saving import Saver, restore_rng
-from bsmeta.training.signals import StopRequest
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult, StepStats
 from bsmeta.training.step import Profile, StepRunner
+from bsmeta.training.task import (
+    CountsFlops,
+    Evaluates,
+    EvaluationContext,
+    FinishContext,
+    Finishes,
+    Metric,
+    ReportsExposure,
+    Task,
+)
 from bsmeta.training.tracking import RUNS, Tracker, start_trackers
 from bsmeta.training.watchdog import Watchdog
 

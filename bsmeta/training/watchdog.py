@@ -4,7 +4,7 @@ A thread of each rank writes a heartbeat (a counter, and what the rank is doing)
 torch's process group. When neither the rank itself nor any other live rank makes progress for the
 configured time, the thread prints the stacks of all threads, names the rank that is to blame, and
 ends the process; the launcher then ends the job. Progress is a phase of the loop that begins, or a
-part of long work that was reported (`bsmeta.config.progress`). When the connection to a rank breaks
+part of long work that was reported (`bsmeta.core.progress`). When the connection to a rank breaks
 instead, the error is replaced by one that names the rank, or by the error that this rank reported
 before it ended.
 """
@@ -24,8 +24,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from bsmeta.config.errors import TrainingError, UserError
-from bsmeta.config.progress import report_progress, watch_progress
+from bsmeta.core.errors import TrainingError, UserError
+from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.training.distributed import Processes, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
 

@@ -21,13 +21,13 @@ import torch
 from common import own_arguments
 
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.data.io.lines import first_lines
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import open_detector
 from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
+from bsmeta.training.task import EvaluationContext
 
 
 def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, Any]:

@@ -18,17 +18,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import plan_comparisons
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import PairedEvaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))
-from tests.evaluation.plain import bits_of_document  # noqa: E402 (on the path through the line above)
+from tests.tasks.causal_lm.evaluation.plain import bits_of_document  # noqa: E402 (on the path through the line above)
 
 EXAMPLES = REPOSITORY / "examples"
 SHARD = EXAMPLES / "webdocs" / "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz"

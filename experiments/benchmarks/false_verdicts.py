@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import binomtest
 
-from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.claims import REFUTED, SUPPORTED, Claim, decide, power
+from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.measured import Measured
 from bsmeta.studies.measurement import Measurement
 

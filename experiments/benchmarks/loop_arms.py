@@ -181,8 +181,8 @@ def bare(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: A
 
 def ours(config: CausalLMConfig, task: CausalLanguageModel, rounds: Any, zero: Any) -> None:
     """The trainer of this project, with metrics at every step."""
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
-    from bsmeta.training.signals import StopRequest
 
     class Fed(CausalLanguageModel):
         """The task with batches from the benchmark."""

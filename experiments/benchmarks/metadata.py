@@ -25,8 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 from transformers import AutoTokenizer
 
-from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import DataError
 from bsmeta.data.text.tokens import mark_spans
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer

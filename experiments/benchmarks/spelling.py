@@ -72,8 +72,8 @@ def measure_model(lines: list[str], checkpoint: str, rounds: int) -> dict[str, i
     """The rate of a trained model, with one thread."""
     import torch
 
-    from bsmeta.tasks.base import ChangesText
     from bsmeta.tasks.checkpoints import open_task
+    from bsmeta.training.task import ChangesText
 
     torch.set_num_threads(1)
     task, folder = open_task(checkpoint, {})

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.spelling import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
 from bsmeta.data.batch import MicroBatch
+from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import Correction
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 

@@ -16,11 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.annotate import content
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.row import AnnotationError, InputRecord, Row
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.mapping import make_decoder
 from tests.annotate.helpers import ALL_DATA, annotate, annotated, page, rows, write_pages
 from tests.conftest import REPOSITORY

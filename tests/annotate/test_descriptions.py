@@ -9,9 +9,9 @@ from xml.sax.saxutils import escape
 
 import pytest
 
+from bsmeta.annotate.config import DescriptionsConfig
 from bsmeta.annotate.descriptions import DescriptionTable, first_sentence, main
-from bsmeta.config.annotate import DescriptionsConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 
 ARTICLES = [
     ("Example.org", "Example Foundation", "#REDIRECT [[Example Foundation]]"),

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from datatrove.executor import LocalPipelineExecutor
 
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.executors import AnnotateStep
 from bsmeta.annotate.inputs import list_inputs
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 from tests.conftest import REPOSITORY
 from tests.waiting import STUCK_S

@@ -14,7 +14,7 @@ import pytest
 from bsmeta.annotate import plans, row
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.shard import FOLDER, ShardFiles
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from tests.annotate.helpers import RAWPAGES, annotate, rows, some_pages, write_pages
 
 NAMES = ["html", "url", "title", "length", "paragraph"]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from bsmeta.annotate import command, plans
 from bsmeta.annotate.shard import ShardFiles, read_journal
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core import files, progress
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.lines import first_lines
 from tests.annotate.helpers import WORDS, annotate, rows, some_pages, write_pages
 
@@ -276,7 +276,7 @@ def test_a_disk_that_is_too_small_is_noticed_before_the_start(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)._replace(free=2000)
-    monkeypatch.setattr(plans.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage)
     with pytest.raises(ConfigurationError, match="are needed for 2 shards: free"):
         annotate(str(pages), tmp_path / "out")
     assert not contents(tmp_path / "out")
@@ -290,17 +290,17 @@ def test_progress_is_printed_where_there_is_no_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "PLAIN_INTERVAL_S", 0.0)
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.0)
     settings = {"annotators": ["url", "entity"], "disambiguation": str(tmp_path / "sets")}
     annotate(str(pages / "b.jsonl.gz"), tmp_path / "out", report=True, **settings)
     output = capsys.readouterr()
-    lines = [re.sub(r"[\d,]+(/s| s left)", r"N\1", line) for line in output.err.splitlines()]
+    lines = [re.sub(r"[\d,]+(/s| s\b)", r"N\1", line) for line in output.err.splitlines()]
     assert lines == [
-        "reading input 100%, N s left",
-        "reading titles 100%, 9 pages, N/s, N s left",
-        "annotating 100%, 9 pages, N/s, N s left",
-        "annotating 100%, 9 pages, N/s, N s left",  # the end of the file
-        "writing sets 100%, 9 pages, N/s, N s left",
+        "reading input 100%, N s, N s left",
+        "reading titles 100%, 9 pages, N/s, N s, N s left",
+        "annotating 100%, 9 pages, N/s, N s, N s left",
+        "annotating 100%, 9 pages, N/s, N s, N s left",  # the end of the file
+        "writing sets 100%, 9 pages, N/s, N s, N s left",
     ]
     assert "9 pages, 9 rows in 1 shard (" in output.out
     assert "profiles.jsonl (9 lines), train.jsonl (0 lines)" in output.out
@@ -338,7 +338,7 @@ def test_wrong_settings(
         settings = settings | {"annotators": ["website_description"]}
     given = {"input": str(pages), "output": str(tmp_path / "out")} | settings
     from bsmeta.annotate.command import main
-    from bsmeta.config.annotate import AnnotateConfig
+    from bsmeta.annotate.config import AnnotateConfig
 
     with pytest.raises((ConfigurationError, DataError), match=message):
         main(AnnotateConfig(**given))

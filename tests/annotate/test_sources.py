@@ -15,7 +15,7 @@ from fastwarc.stream_io import BrotliWriter
 
 from bsmeta.annotate.row import InputRecord
 from bsmeta.annotate.sources import decode, decode_line, open_source
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record
 
 PAGE_BYTES = 100_000

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.annotate.row import InputRecord
-from bsmeta.config.annotate import AnnotateConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import build_lexicon
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig

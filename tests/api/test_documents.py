@@ -16,7 +16,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.explain import main
 from tests.conftest import REPOSITORY
-from tests.explaining.helpers import SHARD, demo
+from tests.tasks.causal_lm.explaining.helpers import SHARD, demo
 
 TYPES = ["title", "url", "html", "author"]
 LINES = REPOSITORY / "examples" / "webdocs" / SHARD.format(1)

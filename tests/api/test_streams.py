@@ -13,9 +13,9 @@ import torch
 
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.api.conftest import read_lines
 from tests.tasks.classification.conftest import encoder  # noqa: F401 (a fixture)
 from tests.tasks.classification.helpers import data_config, write_leanings

@@ -23,8 +23,8 @@ from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import exit_code
 from bsmeta.config.data import DataConfig, SourceConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from tests.conftest import REPOSITORY
 

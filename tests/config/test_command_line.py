@@ -9,7 +9,7 @@ import pytest
 
 from bsmeta.config import command_line
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from tests.config.test_refusals import named, start
 
 DEMO = ["--config-name", "demo", "check_only=true"]

@@ -11,11 +11,11 @@ import pytest
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill
 from bsmeta.config.describe import keys
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.keys import key
 from bsmeta.config.launch import Launch
-from bsmeta.config.reference import PROGRAMS
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import key
+from bsmeta.reference import PROGRAMS
 from tests.config.test_checks import OWN_ADAM, run_check
 
 TWINS = {

@@ -8,8 +8,8 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.interpolation import expand, expand_overrides
+from bsmeta.core.errors import ConfigurationError
 
 METADATA = "data_config.metadata_config"
 

@@ -10,7 +10,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.run import value_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import metadata_problems
 
 GROUPS = ("model", "optimizer", "schedule", "metadata", "data")

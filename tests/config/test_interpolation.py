@@ -6,7 +6,7 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 
 METADATA = "data_config.metadata_config"
 

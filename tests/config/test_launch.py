@@ -13,8 +13,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.checks.deepspeed import read_json
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch, read_launch
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from tests.conftest import REPOSITORY, run_warm
 from tests.waiting import STUCK_S

@@ -9,20 +9,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.causal_lm import METRICS
-from bsmeta.config.checks.files import file_problems
 from bsmeta.config.checks.run import loop_problems
 from bsmeta.config.compose import compose
 from bsmeta.config.launch import Launch
 from bsmeta.config.metadata import MetadataConfig, Phase
-from bsmeta.config.summary import launch_notes, notes
+from bsmeta.config.summary import launch_notes
 from bsmeta.data.stream import preview
 from bsmeta.data.stream.preview import missing_types, type_problems
-from bsmeta.evaluation.statistics import PairedMetrics
-from bsmeta.metadata.checks import metadata_notes, metadata_problems
+from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.causal_lm.checks import file_problems
+from bsmeta.tasks.causal_lm.summary import notes
 from tests.config.test_refusals import named, start
 
 METADATA = "data_config.metadata_config"
@@ -168,16 +168,14 @@ def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
         "data_config.exclude=['*001*', nothing.gz]",
     ]
     config = compose(CausalLMConfig, "demo", changed)
-    assert metadata_notes(config.data_config.metadata_config) == [
-        f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
-    ]
     assert notes(config) == [
         f"{METADATA}.schedule.1 never takes place: its share of 0.1 is less than one of 3 steps",
         "data_config.exclude: nothing.gz matches none of 7 training shards",
+        f"{METADATA}.random_sample_metadata_weights names urls, which metadata_list does not have",
     ]
     for name in ("demo", "v2"):
         shipped = compose(CausalLMConfig, name)
-        assert [*notes(shipped), *metadata_notes(shipped.data_config.metadata_config)] == []
+        assert notes(shipped) == []
     done = start(tmp_path, "--config-name", "demo", "check_only=true", *changed)
     assert (done.returncode, done.stdout.count("note: ")) == (0, 3)
 
@@ -241,7 +239,7 @@ def test_what_the_run_cannot_do_is_refused(values: dict[str, Any], keys: list[st
 
 def test_the_figures_are_those_of_the_evaluation() -> None:
     known = {*PairedMetrics.__dataclass_fields__, "text_bits_per_byte"}
-    assert known.issuperset(METRICS)
+    assert known.issuperset(CausalLMConfig.metrics or ())
 
 
 @pytest.mark.parametrize("name", ["max_position_embeddings", "n_positions"])

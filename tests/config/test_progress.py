@@ -23,26 +23,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation import scoring
+from bsmeta.training.batches import spread
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bsmeta.config import progress
-from bsmeta.config.spelling import DetectionConfig
+from bsmeta.core import progress
+from bsmeta.core.files import file_hash
 from bsmeta.data.io import hub
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import SAMPLES, Shard, shards_fingerprint
-from bsmeta.data.stream.fingerprint import file_hash
 from bsmeta.data.table.csv_file import read_rows
 from bsmeta.data.table.csv_format import find_format
 from bsmeta.data.table.text_file import find_encoding
-from bsmeta.evaluation import scoring
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import spread
 from bsmeta.tasks.spelling.baseline import baselines
+from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.table import samples_of
 from bsmeta.training import engines
+from bsmeta.training.task import EvaluationContext
 from tests.waiting import wait_until
 
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import pytest
 from bsmeta.config import describe
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.describe import keys
-from bsmeta.config.reference import FILE, PROGRAMS, reference
+from bsmeta.reference import FILE, PROGRAMS, reference
 
 
 def test_the_page_is_what_the_schemas_say() -> None:

@@ -10,15 +10,15 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.checks.problems import AUTO
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.describe import group_options
 from bsmeta.config.hydra_ext import choose
 from bsmeta.config.launch import read_launch
-from bsmeta.config.reference import PROGRAMS
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.problems import AUTO
+from bsmeta.reference import PROGRAMS
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.classification.config import ClassificationConfig
 from tests.conftest import REPOSITORY
 
 LAUNCH_FILES = sorted((REPOSITORY / "experiments" / "accelerate").glob("*.yaml"))

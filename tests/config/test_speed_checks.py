@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.causal_lm import speed_problems
 from bsmeta.config.checks.run import loop_problems
 from bsmeta.config.launch import Launch
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.causal_lm.checks import speed_problems
 
 
 def problems(gpus: int = 8, stage: int | None = None, **values: Any) -> dict[str, str]:

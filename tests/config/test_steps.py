@@ -11,14 +11,14 @@ import pytest
 import bsmeta
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.run import launch_problems
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.config.summary import summary
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 
 PRODUCT = re.compile(
     r"(batch_size|micro_batch|\bmicro)\s*\*\s*[\w.]*accumulation|accumulation\w*\s*\*\s*[\w.]*batch"

@@ -14,15 +14,15 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
-from bsmeta.config.checks.problems import bound_problems
 from bsmeta.config.compose import compose, run_entry_point
 from bsmeta.config.describe import describe, entries_of, keys
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig, training_config
-from bsmeta.config.keys import Values, leaves, values_of
 from bsmeta.config.launch import ENVIRONMENT, Launch
-from bsmeta.config.reference import PROGRAMS, reference
-from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import Values, leaves, values_of
+from bsmeta.core.problems import bound_problems
+from bsmeta.reference import PROGRAMS, reference
+from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.tasks import TASKS
 
 LAUNCH = Launch(source=ENVIRONMENT, num_processes=1)
@@ -152,8 +152,8 @@ def program(name: str) -> tuple[Callable[..., Any], Any, str, bool]:
     """The arguments with which a program calls `run_entry_point`."""
     from bsmeta import annotate, download, entities, evaluate, explain, generate, predict, train
     from bsmeta.annotate import command
+    from bsmeta.annotate.config import AnnotateConfig
     from bsmeta.config import tools
-    from bsmeta.config.annotate import AnnotateConfig
     from bsmeta.config.causal_lm import ExplainConfig, PrepareConfig
     from bsmeta.data import prepare
 

@@ -14,7 +14,7 @@ from zstandard import ZstdCompressor
 
 import bsmeta.metadata
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import lines
 from bsmeta.data.io.inflate import BLOCK
 from bsmeta.data.io.lines import OVERLONG, LineReader

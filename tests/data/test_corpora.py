@@ -15,7 +15,7 @@ from _pytest.mark import ParameterSet
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.stream.preview import column_problems, missing_types
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import hub
 from bsmeta.data.io.download import Source, download
 from tests.data.file_server import FileServer, Request

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.chunks import cut
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.data.text.tokens import mark_spans

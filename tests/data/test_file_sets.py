@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.tools import DownloadConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.file_sets import read_manifest
 from bsmeta.download import main
 from tests.conftest import REPOSITORY

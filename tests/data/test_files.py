@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from huggingface_hub import constants
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import hub as hub_requests
 from bsmeta.data.io.files import HubFile, open_file, size_of
 from bsmeta.data.io.hub import FileRef, requested_wait

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import index as index_module
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import sources
-from bsmeta.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import Run, page, run, same, small_config
 from tests.data.hub_server import TOKEN, Hub, shards_in
 

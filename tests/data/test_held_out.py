@@ -14,8 +14,8 @@ from unittest.mock import ANY
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.stream.held_out import KIND, HeldOutDocuments
 from bsmeta.data.stream.train_stream import TrainStream

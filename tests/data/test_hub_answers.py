@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import hub as hub_module
 from bsmeta.data.io.hub_listing import commit_of
 from bsmeta.data.io.shards import list_shards

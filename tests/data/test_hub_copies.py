@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import inflate
 from bsmeta.data.io.files import BadCopyError, Blocks, ContentHash
 from bsmeta.data.io.hub import FileRef, HubSettings
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.shards import list_shards
-from bsmeta.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content
 

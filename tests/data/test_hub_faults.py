@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.batch import StepData
 from bsmeta.data.io import files
 from bsmeta.data.stream.train_stream import TrainStream

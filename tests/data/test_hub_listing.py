@@ -12,8 +12,8 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.hub_listing import HubPattern, commit_of
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path

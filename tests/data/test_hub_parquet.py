@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import BadCopyError
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.parquet import ParquetReader

@@ -13,7 +13,7 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, inflate
 from bsmeta.data.io import index as index_module
 from bsmeta.data.io.cache import Cache

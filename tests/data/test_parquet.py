@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import parquet
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import size_of

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from bsmeta.config.causal_lm import CausalLMConfig, PrepareConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig, SourceConfig, parts_of
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.prepare import prepare
 from bsmeta.data.stream.plan import Division, SequenceOrder, period_of
 from bsmeta.data.stream.train_stream import TrainStream

@@ -14,8 +14,8 @@ import pytest
 
 from bsmeta.config.causal_lm import PrepareConfig
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.prepare import prepare, summary
 from bsmeta.data.stream.prepared import read_manifest
 from tests.data.helpers import Run, run, same, small_config, small_tokenizer, write_shards

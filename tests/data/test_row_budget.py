@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from bsmeta.config.data import DataConfig, row_length
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import Phase
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.prepare import PrepareConfig, prepare
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import (

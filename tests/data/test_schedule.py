@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig, Phase, phase_starts
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.stream.plan import Phases, SequenceOrder
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.checks import metadata_problems

@@ -12,7 +12,7 @@ import pytest
 import xxhash
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 
 

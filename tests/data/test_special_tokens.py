@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
+from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
-from bsmeta.generation.contexts import Contexts
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
 from tests.data.helpers import small_tokenizer

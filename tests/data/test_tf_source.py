@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.sources import NativeSource, Source, source_of
 from bsmeta.data.stream.tf_source import TensorFlowSource, tensorflow

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.reporting import log_once
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.reporting import log_once
 from bsmeta.data.text.tokenizer import (
     BACKENDS,
     Unavailable,

@@ -16,7 +16,7 @@ import pytest
 import torch
 import zstandard
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import index, inflate
 from bsmeta.data.stream.plan import Position
 from bsmeta.data.stream.train_stream import TrainStream

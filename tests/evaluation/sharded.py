@@ -16,14 +16,14 @@ import deepspeed
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
+from bsmeta.training.ranks import Ranks, current_ranks
+from tests.tasks.causal_lm.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.paired import SubsetEvaluation
-from bsmeta.evaluation.ranks import Ranks, current_ranks
 from bsmeta.training.distributed_op import prepare_cpu_op
-from tests.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import (
+from bsmeta.tasks.causal_lm.evaluation.arms import (
     Arm,
     FormRenderer,
     PromptRenderer,
@@ -15,6 +11,10 @@ from bsmeta.evaluation.arms import (
     controlled,
     prompt_config,
 )
+
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import WORDS, Donors

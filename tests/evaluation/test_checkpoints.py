@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from bsmeta.evaluation import checkpoints
-from bsmeta.evaluation.checkpoints import Location, locate, run_config
+from bsmeta.tasks.causal_lm.evaluation import checkpoints
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, locate, run_config
 
 RECIPE = "data_config: {metadata_config: {metadata_list: [url], max_seq_len: 77}}\n"
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
+from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import SliceConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.documents import HeldOutDocuments, make_slices
-from tests.evaluation.conftest import write_shard
+from bsmeta.core.errors import ConfigurationError, DataError
 
 
 def shard(path: Path, *lines: str) -> DataConfig:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -20,7 +21,6 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.data.io.shards import Shard, shards_fingerprint
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
-from tests.evaluation.conftest import documents, write_shard
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

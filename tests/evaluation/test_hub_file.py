@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+
 from bsmeta.config.data import DataConfig
-from bsmeta.evaluation.documents import HeldOutDocuments
 from tests.data.hub_fixtures import hub
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing
 

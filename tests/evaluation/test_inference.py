@@ -6,8 +6,7 @@ import math
 
 import numpy as np
 import pytest
-
-from bsmeta.evaluation.inference import (
+from bsmeta.report.inference import (
     Source,
     half_width,
     holm,

@@ -18,6 +18,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.results import Resampling, Row, rows_of
+from tests.tasks.causal_lm.evaluation.conftest import write_shard
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -25,11 +30,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.arms import configured_comparisons
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import PairedEvaluation
-from bsmeta.evaluation.results import Resampling, Row, rows_of
-from tests.evaluation.conftest import write_shard
 
 LETTERS = "abcdefghijklmnop"  # sixteen: four bits a letter
 EVERY = 5

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
+from bsmeta.tasks.causal_lm.evaluation.model_card import METRICS, example, last_events, model_card
 
 from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.evaluation.model_card import METRICS, example, last_events, model_card
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"

@@ -13,21 +13,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    configured_comparisons,
+    plan_comparisons,
+    text_alone,
+)
+from bsmeta.tasks.causal_lm.evaluation.blocks import sliding
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import (
+    ComparisonSums,
+    PairedEvaluation,
+    SubsetEvaluation,
+)
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
+from bsmeta.training.ranks import Ranks
+from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.evaluation.arms import configured_comparisons, plan_comparisons, text_alone
-from bsmeta.evaluation.blocks import sliding
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.evaluation.paired import ComparisonSums, PairedEvaluation, SubsetEvaluation
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.evaluation.statistics import paired_metrics
 from bsmeta.metadata.rendering import Renderer
-from tests.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
 
 CPU = torch.device("cpu")

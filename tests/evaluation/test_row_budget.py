@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
+from tests.tasks.causal_lm.evaluation.conftest import documents
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig, row_length
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.evaluation.blocks import WINDOWS
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Renderer
-from tests.evaluation.conftest import documents
 
 
 @pytest.mark.parametrize("windows", ["first_piece", "all_pieces"])

@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport
+from bsmeta.tasks.causal_lm.evaluation.run import compare_models, evaluate
+from bsmeta.training.ranks import Ranks
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.results import DocumentSums, ModelReport
-from bsmeta.evaluation.run import compare_models, evaluate
+from bsmeta.core.errors import ConfigurationError
 
 LN2 = math.log(2)
 

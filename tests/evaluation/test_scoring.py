@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation import scoring
+from bsmeta.tasks.causal_lm.evaluation.scoring import Window
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.evaluation import scoring
-from bsmeta.evaluation.scoring import Window
+from bsmeta.core.errors import ConfigurationError
 
 CPU = torch.device("cpu")
 

@@ -7,10 +7,9 @@ import math
 from typing import Any
 
 import numpy as np
+from bsmeta.tasks.causal_lm.evaluation.segments import Reading, paired_sums, utf8_lengths
 from hypothesis import given
 from hypothesis import strategies as st
-
-from bsmeta.evaluation.segments import Reading, paired_sums, utf8_lengths
 
 NAN = math.nan
 WHOLE = np.array([0])

@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from bsmeta.evaluation.statistics import (
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
     Interval,
     bootstrap,
     paired_metrics,
     sign_test,
 )
-from bsmeta.evaluation.tables import summary
+from bsmeta.tasks.causal_lm.evaluation.tables import summary
 
 LN2 = math.log(2)
 
@@ -129,5 +128,5 @@ def test_documents_that_do_not_take_part_leave_the_others_alone() -> None:
 def test_bootstrap_draws_in_parts_when_documents_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     values, weights = np.arange(50.0)[None], np.arange(1.0, 51.0)[None]
     whole = bootstrap(values, weights, resamples=64, seed=3)
-    monkeypatch.setattr("bsmeta.evaluation.statistics.DRAWS_AT_ONCE", 50 * 10)
+    monkeypatch.setattr("bsmeta.tasks.causal_lm.evaluation.statistics.DRAWS_AT_ONCE", 50 * 10)
     assert bootstrap(values, weights, resamples=64, seed=3) == whole

@@ -7,12 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bsmeta.tasks.causal_lm.explaining.facts import TokenTexts
+from bsmeta.tasks.causal_lm.explaining.selection import (
+    ExplainedDocument,
+    ExplainedWindow,
+    Selection,
+)
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.compose import compose
-from bsmeta.explaining.facts import TokenTexts
-from bsmeta.explaining.selection import ExplainedDocument, ExplainedWindow, Selection
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 

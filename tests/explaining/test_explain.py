@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.explain import main
 from tests.conftest import run_warm
-from tests.explaining.helpers import SHARD, demo
+from tests.tasks.causal_lm.explaining.helpers import SHARD, demo
 from tests.waiting import STUCK_S
 
 EXPLAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "explain.py"

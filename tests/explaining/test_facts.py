@@ -9,14 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from bsmeta.tasks.causal_lm.explaining.facts import (
+    Part,
+    TokenTexts,
+    harmless,
+    json_line,
+    shown_tokens,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.explaining.facts import Part, TokenTexts, harmless, json_line, shown_tokens
 from tests.data.helpers import page, small_tokenizer
-from tests.explaining.helpers import (
+from tests.tasks.causal_lm.explaining.helpers import (
     demo,
     demo_documents,
     demo_tokenizer,

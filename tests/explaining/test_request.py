@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from bsmeta.tasks.causal_lm.explaining.selection import Selection
 
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.explaining.selection import Selection
-from tests.explaining.helpers import SHARD, demo, demo_tokenizer
+from bsmeta.core.errors import ConfigurationError
+from tests.tasks.causal_lm.explaining.helpers import SHARD, demo, demo_tokenizer
 
 
 @pytest.mark.parametrize(

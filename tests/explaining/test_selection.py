@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from bsmeta.tasks.causal_lm.explaining.selection import ExplainedWindow
 
 from bsmeta.config.causal_lm import ExplainConfig
 from bsmeta.config.data import SourceConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.dealing import deal
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.explaining.selection import ExplainedWindow
 from tests.data.helpers import page, pages, small_config, taken, write_shard, write_shards
-from tests.explaining.helpers import (
+from tests.tasks.causal_lm.explaining.helpers import (
     METADATA_LIST,
     SHARD,
     demo,

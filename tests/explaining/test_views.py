@@ -7,12 +7,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+from bsmeta.tasks.causal_lm.explaining.views import TerminalView
+from bsmeta.tasks.causal_lm.explaining.views import page as html_page
 from rich.console import Console
 
-from bsmeta.explaining.views import TerminalView
-from bsmeta.explaining.views import page as html_page
 from tests.data.helpers import page, small_tokenizer
-from tests.explaining.helpers import own_config, own_windows, small_texts
+from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows, small_texts
 
 TOKENIZER = small_tokenizer()
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io import archives
 from bsmeta.data.io.archives import unpack
 from tests.conftest import REPOSITORY

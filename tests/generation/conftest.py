@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -16,7 +17,6 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.generate import main
-from tests.evaluation.conftest import documents, write_shard
 
 TOKENIZER = Path(__file__).resolve().parents[2] / "examples" / "tokenizer"
 MAX_SEQ_LEN = 64

@@ -11,16 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase
-
-from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.metadata import MetadataConfig
-from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.evaluation.documents import HeldOutDocuments
-from bsmeta.generation.attribute_mode import by_candidate, summarize
-from bsmeta.generation.attribution import (
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.generation.attribute_mode import by_candidate, summarize
+from bsmeta.tasks.causal_lm.generation.attribution import (
     Attribution,
     Candidates,
     Labels,
@@ -28,9 +21,16 @@ from bsmeta.generation.attribution import (
     find_candidates,
     posterior,
 )
+from tests.tasks.causal_lm.evaluation.conftest import document, write_shard
+from tests.tasks.causal_lm.generation.plain import next_scores
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Rendered
-from tests.evaluation.conftest import document, write_shard
-from tests.generation.plain import next_scores
 
 CPU = torch.device("cpu")
 

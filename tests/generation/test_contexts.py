@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
-from bsmeta.generation.contexts import Context, Contexts
 from bsmeta.metadata.records import Document, Record
 from bsmeta.metadata.rendering import Renderer
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.generation.decoding import Decoder, Draw, pick
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tasks.causal_lm.generation.conftest import MAX_SEQ_LEN
+from tests.tasks.causal_lm.generation.plain import guided_greedy, next_scores
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
-
-from bsmeta.generation.decoding import Decoder, Draw, pick
-from tests.generation.conftest import MAX_SEQ_LEN
-from tests.generation.plain import guided_greedy, next_scores
 
 EOS = 0
 VOCABULARY = 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config import reporting
+from bsmeta.core import reporting
 from tests.conftest import REPOSITORY
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment, start
 from tests.launching.networks import free_port

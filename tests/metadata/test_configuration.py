@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.metadata.rendering import Renderer
 

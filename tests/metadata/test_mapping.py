@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.mapping import make_decoder
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Renderer

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.utils import is_flash_attn_2_available
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.models import layers
 from bsmeta.models.layers import compile_layers, layers_of, recompute, use_liger
 

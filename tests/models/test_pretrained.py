@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.models.manifest import model_damage, record_tokenizer, write_model_manifest
 from bsmeta.models.pretrained import load_weights
 

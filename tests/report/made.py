@@ -7,14 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
-
-from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
-from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.evaluation import report as evaluation
-from bsmeta.evaluation.arms import configured_comparisons
-from bsmeta.evaluation.documents import slices_of
-from bsmeta.evaluation.paired import ComparisonSums
-from bsmeta.evaluation.results import (
+from bsmeta.tasks.causal_lm.evaluation import report as evaluation
+from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import slices_of
+from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
+from bsmeta.tasks.causal_lm.evaluation.results import (
     DocumentSums,
     ModelReport,
     Report,
@@ -22,7 +19,7 @@ from bsmeta.evaluation.results import (
     rows_of,
     slice_rows_of,
 )
-from bsmeta.evaluation.segments import (
+from bsmeta.tasks.causal_lm.evaluation.segments import (
     BYTES,
     COLUMNS,
     NATS_WITH,
@@ -30,6 +27,9 @@ from bsmeta.evaluation.segments import (
     TOKENS,
     TOKENS_WITH,
 )
+
+from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.report import write_report
 from bsmeta.studies.results import results_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.study import StudyConfig
+from bsmeta.studies.config import StudyConfig
 from bsmeta.studies.measured import Measured
 from bsmeta.studies.measurement import Measurement
 

@@ -13,9 +13,9 @@ import torch
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.study import DownstreamConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.studies.cloze import NAME, write_cloze
+from bsmeta.studies.config import DownstreamConfig
 from bsmeta.studies.downstream import (
     Score,
     filled,

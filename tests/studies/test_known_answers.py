@@ -16,8 +16,8 @@ import pytest
 import torch
 from scipy.stats import binom
 
-from bsmeta.config.study import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
 from bsmeta.studies.claims import SUPPORTED
+from bsmeta.studies.config import TEXT, WITH, WITHOUT, ArmConfig, StudyConfig, load_study
 from bsmeta.studies.measurement import find_measurement
 from bsmeta.studies.measuring import measure_all
 from bsmeta.studies.report import write_report

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.study import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.core.errors import DataError
+from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.measured import largest_block
 from bsmeta.studies.measurement import (
     Measurement,

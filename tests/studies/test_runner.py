@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import yaml
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.study import StudyConfig, load_study
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.studies.config import StudyConfig, load_study
 from bsmeta.studies.launching import Launcher
 from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.runs import (

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +21,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
-from bsmeta.config.keys import key
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.keys import key
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.store import open_store
 from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -156,8 +157,9 @@ class BudgetTask:
 
 
 def main(config: BudgetConfig) -> int:
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
-    from bsmeta.training.signals import StopRequest
+    from bsmeta.training.run_folder import note_early_stop
 
     if kill_at := os.environ.get("KILL_AT"):
         kill_before_step(int(kill_at))
@@ -171,7 +173,7 @@ def main(config: BudgetConfig) -> int:
             "steps_per_print": 10**9,
         }
     stop = StopRequest()
-    stop.install(Path(config.out_dir), os.getppid())
+    stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
     return run(config, BudgetTask(config), deepspeed, stop)
 
 

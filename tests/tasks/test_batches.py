@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from bsmeta.training.batches import batched, batches_of, batches_within, spread
 
 from bsmeta.tasks import batches
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batched, batches_of, batches_within, spread
+from bsmeta.training.task import EvaluationContext
 
 
 def test_batches_are_sorted_by_length() -> None:

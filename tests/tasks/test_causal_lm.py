@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import locate, run_config
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
@@ -17,12 +18,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.evaluation.checkpoints import locate, run_config
 from bsmeta.models import layers
-from bsmeta.tasks.base import EvaluationContext, Metric
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.training.task import EvaluationContext, Metric
 
 
 @pytest.fixture(scope="module")

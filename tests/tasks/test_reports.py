@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.evaluation.checkpoints import Location
 from bsmeta.tasks.causal_lm.evaluate import _has_other_data
 from bsmeta.tasks.checkpoints import report_folder
 

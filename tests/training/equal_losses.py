@@ -32,12 +32,12 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
-from bsmeta.tasks.base import Loss
+from bsmeta.core.signals import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training import run as running
 from bsmeta.training import trainer
 from bsmeta.training.engines import build_optimizer, learning_rate, set_learning_rate
-from bsmeta.training.signals import StopRequest
+from bsmeta.training.task import Loss
 
 
 def bare(config: CausalLMConfig) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.models.manifest import FileEntry
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import Checkpoint, list_checkpoints

@@ -15,11 +15,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.models.layers import recompute
-from bsmeta.tasks.base import Shape
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import Counts, activations, count, measure_state, state
+from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
 
 SIZES = {"vocab_size": 512, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.config.errors import TrainingError
+from bsmeta.core.errors import TrainingError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks.base import Metric
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard, is_finite
+from bsmeta.training.task import Metric
 
 NAN, INF = float("nan"), float("inf")
 BATCHES = [

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.tasks.base import Metric
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.training import checkpoint
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, Writer, list_checkpoints
 from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.retention import KEEP, Retention, check_metric, check_room, explain_full_disk
+from bsmeta.training.task import Metric
 
 
 def begin(out_dir: Path, step: int) -> Writer:
@@ -181,7 +181,7 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
     (tmp_path / "checkpoint-5000step").mkdir()
     with pytest.raises(DataError) as caught:
         check_room(tmp_path)
-    for part in ("1050 kB free", "one needs 1100 kB", "checkpoint-4step is whole", "Free some"):
+    for part in ("1,050 kB free", "one needs 1,100 kB", "checkpoint-4step is whole", "Free some"):
         assert part in str(caught.value)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
     check_room(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError, TrainingError
+from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.training.appended import LineLog
 from bsmeta.training.distributed import ALONE
 from bsmeta.training.run_folder import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsmeta.config.errors import CheckpointError
+from bsmeta.core.errors import CheckpointError
 from bsmeta.training.saving import capture_rng, restore_rng, write_rng
 
 

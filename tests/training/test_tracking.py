@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.tracking import RUNS, Tracker, arguments, run_name, start_trackers
 

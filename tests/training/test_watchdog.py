@@ -16,8 +16,8 @@ START = """
 import os, sys, time
 from pathlib import Path
 import torch
-from bsmeta.config import progress
-from bsmeta.config.progress import exclusively, report_progress, reporting
+from bsmeta.core import progress
+from bsmeta.core.progress import exclusively, report_progress, reporting
 from bsmeta.training.distributed import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.watchdog import Watchdog

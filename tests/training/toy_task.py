@@ -6,6 +6,7 @@ import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.data.batch import MicroBatch, StepData
-from bsmeta.tasks.base import EvaluationContext, Loss, Metric
+from bsmeta.training.task import EvaluationContext, Loss, Metric
 
 
 class ToyStream:
@@ -94,8 +95,9 @@ class ToyTask:
 
 
 def main(config: CausalLMConfig) -> int:
+    from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
-    from bsmeta.training.signals import StopRequest
+    from bsmeta.training.run_folder import note_early_stop
 
     stage = os.environ.get("TOY_ZERO_STAGE")
     deepspeed = None
@@ -112,7 +114,7 @@ def main(config: CausalLMConfig) -> int:
             "steps_per_print": 10**9,
         }
     stop = StopRequest()
-    stop.install(Path(config.out_dir), os.getppid())
+    stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
     return run(config, ToyTask(config), deepspeed, stop)
 
 

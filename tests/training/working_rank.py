@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.progress import report_progress
+from bsmeta.core.progress import report_progress
 from bsmeta.training.distributed import Processes, start
 from bsmeta.training.watchdog import Watchdog
 

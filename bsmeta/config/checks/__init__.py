@@ -14,12 +14,12 @@ from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, model_problems, read_json
 from bsmeta.config.checks.files import folder_problems
-from bsmeta.config.checks.problems import Problem, refuse
 from bsmeta.config.checks.run import launch_problems, loop_problems, value_problems
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry, entry_of
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import Problem, refuse
 
 __all__ = ["CheckedRun", "Problem", "check", "check_run"]
 

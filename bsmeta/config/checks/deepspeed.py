@@ -25,7 +25,11 @@ from bsmeta.config.checks.deepspeed_blocks import (
     optimizer_problems,
     zero_problems,
 )
-from bsmeta.config.checks.problems import (
+from bsmeta.config.describe import keys
+from bsmeta.config.launch import Launch
+from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import BatchPlan
+from bsmeta.core.problems import (
     AUTO,
     Problem,
     Shared,
@@ -35,10 +39,6 @@ from bsmeta.config.checks.problems import (
     override_of,
     show,
 )
-from bsmeta.config.describe import keys
-from bsmeta.config.launch import Launch
-from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan
 
 # The top-level keys of DeepSpeed 0.19.8, except those that would change the configured training
 # (elasticity, amp, curriculum learning, …). DeepSpeed ignores unknown keys there.

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bsmeta.config.checks.problems import (
+from bsmeta.config.launch import ZERO_VARIABLES, Launch
+from bsmeta.config.schema import WSD, RunConfig
+from bsmeta.core.problems import (
     AUTO,
     MISSING,
     Problem,
@@ -21,8 +23,6 @@ from bsmeta.config.checks.problems import (
     override_of,
     show,
 )
-from bsmeta.config.launch import ZERO_VARIABLES, Launch
-from bsmeta.config.schema import WSD, RunConfig
 
 # lr_scheduler_type of Hydra -> scheduler.type of DeepSpeed.
 SCHEDULERS = {"linear": "WarmupDecayLR", "cosine": "WarmupCosineLR", "constant": "WarmupLR"}

@@ -12,7 +12,11 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.problems import (
+from bsmeta.config.launch import FILE_KEYS, Launch
+from bsmeta.config.schema import TRACKERS, WSD, RunConfig
+from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
+from bsmeta.config.task_entry import TaskEntry
+from bsmeta.core.problems import (
     HYDRA,
     Problem,
     bound_problems,
@@ -22,11 +26,7 @@ from bsmeta.config.checks.problems import (
     same,
     show,
 )
-from bsmeta.config.launch import FILE_KEYS, Launch
-from bsmeta.config.resources import ROOT
-from bsmeta.config.schema import TRACKERS, WSD, RunConfig
-from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
-from bsmeta.config.task_entry import TaskEntry
+from bsmeta.core.resources import ROOT
 
 # Model names that the Hub accepts (huggingface_hub.utils.validate_repo_id), with their owner.
 HUB_NAME = re.compile(r"(?!.*(--|\.\.))(\w[\w-]*)/(\w[\w.-]{0,93}\w|\w)(?<!\.git)", re.ASCII)
@@ -109,7 +109,7 @@ def loop_problems(
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
-    yield from _evaluation(config, entry.metrics)
+    yield from _evaluation(config, config.metrics)
     yield from _epochs(config, entry)
     yield from _names(config)
     yield from _profile(config)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bz2
 import lzma
-import shutil
 import stat
 import tarfile
 import zipfile
@@ -18,7 +17,8 @@ from typing import IO, Any, cast
 
 from isal import igzip
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import building
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 MOST_FILES = 100_000
@@ -51,19 +51,15 @@ def unpack(
     Raises:
         DataError: If the archive is damaged, or anything in it is refused; there is no folder then.
     """
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
     try:
-        _write_members(archive, part, most, advance)
-        part.rename(folder)
+        with building(folder) as part:
+            part.mkdir(parents=True)
+            _write_members(archive, part, most, advance)
     except DataError:
         raise
     except Exception as error:  # the decoders of damaged or encrypted content raise many types
         reason = str(error) or type(error).__name__
         raise DataError(f"{archive} cannot be unpacked to {folder}: {reason}") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
 def _write_members(archive: Path, folder: Path, most: int, advance: Callable[[int], None]) -> None:

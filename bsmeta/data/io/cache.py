@@ -15,16 +15,15 @@ import contextlib
 import logging
 import os
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import xxhash
 from filelock import FileLock, Timeout
 
-from bsmeta.config.progress import exclusively, report_progress
+from bsmeta.core.files import replacing, sync
+from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data.io.hub import FileRef
 
 log = logging.getLogger(__name__)
@@ -86,25 +85,9 @@ class Cache:
 
 def write_arrays(path: Path, arrays: Arrays) -> None:
     """Writes arrays to a file atomically, even if the machine crashes."""
-    with replacing(path) as file:
-        np.savez(file, **arrays)  # type: ignore[arg-type]
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a new file, which replaces the one at `path` when it is complete.
-
-    The file's permissions follow the user's umask: others may share the folder.
-    """
-    written = path.with_name(f"{uuid.uuid4().hex}.tmp")
-    try:
-        with open(written, "xb") as file:
-            yield file
-        written.replace(path)
-    finally:
-        written.unlink(missing_ok=True)
+    with replacing(path) as part:
+        np.savez(part, **arrays)  # type: ignore[arg-type]
+        sync(part)
 
 
 LOCKS = 256
@@ -174,8 +157,8 @@ class BlockCache:
     def _keep(self, path: Path, block: bytes) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(path) as file:
-                file.write(block + xxhash.xxh3_64_digest(block))
+            with replacing(path) as part:
+                part.write_bytes(block + xxhash.xxh3_64_digest(block))
         except OSError as error:  # the disk may be full
             log.warning("a block of a remote file is not kept: %s", error)
         self._unseen += len(block) + CHECKSUM

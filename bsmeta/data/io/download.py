@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import httpx2
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.hub import (
     CONTENT_RANGE,
     TRANSIENT_ERRORS,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,7 +20,8 @@ from urllib.parse import urljoin, urlsplit
 import msgspec
 from filelock import FileLock, Timeout
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import free_bytes, gigabytes
 from bsmeta.data.io.archives import SUFFIXES, unpack
 from bsmeta.data.io.download import Source, download, sha256_of
 
@@ -169,12 +169,12 @@ class FileSet:
             raise ConfigurationError("\n".join(problems))
         compressed = sum(entry.bytes - self._bytes_of(entry) for entry in left)
         unpacked = sum(entry.unpacked_bytes or 0 for entry in left)
-        free = shutil.disk_usage(self._folder).free
+        free = free_bytes(self._folder)
         if free < compressed + unpacked:
             raise ConfigurationError(
-                f"folder={self._folder}: {_gigabytes(free)} are free, and "
-                f"{_gigabytes(compressed + unpacked)} are needed ({_gigabytes(compressed)} to "
-                f"download, {_gigabytes(unpacked)} unpacked); nothing was downloaded",
+                f"folder={self._folder}: {gigabytes(free)} are free, and "
+                f"{gigabytes(compressed + unpacked)} are needed ({gigabytes(compressed)} to "
+                f"download, {gigabytes(unpacked)} unpacked); nothing was downloaded",
                 ["folder"],
             )
 
@@ -231,7 +231,3 @@ def _is_file(path: Path, entry: Entry, advance: Callable[[int], None]) -> bool:
     if not path.is_file() or path.stat().st_size != entry.bytes:
         return False
     return sha256_of(path, advance) == entry.sha256
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB"

@@ -21,8 +21,8 @@ import xxhash
 from fsspec.spec import AbstractBufferedFile
 from huggingface_hub import constants
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import reporting
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import BlockCache
 from bsmeta.data.io.hub import CancelledError, FileRef, read_range
 from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content

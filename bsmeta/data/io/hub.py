@@ -34,8 +34,8 @@ from huggingface_hub.utils import (
 )
 
 from bsmeta.config.data import SCHEME
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import report_progress, reporting
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import report_progress, reporting
 
 log = logging.getLogger(__name__)
 

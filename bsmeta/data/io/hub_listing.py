@@ -23,7 +23,7 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import replacing
 from bsmeta.data.io.hub import FileRef, HubSettings, get_json
 
@@ -223,7 +223,7 @@ def save(path: Path, listing: Listing) -> None:
     """Writes a listing to the cache, atomically."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(msgspec.json.encode(listing))
+        with replacing(path) as part:
+            part.write_bytes(msgspec.json.encode(listing))
     except OSError as error:
         log.warning("the listing of a data set is not kept: %s", error)

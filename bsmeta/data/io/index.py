@@ -24,8 +24,8 @@ from typing import BinaryIO
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import UserError
-from bsmeta.config.progress import reporting
+from bsmeta.core.errors import UserError
+from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef

@@ -7,16 +7,9 @@ interprets the lines. `open_shard` returns it, or a `ParquetReader`, whose rows 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-from bsmeta.config.progress import report_progress
 from bsmeta.data.io.files import open_file, shard_content
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import IndexCache, ShardIndex
@@ -219,19 +212,3 @@ def has_line(path: str | FileRef, line: int, indexes: IndexCache) -> bool:
     found = reader.read(line, 1)
     reader.close()
     return bool(found)
-
-
-@contextmanager
-def progress_bar(path: Path, name: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar over the bytes of a file, on standard error; also progress of the run."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    console = Console(file=sys.stderr)
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
-        size = path.stat().st_size if path.exists() else None
-        task = progress.add_task(name, total=size)
-
-        def advance(done: int) -> None:
-            progress.update(task, completed=done)
-            report_progress()
-
-        yield advance

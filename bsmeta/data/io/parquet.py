@@ -29,8 +29,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import types
 
-from bsmeta.config.errors import DataError, UserError
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import DataError, UserError
+from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.inflate import LFS, LFS_POINTER

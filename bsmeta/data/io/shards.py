@@ -18,10 +18,10 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import SCHEME, DataConfig, in_dataset
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import report_progress
+from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub import FileRef, HubSettings

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import Shard, numbered

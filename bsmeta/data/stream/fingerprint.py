@@ -9,15 +9,14 @@ import dataclasses
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.errors import ConfigurationError, differing
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import ConfigurationError, differing
+from bsmeta.core.files import file_hash
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.shards import validation_path
 from bsmeta.data.stream.plan import Phases
@@ -91,16 +90,6 @@ def held_out_fingerprint(config: DataConfig) -> str:
     if not os.path.exists(path):
         return NOT_THERE
     return file_hash(path)
-
-
-def file_hash(path: str | Path) -> str:
-    """The xxh3 of a file's content, in hexadecimal."""
-    content = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            content.update(block)
-            report_progress()
-    return content.hexdigest()
 
 
 def begun(fingerprint: Mapping[str, Any], done: int) -> dict[str, Any]:

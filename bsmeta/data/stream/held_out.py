@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.config.errors import DataError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_starts
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import report_progress
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bsmeta.config.data import DataConfig, parts_of
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 
 VERSION = 2
 """Version of saved positions. In version 1, streams owned whole shards, or alternating windows."""

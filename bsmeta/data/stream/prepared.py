@@ -17,8 +17,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError, UserError, differing
-from bsmeta.data.stream.fingerprint import NOT_THERE, file_hash, fingerprint
+from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
+from bsmeta.core.files import file_hash
+from bsmeta.data.stream.fingerprint import NOT_THERE, fingerprint
 from bsmeta.data.stream.live import LiveStreams
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Phases, Position

@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from bsmeta.config.checks.problems import HYDRA, Problem, closest, nearest, refuse, show
 from bsmeta.config.data import DataConfig, source_configs
-from bsmeta.config.errors import UserError
 from bsmeta.config.metadata import MetadataConfig, phase_configs
+from bsmeta.core.errors import UserError
+from bsmeta.core.problems import HYDRA, Problem, closest, nearest, refuse, show
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
 from bsmeta.metadata.mapping import SOURCE_KEY, TEXT, make_decoder

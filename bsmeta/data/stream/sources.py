@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from bsmeta.config.data import DataConfig, source_configs
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import ShardReader, first_lines, has_line, open_shard

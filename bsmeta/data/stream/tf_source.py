@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.inflate import DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import (

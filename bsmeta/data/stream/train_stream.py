@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.checks.causal_lm import check_data
 from bsmeta.config.data import BY_TEXT, DataConfig, row_length
 from bsmeta.config.metadata import phase_starts
 from bsmeta.data.batch import StepData
+from bsmeta.data.checks import check_data
 from bsmeta.data.loader import SequenceBlocks, steps
 from bsmeta.data.stream.counts import count_names, source_count_names, source_counts
 from bsmeta.data.stream.fingerprint import begun, check_fingerprint

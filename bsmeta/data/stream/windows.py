@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.checks.problems import refuse
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.metadata import phase_configs
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import refuse
 from bsmeta.data.io.lines import Line
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import report_progress
 from bsmeta.data.table.csv_format import LONGEST_RECORD, CSVFormat
 from bsmeta.data.table.text_file import GZIP_ERRORS, not_text, open_text
 

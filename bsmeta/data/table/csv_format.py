@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import nearest
 from bsmeta.data.table.text_file import (
     AUTO,
     GZIP_ERRORS,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.progress import exclusively, report_progress
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.core.files import file_hash, write_json
+from bsmeta.core.progress import exclusively, report_progress
 
 FILE = "hashes.json"
 
@@ -36,9 +35,7 @@ def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
                 known[name] = {"state": state, "hash": file_hash(file)}
                 report_progress()
             found[file] = known[name]["hash"]
-        part = store.with_name(f"{FILE}.part")
-        part.write_text(json.dumps(known))
-        os.replace(part, store)
+        write_json(store, known)
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from bsmeta.config.errors import ConfigurationError, DataError, differing
+from bsmeta.core.errors import ConfigurationError, DataError, differing
 from bsmeta.data.table.csv_file import BadRows, Row, read_rows
 from bsmeta.data.table.csv_format import LONGEST_RECORD, find_format
 from bsmeta.data.table.text_file import AUTO, GZIP_ERRORS, not_text, open_text

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from bsmeta.config.errors import ConfigurationError, DataError, differing
-from bsmeta.config.progress import exclusively, opaque_work
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.files import building, file_hash, unwritable
+from bsmeta.core.progress import exclusively, opaque_work
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -91,12 +91,10 @@ def saved_key(folder: Path) -> dict[str, Any]:
 
 
 def _write(folder: Path, key: dict[str, Any], rows: Dataset | Iterable[pa.RecordBatch]) -> None:
-    """Writes a store to a temporary folder and renames it: an interrupted build leaves no store."""
+    """Writes a store; an interrupted build leaves none."""
     from datasets import Dataset
 
-    part = folder.with_name(f"{folder.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
+    with building(folder) as part:
         if isinstance(rows, Dataset):
             rows.save_to_disk(str(part))
             count = len(rows)
@@ -104,10 +102,6 @@ def _write(folder: Path, key: dict[str, Any], rows: Dataset | Iterable[pa.Record
             count = _write_batches(iter(rows), part)
         files = {path.name: file_hash(path) for path in sorted(part.iterdir())}
         (part / KEY).write_text(json.dumps({"key": key, "rows": count, "files": files}, indent=1))
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)  # of no use, and the disk may be full
-        raise
-    part.rename(folder)
 
 
 def _write_batches(batches: Iterator[pa.RecordBatch], folder: Path) -> int:
@@ -135,16 +129,6 @@ def _check_files(folder: Path, hashes: Mapping[str, str]) -> None:
             raise _damaged(folder, str(error)) from error
         if found != expected:
             raise _damaged(folder, f"{name}: other bytes than were written")
-
-
-def unwritable(path: Path, error: OSError) -> DataError:
-    """The error to raise when a file or folder cannot be written, such as on a full disk."""
-    above = next(folder for folder in path.absolute().parents if folder.is_dir())
-    free = shutil.disk_usage(above).free
-    return DataError(
-        f"{path} cannot be written: {error} ({free / 1e6:,.1f} MB are free there); free some "
-        "space, or name another folder"
-    )
 
 
 def _read_key(folder: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bsmeta.config.errors import ConfigurationError, UserError, differing
+from bsmeta.core.errors import ConfigurationError, UserError, differing
 from bsmeta.data.batch import MicroBatch, StepData
 from bsmeta.data.loader import set_up_worker
 from bsmeta.data.seeds import derive, permutation

@@ -12,9 +12,9 @@ from typing import Any, BinaryIO, cast
 
 from isal import igzip, isal_zlib
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.progress import report_progress
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import nearest
+from bsmeta.core.progress import report_progress
 from bsmeta.data.io.inflate import GZIP_MARK, LFS_POINTER
 
 GZIP_ERRORS: Any = (EOFError, BadGzipFile, isal_zlib.error)  # zlib's error has no type

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.bodies import NOTHING, Body, JointBodies, SeparateBodies, plain_tokens
 from bsmeta.data.text.tokens import NO_IDS, TextTokenizer, Tokens, covered_token_types
 from bsmeta.metadata.rendering import Rendered

@@ -19,8 +19,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.reporting import log_once
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.reporting import log_once
 from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 from bsmeta.metadata.rendering import Renderer
 

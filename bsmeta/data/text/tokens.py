@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.tokenizer import choose_backend
 
 OwnParts = Callable[[int], np.ndarray]

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 import torch
 
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.progress import progress_bar
-from bsmeta.evaluation.checkpoints import Location, run_config
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.report import print_report, write_report
-from bsmeta.evaluation.run import evaluate
+from bsmeta.core.progress import progress_bar
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, run_config
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
+from bsmeta.tasks.causal_lm.evaluation.run import evaluate
 from bsmeta.tasks.checkpoints import report_folder
+from bsmeta.training.ranks import Ranks
 
 
 def run(
     config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
 ) -> None:
     """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
-    with progress_bar(shown=ranks.is_main) as progress:
+    with progress_bar("scoring", 1, shown=ranks.is_main) as progress:
         report = evaluate(config, locations, ranks, device, progress)
     if ranks.is_main:
         folder = locations[0].run_folder

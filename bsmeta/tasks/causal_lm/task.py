@@ -18,25 +18,25 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.files import positions_problems
-from bsmeta.config.checks.problems import refuse
 from bsmeta.config.data import DataConfig, row_length
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import refuse
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.evaluation.model_card import write_card
-from bsmeta.evaluation.paired import SubsetEvaluation
-from bsmeta.evaluation.ranks import Ranks
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import compile_layers, recompute, run_uncompiled, use_liger
 from bsmeta.models.pretrained import load_weights
-from bsmeta.tasks.base import EvaluationContext, Loss, Metric, Shape
+from bsmeta.tasks.causal_lm.checks import positions_problems
+from bsmeta.tasks.causal_lm.evaluation.model_card import write_card
+from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
+from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape
 
 logger = logging.getLogger(__name__)
 

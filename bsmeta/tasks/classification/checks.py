@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.checks.files import missing, model_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, show
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
-
-METRICS = ("loss", "accuracy", "balanced_accuracy", "macro_f1", "mcc", "chunk_accuracy")
-"""The metrics of an evaluation during training."""
+from bsmeta.core.problems import HYDRA, Problem, show
+from bsmeta.tasks.classification.config import ClassificationConfig
 
 
 def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:

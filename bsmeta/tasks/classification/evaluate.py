@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 import json
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,18 +19,17 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.errors import ConfigurationError, DataError, UserError
 from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.core.files import replacing
+from bsmeta.core.problems import nearest
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.evaluation.checkpoints import Location
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.report import read_metrics
-from bsmeta.tasks.base import EvaluationContext, FinishContext
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
+from bsmeta.tasks.causal_lm.evaluation.report import read_metrics
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import listed, load_model
@@ -46,6 +44,8 @@ from bsmeta.tasks.classification.results import (
     unit_of,
 )
 from bsmeta.tasks.classification.store import open_examples
+from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext, FinishContext
 
 logger = logging.getLogger(__name__)
 
@@ -313,11 +313,10 @@ def replace(file: Path, write: Callable[[Path], object]) -> None:
     Raises:
         ConfigurationError: If it cannot be written.
     """
-    part = file.with_name(f".{file.name}.part")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write(part)
-        os.replace(part, file)
+        with replacing(file) as part:
+            write(part)
     except OSError as error:
         raise ConfigurationError(
             f"{file} cannot be written: {error}. Set results_dir=FOLDER and resume the run "

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.classification.splits import SPLITS
 
 log = logging.getLogger(__name__)

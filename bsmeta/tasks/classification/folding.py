@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.tokenizer import special_tokens, tokens_with_places
 
 TOKENS_WITHOUT_LIMIT = 512

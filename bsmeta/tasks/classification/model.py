@@ -21,9 +21,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.problems import nearest
 from bsmeta.models.pretrained import (
     check_files,
     explained,
@@ -32,6 +31,7 @@ from bsmeta.models.pretrained import (
     model_source,
     token_limit,
 )
+from bsmeta.tasks.classification.config import ClassificationConfig
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from scipy.special import softmax
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batches_of, spread
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, pad
 from bsmeta.tasks.classification.scoring import Confusion, scores
+from bsmeta.training.batches import batches_of, spread
+from bsmeta.training.task import EvaluationContext
 
 MOST_PROBABILITIES = 100
 """Labels up to which a prediction has the probability of each; else that of the predicted one."""

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from bsmeta.config.classification import ClassificationConfig
-from bsmeta.config.progress import opaque_work
+from bsmeta.core.progress import opaque_work
+from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, by_label, compare

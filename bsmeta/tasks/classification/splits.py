@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.seeds import derive
 
 SPLITS = ("train", "validation", "test")

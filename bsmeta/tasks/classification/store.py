@@ -20,20 +20,21 @@ from rich.markup import escape
 from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.checks.problems import refuse
-from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
-from bsmeta.config.errors import ConfigurationError, DataError, differing
-from bsmeta.config.progress import exclusively, opaque_work
-from bsmeta.config.reporting import log_once, rank
-from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
+from bsmeta.core.errors import ConfigurationError, DataError, differing
+from bsmeta.core.files import file_hash
+from bsmeta.core.problems import refuse
+from bsmeta.core.progress import exclusively, opaque_work
+from bsmeta.core.reporting import log_once, rank
+from bsmeta.core.signals import release_signals
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.tasks.classification.checks import fraction_problems
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.examples import Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.splits import SPLITS
 from bsmeta.tasks.classification.table import CONTENT, build
-from bsmeta.training.signals import release_signals
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 from array import array
 from collections.abc import Iterator, Sequence
@@ -15,13 +14,13 @@ import numpy as np
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.classification import ClassificationDataConfig
-from bsmeta.config.errors import DataError
-from bsmeta.data.io.lines import progress_bar
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import building, file_hash, sync
+from bsmeta.core.problems import nearest
+from bsmeta.core.progress import file_bar
 from bsmeta.data.table.csv_file import BadRows, Row, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
+from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.examples import IDS
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.repeats import (
@@ -81,9 +80,7 @@ def build(
     columns = [config.text_column, config.label_column]
     columns += [name for name in (config.split_by, config.split_column) if name is not None]
     form = find_format(csv, columns, separator=config.csv_separator, encoding=config.csv_encoding)
-    part = database.with_name(f"{database.name}.part")
-    part.unlink(missing_ok=True)  # of a build that was killed
-    try:
+    with building(database) as part:
         with closing(sqlite3.connect(part)) as connection, connection:
             connection.executescript("PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF;" + _SCHEMA)
             table = _Table(connection, csv, form, config, Folding(
@@ -93,11 +90,7 @@ def build(
             table.finish(key)
             if file_hash(csv) != key[CONTENT]:
                 raise DataError(f"{csv} has changed while it was read; start again")
-        with open(part, "rb") as file:
-            os.fsync(file.fileno())
-        part.rename(database)
-    finally:
-        part.unlink(missing_ok=True)
+        sync(part)
 
 
 class _Table:
@@ -136,7 +129,7 @@ class _Table:
         """
         batch: list[Row] = []
         characters = 0
-        with progress_bar(self._csv, f"reading {self._csv.name}") as advance:
+        with file_bar(self._csv, f"reading {self._csv.name}") as advance:
             for row in read_rows(self._csv, self._form, advance):
                 problem = row.problem or self._problem(row)
                 if problem is not None:

@@ -13,20 +13,20 @@ import transformers
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric, Shape
-from bsmeta.tasks.batches import batched
 from bsmeta.tasks.classification import model as models
+from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.evaluate import finish
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.predictions import named_probabilities, predictions, score
 from bsmeta.tasks.classification.store import open_examples
+from bsmeta.training.batches import batched
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape
 
 TEXTS_AT_ONCE = 1000
 """Texts that `predict` folds and sorts by length at one time."""

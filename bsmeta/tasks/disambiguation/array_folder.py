@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 
 MANIFEST = "manifest.json"
 FORMAT = 2

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.seeds import derive
 from bsmeta.tasks.disambiguation.candidates import Candidates, DocumentCounts, candidates_of
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.texts import EntityTexts, Mentions, MentionTexts, Row, pad
 

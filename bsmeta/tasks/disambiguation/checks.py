@@ -6,10 +6,10 @@ import os
 from collections.abc import Collection, Iterator
 
 from bsmeta.config.checks.files import missing, model_problems
-from bsmeta.config.checks.problems import HYDRA, Problem, show
-from bsmeta.config.disambiguation import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
+from bsmeta.core.problems import HYDRA, Problem, show
+from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 
 FILES = {
     "train_file": "a .jsonl or .jsonl.gz file of sentences with mentions",

@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-from bsmeta.config.errors import ConfigurationError, UserError
+from bsmeta.core.errors import ConfigurationError, UserError
 from bsmeta.tasks.disambiguation.converter_rules import FIRST, SECOND, Converted, Source
 
 HEADER = """\

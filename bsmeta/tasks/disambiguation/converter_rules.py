@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from bsmeta.config.disambiguation import ENTITY_TEXT
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.disambiguation.config import ENTITY_TEXT
 
 ENCODER_OF_FIRST = "google-bert/bert-base-cased"
 EPOCHS_OF_FIRST, EPOCHS_OF_SECOND = 10, 1

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import reporting
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import reporting
 from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
 from bsmeta.tasks.disambiguation.chunks import Limits
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import FrozenVectors, Neighbors
 from bsmeta.tasks.disambiguation.encoders import most_tokens

@@ -19,12 +19,10 @@ from pathlib import Path
 import numpy as np
 from ahocorasick_rs import AhoCorasick, MatchKind
 
-from bsmeta.config.disambiguation import DisambiguationDataConfig
-from bsmeta.config.progress import exclusively
-from bsmeta.data.io.lines import progress_bar
-from bsmeta.data.stream.fingerprint import file_hash
-from bsmeta.data.table.store import unwritable
+from bsmeta.core.files import file_hash, unwritable
+from bsmeta.core.progress import exclusively, file_bar
 from bsmeta.tasks.disambiguation.array_folder import MANIFEST, ArrayFolder, ArrayWriter
+from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable, Strings
 from bsmeta.tasks.disambiguation.json_lines import Problems
 from bsmeta.tasks.disambiguation.lines import read_lines
@@ -169,7 +167,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     """
     mentions: dict[str, Counter[int]] = {}
     problems = Problems(path)
-    with progress_bar(path, f"counting forms in {path.name}") as advance:
+    with file_bar(path, f"counting forms in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
             for mention in line.mentions:
                 form = folded(line.text[mention.start : mention.end]).strip()
@@ -181,7 +179,7 @@ def count_forms(path: Path, table: EntityTable, alias_form: str) -> dict[str, Fo
     seen = {form: FormCount(alias, count, count) for form, (alias, count) in best.items()}
     detector = Detector(table, alias_form, seen)
     occurrences: Counter[int] = Counter()
-    with progress_bar(path, f"counting words in {path.name}") as advance:
+    with file_bar(path, f"counting words in {path.name}") as advance:
         for line in read_lines(path, problems, advance):
             occurrences.update(form for _, _, form in detector.matches(line.text))
     counted = {detector.forms[form]: FormCount(-1, 0, count) for form, count in occurrences.items()}

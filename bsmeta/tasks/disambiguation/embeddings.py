@@ -7,7 +7,6 @@ step can be repeated exactly.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,15 +17,15 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.progress import exclusively, report_progress
-from bsmeta.data.table.store import unwritable
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batches_of, batches_within, spread
+from bsmeta.core.files import replacing, unwritable
+from bsmeta.core.progress import exclusively, report_progress
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.texts import EntityTexts, pad
 from bsmeta.tasks.disambiguation.vectors import EntityVectors, folder_name, weights_hash
+from bsmeta.training.batches import batches_of, batches_within, spread
+from bsmeta.training.task import EvaluationContext
 
 TOKENS_AT_ONCE = 8192
 """Padded tokens of a batch of entity texts."""
@@ -251,12 +250,10 @@ class Neighbors:
         with exclusively(f"{file}.lock", "the nearest entities of each entity"):
             if not file.exists():
                 found = _nearest(vectors, entities, total, count)
-                part = file.with_suffix(".part.npy")
                 try:
-                    np.save(part, found)
-                    os.replace(part, file)
+                    with replacing(file) as part:
+                        np.save(part, found)
                 except OSError as error:
-                    part.unlink(missing_ok=True)
                     raise unwritable(file, error) from error
         self._found = np.load(file, mmap_mode="r")
 

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.models.pretrained import (
     check_files,
     explained,
@@ -18,6 +17,7 @@ from bsmeta.models.pretrained import (
     token_limit,
     whole_weights,
 )
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 

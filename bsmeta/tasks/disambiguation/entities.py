@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder
 
 NIL = 0

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.entity_sources import Sources
 from bsmeta.tasks.disambiguation.json_lines import Problems

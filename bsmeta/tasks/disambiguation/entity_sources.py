@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
 from bsmeta.tasks.disambiguation.mappings import locate
 
 TYPES, TYPE_VOCABULARY = "qid2types.json", "type_vocab.json"

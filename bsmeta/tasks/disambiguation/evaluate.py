@@ -15,18 +15,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig, saved_config
-from bsmeta.evaluation.checkpoints import Location, locate
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, locate
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import mention_records, report
 from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
+from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext
 
 log = logging.getLogger(__name__)
 

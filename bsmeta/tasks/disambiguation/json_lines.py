@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import LineReader
 

@@ -17,8 +17,8 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
+from bsmeta.core.problems import nearest
 from bsmeta.data.io.lines import LineReader
 from bsmeta.tasks.disambiguation.json_lines import LINES, JsonLines, Problems, open_lines
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation.json_lines import Problems
 
 RECORDS, VOCABULARY, NUMBERS = "record_trie.marisa", "vocabulary_trie.marisa", "itoexti.npy"

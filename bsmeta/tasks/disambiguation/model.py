@@ -22,9 +22,9 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.models.pretrained import check_files, whole_weights
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 
 PRIOR_AT_FIRST = (1.0, 0.0)
 """The weights of share and rank before training: the share alone, as a probability."""

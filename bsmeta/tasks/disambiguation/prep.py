@@ -26,18 +26,20 @@ import pyarrow.compute as pc
 import xxhash
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import file_hash
+from bsmeta.core.progress import file_bar
+from bsmeta.core.signals import plain_children
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import SMALLEST, IndexCache
-from bsmeta.data.io.lines import LineReader, progress_bar
-from bsmeta.data.stream.fingerprint import file_hash, tokenizer_fingerprint
+from bsmeta.data.io.lines import LineReader
+from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
 from bsmeta.data.table.store import open_store, saved_key
 from bsmeta.data.text.tokenizer import tokens_with_places
 from bsmeta.tasks.disambiguation.chunks import Chunk, Limits, divide, overlapping
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.json_lines import Problems
 from bsmeta.tasks.disambiguation.lines import Line, Scan, read_part, scan_lines, word_spans
-from bsmeta.training.signals import plain_children
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -168,7 +170,7 @@ def _build(encoder: Encoder, work: Path, key: dict[str, Any], workers: int) -> D
     )
     digest = _digest(key)
     encoder.index_folder = _index(encoder.path, work / "index")
-    with progress_bar(encoder.path, f"reading {encoder.path.name}") as advance:
+    with file_bar(encoder.path, f"reading {encoder.path.name}") as advance:
         scan = scan_lines(encoder.path, advance)
     if scan.unused:
         listed = ", ".join(f"{name} ({count:,} lines)" for name, count in scan.unused.items())

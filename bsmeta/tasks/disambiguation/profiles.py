@@ -9,7 +9,6 @@ A profile is a line of JSON (second generation):
 from __future__ import annotations
 
 import logging
-import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,10 +18,9 @@ import msgspec
 import numpy as np
 import xxhash
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.progress import exclusively
-from bsmeta.data.io.lines import progress_bar
-from bsmeta.data.table.store import unwritable
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import building, unwritable
+from bsmeta.core.progress import exclusively, file_bar
 from bsmeta.tasks.disambiguation.array_folder import ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.entities import NIL_ID, EntityTable
 from bsmeta.tasks.disambiguation.json_lines import JsonLines, Problems
@@ -67,7 +65,7 @@ def build_entities(
         DataError: With the problems of the file.
     """
     problems = Problems(profiles)
-    with progress_bar(profiles, f"reading {profiles.name}") as advance:
+    with file_bar(profiles, f"reading {profiles.name}") as advance:
         lines = JsonLines(profiles, Profile, problems, advance)
         return write_table(lines, problems, folder, max_candidates=max_candidates)
 
@@ -76,7 +74,6 @@ def write_table(
     lines: Iterable[tuple[int, Profile]], problems: Problems, folder: Path, *, max_candidates: int
 ) -> EntityTable:
     """Writes a table of numbered profiles; see `build_entities`."""
-    part = folder.with_name(f"{folder.name}.part")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with exclusively(f"{folder}.lock", f"the table {folder}"):
@@ -88,12 +85,10 @@ def write_table(
             columns = _Columns()
             columns.add(0, Profile(NIL_ID, [], ""), problems)
             columns.add_all(lines, problems)
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir()
-            _write(columns, part, None, max_candidates)
-            part.rename(folder)
+            with building(folder) as part:
+                part.mkdir()
+                _write(columns, part, None, max_candidates)
     except OSError as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise unwritable(folder, error) from error
     return EntityTable.open(folder)
 

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batches_of, spread
 from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import (
     Embeddings,
@@ -23,6 +21,8 @@ from bsmeta.tasks.disambiguation.embeddings import (
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.results import Answers, Scored, own_slices
 from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row, entities_of
+from bsmeta.training.batches import batches_of, spread
+from bsmeta.training.task import EvaluationContext
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from bsmeta.config.checks.problems import nearest
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
+from bsmeta.core.signals import release_signals
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data
 from bsmeta.tasks.disambiguation.evaluate import compared_data
 from bsmeta.tasks.disambiguation.results import (
@@ -22,7 +23,6 @@ from bsmeta.tasks.disambiguation.results import (
     is_reported,
     name_of_own,
 )
-from bsmeta.training.signals import release_signals
 
 log = logging.getLogger(__name__)
 

@@ -12,13 +12,12 @@ import torch
 import transformers
 from torch import nn
 
-from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import TrainingBatches
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.evaluate import last_split, score_and_report
@@ -29,6 +28,7 @@ from bsmeta.tasks.disambiguation.results import Scored, metrics_of, slices_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.start import check_data
 from bsmeta.tasks.disambiguation.texts import Row
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 
 class EntityDisambiguator:

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.disambiguation import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.data.text.tokenizer import padded_tokenizer_of, special_tokens
+from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 from bsmeta.tasks.disambiguation.entities import EntityTable
 
 START, END = "[ent_start]", "[ent_end]"

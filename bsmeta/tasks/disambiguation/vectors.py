@@ -15,8 +15,8 @@ import numpy as np
 import torch
 import xxhash
 
-from bsmeta.config.progress import exclusively, reporting
-from bsmeta.data.table.store import unwritable
+from bsmeta.core.files import unwritable
+from bsmeta.core.progress import exclusively, reporting
 
 Encode = Callable[[np.ndarray], np.ndarray]
 """Computes the vectors of entities, float32 [entities, size], from their numbers."""

@@ -13,8 +13,8 @@ from functools import cache, lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.progress import reporting
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import reporting
 from bsmeta.tasks.spelling.characters import with_case_of
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.text import core, words

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.report.table import Estimate, Interval
-from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.baseline import Judge, baselines
 from bsmeta.tasks.spelling.metrics import (
     Counts,
@@ -24,6 +23,7 @@ from bsmeta.tasks.spelling.metrics import (
     f1_difference,
     f1_interval,
 )
+from bsmeta.training.task import EvaluationContext
 
 MODEL = "model"
 LOWER_CASE = ("bea322", "bea4660")

@@ -10,19 +10,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from bsmeta.config.checks.files import is_path, missing
-from bsmeta.config.checks.problems import HYDRA, Problem, bound_problems, show
 from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
-from bsmeta.config.spelling import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.config.task_entry import Row
+from bsmeta.core.problems import HYDRA, Problem, bound_problems, show
+from bsmeta.tasks.spelling.config import LEAST_TOKENS, SecConfig, SpellingConfig
 from bsmeta.tasks.spelling.lists import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.misspellings import CODESPELL
 
 MOST_SHARES = 64  # of a step, unless batch_shares is set
-
-DETECTION_METRICS = ("loss", "f1", "precision", "recall", "accuracy", "false_alarms")
-CORRECTION_METRICS = ("loss", "correction_f1", "edit_distance", "false_alarms")
-"""The metrics of an evaluation during training."""
 
 
 def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[Problem]:

@@ -12,12 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.spelling import SecConfig
+from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
-from bsmeta.tasks.batches import batches_within, spread
 from bsmeta.tasks.spelling.alignment import word_groups
+from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.context import Rows
 from bsmeta.tasks.spelling.corrections import Correction, apply_corrections
 from bsmeta.tasks.spelling.detector import (
@@ -31,8 +29,11 @@ from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.ranker import log_probabilities
 from bsmeta.tasks.spelling.samples import Sample
+from bsmeta.tasks.spelling.table import is_small
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import words
+from bsmeta.training.batches import batches_within, spread
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 THRESHOLD = "correction.json"
 """The file beside the model with the probability from which a correction is made."""
@@ -257,6 +258,15 @@ class CandidateCorrection(SpellingTask):
         self._inputs.write(folder)
         content = json.dumps({"threshold": self._least}) + "\n"
         (folder / THRESHOLD).write_text(content, encoding="utf-8")
+
+
+def make_correction(config: SecConfig) -> SpellingTask:
+    """The task of a configuration: by candidates, or with a pretrained sequence-to-sequence model."""
+    if is_small(config):
+        return CandidateCorrection(config)
+    from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection
+
+    return Seq2SeqCorrection(config)
 
 
 def _read_threshold(folder: Path) -> float:

@@ -15,10 +15,9 @@ import torch
 from scipy.special import expit
 from torch import nn
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.spelling import DetectionConfig
+from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
+from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.corrections import Flag
 from bsmeta.tasks.spelling.detector import (
     build_detector,
@@ -36,6 +35,7 @@ from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.samples import Sample
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import Span, cut, words
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 logger = logging.getLogger(__name__)
 

@@ -19,18 +19,18 @@ from torch import nn
 from torch.nn import functional
 from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import SpellingConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, load_exported, token_limit
-from bsmeta.tasks.base import EvaluationContext
-from bsmeta.tasks.batches import batches_within, spread
+from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.pairs import make_noise
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits
 from bsmeta.tasks.spelling.table import Table
+from bsmeta.training.batches import batches_within, spread
+from bsmeta.training.task import EvaluationContext
 
 TINY = 1e-6
 """The least probability of an error in a text, for finite logarithms."""

@@ -10,16 +10,13 @@ from typing import Any
 
 import torch
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
-from bsmeta.evaluation.checkpoints import Location
-from bsmeta.evaluation.ranks import Ranks
-from bsmeta.evaluation.statistics import rough_intervals
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Metric
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
+from bsmeta.tasks.causal_lm.evaluation.statistics import rough_intervals
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.spelling.baseline import Judge
 from bsmeta.tasks.spelling.benchmarks import (
@@ -28,6 +25,14 @@ from bsmeta.tasks.spelling.benchmarks import (
     judge_test_sets,
     read_test_sets,
 )
+from bsmeta.tasks.spelling.config import (
+    SecConfig,
+    SedSequenceConfig,
+    SedWordsConfig,
+    SpellingConfig,
+)
+from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext, FinishContext, Metric
 
 NAMES = {
     "sed_words": "Words with errors",

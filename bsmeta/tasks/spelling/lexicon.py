@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.lists import SYMSPELLPY, fold, read_resource, read_word_list
 from bsmeta.tasks.spelling.near_words import NearWords, hash_words
 from bsmeta.tasks.spelling.noise import is_editable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import resources
 from pathlib import Path
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 
 SYMSPELLPY, WORDFREQ = "symspellpy", "wordfreq"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 
 CODESPELL = "codespell"
 Misspellings = Mapping[str, tuple[str, ...]]

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from bsmeta.config.progress import reporting
-from bsmeta.config.spelling import DetectionConfig, SpellingConfig
+from bsmeta.core.progress import reporting
 from bsmeta.tasks.spelling.characters import CharacterNoise
+from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
 from bsmeta.tasks.spelling.misspellings import load_misspellings
 from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.samples import Sample

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.progress import report_progress
-from bsmeta.config.spelling import SpellingConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.progress import report_progress
+from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.text import cut
 
 TEXT_COLUMNS = ("sequence", "text", "sentence")

@@ -16,10 +16,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.spelling import SecConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.models.pretrained import check_files, load_exported
+from bsmeta.tasks.spelling.config import SecConfig
 
 IGNORED = -100
 """The label of padding."""

@@ -13,11 +13,9 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.spelling import SecConfig
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.tasks.base import EvaluationContext, Loss, Metric
-from bsmeta.tasks.batches import batches_within, spread
+from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
     apply_corrections,
@@ -40,6 +38,8 @@ from bsmeta.tasks.spelling.seq2seq import (
 )
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import cut
+from bsmeta.training.batches import batches_within, spread
+from bsmeta.training.task import EvaluationContext, Loss, Metric
 
 
 class Seq2SeqCorrection(SpellingTask):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -22,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.progress import exclusively, report_progress
-from bsmeta.config.spelling import SpellingConfig
+from bsmeta.core.errors import DataError
+from bsmeta.core.files import replacing
+from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data.seeds import derive, permutation
 from bsmeta.data.table.hashes import file_hashes
 from bsmeta.data.table.store import open_store
+from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.samples import Sample, data_files, samples_of
 
@@ -124,9 +124,8 @@ class Table:
         """Writes a file or folder beside the samples if there is none, in one process."""
         with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
-                part = file.with_name(f"{file.name}.part")
-                write(part)
-                os.replace(part, file)
+                with replacing(file) as part:
+                    write(part)
 
 
 def open_table(config: SpellingConfig) -> Table:

@@ -13,17 +13,17 @@ import torch
 import transformers
 from torch import nn
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import SpellingConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import TableStream, TokenBudget
-from bsmeta.tasks.base import EvaluationContext, FinishContext, Loss, Metric
-from bsmeta.tasks.batches import batched
 from bsmeta.tasks.spelling.checks import shares_of
+from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.corrections import as_record
 from bsmeta.tasks.spelling.evaluate import finish
 from bsmeta.tasks.spelling.pairs import VALIDATION, Pair, Pairs, fitting, make_noise
 from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.training.batches import batched
+from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 TEXTS_AT_ONCE = 500
 """Records that are batched together."""

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.csv_file import BadRows, read_rows
 from bsmeta.data.table.csv_format import CSVFormat, find_format
 

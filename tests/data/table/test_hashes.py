@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.data.stream.fingerprint import file_hash
+from bsmeta.core.files import file_hash
 from bsmeta.data.table import hashes
 from bsmeta.data.table.hashes import file_hashes
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from datasets import Dataset
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.table.store import open_store
 
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}

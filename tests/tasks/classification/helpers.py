@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.config.classification import ClassificationDataConfig
+from bsmeta.tasks.classification.config import ClassificationDataConfig
 
 TEXT = "Beat my Republican opponent! She will remove stop signs from your neighborhood."
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -14,15 +14,14 @@ import torch
 from transformers import AutoModelForSequenceClassification, BertForSequenceClassification
 
 from bsmeta import evaluate, explain, generate
-from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.errors import ConfigurationError, DataError
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.tools import GenerateConfig
-from bsmeta.tasks.base import EvaluationContext, FinishContext
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.classification import evaluate as module
 from bsmeta.tasks.classification import predictions
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.evaluate import (
     MODEL,
     PREDICTIONS,
@@ -38,6 +37,7 @@ from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.report import report, summary
 from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
 from bsmeta.tasks.classification.task import TextClassifier
+from bsmeta.training.task import EvaluationContext, FinishContext
 from tests.tasks.classification.helpers import (
     bert_tokenizer,
     data_config,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.folding import Folding, special_tokens
 from bsmeta.tasks.classification.task import micro_batch

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from bsmeta.config.classification import ClassificationConfig, ClassificationDataConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.classification.checks import value_problems
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, label_weights
 from bsmeta.tasks.classification.predictions import Scored

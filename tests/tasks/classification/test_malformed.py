@@ -17,8 +17,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from bsmeta.config.classification import ClassificationDataConfig
-from bsmeta.config.errors import UserError
+from bsmeta.core.errors import UserError
+from bsmeta.tasks.classification.config import ClassificationDataConfig
 from bsmeta.tasks.classification.store import open_examples
 from tests.tasks.classification.helpers import bert_tokenizer, data_config
 

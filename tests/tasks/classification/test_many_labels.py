@@ -30,7 +30,7 @@ import resource, sys
 from types import SimpleNamespace
 import numpy as np
 import torch
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.training.task import EvaluationContext
 from bsmeta.tasks.classification.evaluate import write_predictions
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.predictions import score

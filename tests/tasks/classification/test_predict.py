@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from bsmeta import predict
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.compose import to_yaml
-from bsmeta.config.errors import UserError
 from bsmeta.config.tools import PredictConfig
+from bsmeta.core.errors import UserError
 from bsmeta.tasks.checkpoints import open_task
+from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.task import TextClassifier
 from tests.conftest import REPOSITORY
 from tests.tasks.classification.helpers import data_config, write_csv, write_leanings

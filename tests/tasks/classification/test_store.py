@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.classification import store, table
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.splits import SPLITS, split_rows

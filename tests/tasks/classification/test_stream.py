@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.data.batch import MicroBatch
+from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.store import open_examples
 from bsmeta.tasks.classification.task import order_of, train_stream

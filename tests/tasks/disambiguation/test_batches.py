@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsmeta.config.disambiguation import DisambiguationConfig
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.tasks.disambiguation.texts import Row
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.tasks.disambiguation.checks import value_problems
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 
 
 def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:

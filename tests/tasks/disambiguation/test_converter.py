@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from bsmeta.config.compose import compose
-from bsmeta.config.disambiguation import DisambiguationConfig
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.converter import as_yaml, convert, main
 
 FIRST_CONFIG: dict[str, Any] = {

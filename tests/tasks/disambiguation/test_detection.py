@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.disambiguation import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation import detection
+from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.detection import Detector, folded, open_detector
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.profiles import add_entities, build_entities

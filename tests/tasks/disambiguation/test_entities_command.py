@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.tools import EntitiesConfig
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.entities import main
 from tests.tasks.disambiguation.test_entities import CITY, LINCOLN, TODD, write
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.profiles import build_entities
 from bsmeta.tasks.disambiguation.vectors import EntityVectors
@@ -34,7 +34,7 @@ def assert_refused(done: subprocess.CompletedProcess[str], path: Path) -> None:
     assert done.returncode == 2
     message = done.stderr.strip().splitlines()[-1]
     assert message.startswith(f"error: {path} cannot be written: ")
-    assert "MB are free there); free some space, or name another folder" in message
+    assert " are free there); free some space, or name another folder" in message
     assert "Traceback" not in done.stderr
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.disambiguation.json_lines import Problems
 from bsmeta.tasks.disambiguation.lines import Line, Mention, Scan, read_lines, scan_lines
 

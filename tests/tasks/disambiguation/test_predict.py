@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsmeta.tasks.base import Predicts
 from bsmeta.tasks.checkpoints import open_task
 from bsmeta.tasks.disambiguation.profiles import add_entities
+from bsmeta.training.task import Predicts
 from tests.conftest import REPOSITORY
 from tests.tasks.disambiguation.helpers import CONTEXTS, write_lines, write_world
 from tests.tasks.disambiguation.test_training import arguments

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import prep
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.entities import EntityTable

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from tests.tasks.disambiguation.helpers import lines, write_lines
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.config.disambiguation import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation import embeddings
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.vectors import EntityVectors
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.detection import CALIBRATION, _saved_threshold
 from bsmeta.tasks.spelling.metrics import calibrate
 

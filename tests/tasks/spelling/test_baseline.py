@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bsmeta.config.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.spelling.baseline import CHANGE_NOTHING, DICTIONARY, Dictionary, baselines
 
 LINE = "Teh  (recieve) women's well-known 3rd www.bbc.co.uk Don’t A,"

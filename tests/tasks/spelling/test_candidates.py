@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import OSA
 
-from bsmeta.config.errors import ConfigurationError, DataError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.spelling import lexicon as lexicon_module
 from bsmeta.tasks.spelling.candidates import FORM_FEATURES, Candidates
 from bsmeta.tasks.spelling.context import RowBuilder

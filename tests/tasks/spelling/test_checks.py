@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bsmeta.config.launch import Launch
-from bsmeta.config.spelling import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling import checks
+from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 
 
 def named(**settings: Any) -> list[str]:

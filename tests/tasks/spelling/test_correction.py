@@ -10,9 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import DataError
-from bsmeta.config.spelling import SecConfig
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.core.errors import DataError
+from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.context import RowBuilder
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
@@ -25,6 +24,7 @@ from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits, log_probabilities
+from bsmeta.training.task import EvaluationContext
 from tests.tasks.spelling.helpers import lexicon
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))

@@ -10,7 +10,6 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.detector import (
     logits_of_words,
     sequence_logit,
@@ -20,6 +19,7 @@ from bsmeta.tasks.spelling.detector import (
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig
+from bsmeta.training.task import EvaluationContext
 from tests.tasks.classification.helpers import bert_tokenizer
 from tests.tasks.spelling.helpers import lexicon
 
@@ -121,7 +121,7 @@ def test_sequence_losses_stay_finite() -> None:
 
 
 def test_an_encoder_of_transformers_is_built_from_a_folder(tmp_path: Path) -> None:
-    from bsmeta.config.spelling import SedWordsConfig
+    from bsmeta.tasks.spelling.config import SedWordsConfig
     from bsmeta.tasks.spelling.detector import build_detector, build_inputs, load_detector
 
     tokenizer = bert_tokenizer()

@@ -12,8 +12,13 @@ from omegaconf import DictConfig, OmegaConf
 
 from bsmeta.config import interpolation
 from bsmeta.config.compose import register, to_plain
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.spelling import SecConfig, SedSequenceConfig, SedWordsConfig, SpellingConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.spelling.config import (
+    SecConfig,
+    SedSequenceConfig,
+    SedWordsConfig,
+    SpellingConfig,
+)
 from tests.config.test_refusals import start
 from tests.conftest import REPOSITORY
 

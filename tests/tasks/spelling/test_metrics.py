@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.alignment import _costs, _matching, count_corrections
 from bsmeta.tasks.spelling.metrics import (
     calibrate,

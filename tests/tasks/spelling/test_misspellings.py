@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.config.errors import DataError
+from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, Edit, align
 from bsmeta.tasks.spelling.misspellings import invert_dictionary, load_misspellings, single_words
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bsmeta.config.errors import ConfigurationError, DataError
-from bsmeta.config.spelling import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.spelling.checks import shares_of
+from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise

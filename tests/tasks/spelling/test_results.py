@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from bsmeta.config.errors import DataError
 from bsmeta.config.tools import PredictConfig
+from bsmeta.core.errors import DataError
 from bsmeta.models.manifest import write_model_manifest
 from bsmeta.predict import _form, read_text
-from bsmeta.tasks.base import EvaluationContext
 from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
 from bsmeta.tasks.spelling.evaluate import summary, table_of
+from bsmeta.training.task import EvaluationContext
 from tests.conftest import REPOSITORY
 from tests.tasks.spelling.helpers import arguments
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from transformers import ByT5Tokenizer, T5Config, T5ForConditionalGeneration
 
-from bsmeta.config.spelling import SecConfig
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.base import EvaluationContext
+from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
 from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq
 from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection
+from bsmeta.training.task import EvaluationContext
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
 

@@ -1,28 +1,28 @@
 """Generates docs/configuration.md: every key of every entry point, from the schemas.
 
-`python -m bsmeta.config.reference` (or `make docs`) writes it; a test checks that it is current.
+`python -m bsmeta.reference` (or `make docs`) writes it; a test checks that it is current.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from bsmeta.config.annotate import AnnotateConfig, DescriptionsConfig
+from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
-from bsmeta.config.classification import ClassificationConfig
 from bsmeta.config.describe import Key, group_options, sections
-from bsmeta.config.disambiguation import DisambiguationConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.config.resources import CONFIG_FOLDER
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.spelling import (
+from bsmeta.config.tools import DownloadConfig, EntitiesConfig, GenerateConfig, PredictConfig
+from bsmeta.core.resources import CONFIG_FOLDER
+from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.spelling.config import (
     DetectionConfig,
     SecConfig,
     SedSequenceConfig,
     SedWordsConfig,
     SpellingConfig,
 )
-from bsmeta.config.tools import DownloadConfig, EntitiesConfig, GenerateConfig, PredictConfig
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
 
@@ -50,7 +50,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
 
 INTRODUCTION = """# Configuration
 
-Written by `make docs` from the schemas in `bsmeta/config/`; `--help all` prints the same.
+Written by `make docs` from the schemas; `--help all` prints the same.
 
 Every key can stand in a YAML file of `hydra_configs/` (or of a folder of yours: `--config-dir \
 FOLDER --config-name NAME`; its files win over the project's of the same name) and on the command \

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bsmeta.config.keys import inherited, key
 from bsmeta.config.schema import PretrainedConfig, TableDataConfig
+from bsmeta.core.keys import inherited, key
 
 ENTITY_TEXT = ("title", "types", "relations", "description")
 """The parts that the text of an entity may have, in their order."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from bsmeta.config.keys import inherited, key
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
+from bsmeta.core.keys import inherited, key
 
 
 @dataclass(kw_only=True)
@@ -79,6 +79,14 @@ class ClassificationConfig(PretrainedConfig):
     """A training run of a text classifier."""
 
     micro_batch_key: ClassVar[str | None] = "data_config.per_device_train_batch_size"
+    metrics: ClassVar[tuple[str, ...] | None] = (
+        "loss",
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "mcc",
+        "chunk_accuracy",
+    )
 
     task: str = inherited(PretrainedConfig, "task", "classification")
     data_config: ClassificationDataConfig = key(

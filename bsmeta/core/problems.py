@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bsmeta.config.errors import ConfigurationError
-from bsmeta.config.keys import Values, leaves, values_of
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import Values, leaves, values_of
 
 HYDRA = "Hydra configuration"
 MISSING = object()  # shown as "no such key"

@@ -1,4 +1,4 @@
-"""Progress of work that takes long, for the watchdog of a run.
+"""Progress of work that takes long, for the watchdog of a run and for whoever looks on.
 
 Everything that may take minutes reports each part of its work that is done (a batch, a file, a
 thousand rows) with `report_progress`, wherever it stands. Without a watchdog nothing listens, and
@@ -15,10 +15,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import psutil
 from filelock import FileLock, Timeout
@@ -29,9 +29,17 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
+
+class Show(Protocol):
+    """Is called with how much is done, and a note such as a speed."""
+
+    def __call__(self, done: float, note: str = "") -> None: ...
+
+
 Advance = Callable[[float], None]
 """Is called with the share of the work that is done, 0 to 1."""
 PLAIN_INTERVAL_S = 10.0
+_REFRESH_S = 0.1
 GROUP_TIMEOUT = timedelta(days=1)
 """How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
 hung one is the watchdog's, and one that works may take its time."""
@@ -159,44 +167,77 @@ def _processor_seconds() -> float:
 
 
 @contextmanager
-def progress_bar(shown: bool) -> Iterator[Advance]:
-    """Show a bar with the time left; yields a callback for the share of the work done (0 to 1).
+def progress_bar(name: str, total: float, *, shown: bool = True) -> Iterator[Show]:
+    """Shows how much of some work is done, and the time left; also reports the progress.
 
-    Without a terminal, it prints a line every ten seconds.
+    Without a terminal, it prints a line every ten seconds. It appears with the first call, so that
+    none precedes a configuration error.
+
+    Args:
+        total: What is done at the end, in any unit.
+        shown: False reports the progress only.
     """
-    if not sys.stderr.isatty():
-        yield _plain_lines() if shown else lambda share: None
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f}%"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    progress = Progress(*columns, console=Console(stderr=True), disable=not shown)
-    task = progress.add_task("scoring", total=1.0)
+    bar = _Bar(name, total) if sys.stderr.isatty() else _Lines(name, total)
 
-    def advance(share: float) -> None:
-        progress.start()  # not before, so that no bar precedes a configuration error
-        progress.update(task, completed=share)
+    def show(done: float, note: str = "") -> None:
+        report_progress()
+        if shown:
+            bar.show(done, note)
 
     try:
-        yield advance
+        yield show
     finally:
-        progress.stop()
+        bar.stop()
 
 
-def _plain_lines() -> Advance:
-    begin = last = time.monotonic()
+def file_bar(path: Path, name: str) -> AbstractContextManager[Show]:
+    """A `progress_bar` over the bytes of a file."""
+    return progress_bar(name, path.stat().st_size if path.exists() else 0)
 
-    def advance(share: float) -> None:
-        nonlocal last
+
+class _Bar:
+    def __init__(self, name: str, total: float) -> None:
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TextColumn("{task.fields[note]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        # Without its refreshing thread, which must not be running when a worker is forked.
+        self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
+        self._task = self._bar.add_task(name, total=total, note="")
+        self._last = 0.0
+
+    def show(self, done: float, note: str) -> None:
+        self._bar.start()
+        self._bar.update(self._task, completed=done, note=note)
         now = time.monotonic()
-        if now - last > PLAIN_INTERVAL_S:
-            last = now
-            left = "" if share <= 0 else f", {(now - begin) * (1 - share) / share:,.0f} s left"
-            print(f"scoring {share:.0%}, {now - begin:,.0f} s{left}", file=sys.stderr, flush=True)
+        if now - self._last >= _REFRESH_S:
+            self._last = now
+            self._bar.refresh()
 
-    return advance
+    def stop(self) -> None:
+        self._bar.stop()
+
+
+class _Lines:
+    def __init__(self, name: str, total: float) -> None:
+        self._name = name
+        self._total = total
+        self._begin = self._last = time.monotonic()
+
+    def show(self, done: float, note: str) -> None:
+        now = time.monotonic()
+        if now - self._last < PLAIN_INTERVAL_S:
+            return
+        self._last = now
+        passed, share = now - self._begin, done / max(self._total, 1e-9)
+        left = f"{passed * (1 - share) / share:,.0f} s left" if share > 0 else ""
+        parts = [f"{self._name} {share:.0%}", note, f"{passed:,.0f} s", left]
+        print(", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        pass

@@ -14,11 +14,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, TextIO
 
-from bsmeta.config.reporting import note_exit_code, rank
+from bsmeta.core.reporting import note_exit_code
 
 EXIT_FAILURE = 1
 EXIT_PREEMPTED = 75
@@ -92,14 +91,14 @@ class StopRequest:
         self._is_waiting = False
         self._parent = 0
 
-    def install(self, out_dir: Path, parent: int) -> None:
+    def install(self, leave: Callable[[str], int], parent: int) -> None:
         """Starts to handle signals and the end of the launcher.
 
         Args:
-            out_dir: The run folder; the status is written there if a signal ends the start.
+            leave: See the class.
             parent: Process id of the parent when this process began.
         """
-        self.leave = lambda name: _note_in_folder(out_dir, name)
+        self.leave = leave
         sys.stdout, sys.stderr = _Lossy(sys.stdout), _Lossy(sys.stderr)
         # The main thread may be blocked in native code, waiting for other ranks, so a thread acts.
         reading, writing = os.pipe()
@@ -164,15 +163,6 @@ class StopRequest:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
         if os.getppid() != parent:  # it has already ended
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _note_in_folder(out_dir: Path, name: str) -> int:
-    """Writes the status of a run that a signal ended before it had locked its folder."""
-    if rank() == 0:
-        from bsmeta.training.run_folder import write_early_stop
-
-        write_early_stop(out_dir, name)
-    return EXIT_PREEMPTED
 
 
 class _Lossy:

@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.errors import ConfigurationError, TrainingError, UserError
+from bsmeta.core.errors import ConfigurationError, TrainingError, UserError
 
 # How long the others wait for the report of a machine's first process: import times differ on a
 # busy machine, but once the processes are connected, all see an error at the same time.

@@ -12,11 +12,11 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.checks.problems import bound_lines
-from bsmeta.config.errors import ConfigurationError
 from bsmeta.config.evaluation import WINDOWS
-from bsmeta.config.keys import key
 from bsmeta.config.schema import LARGEST_SEED
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.keys import key
+from bsmeta.core.problems import bound_lines
 
 SCRIPTS = ("train.sh", "several_machines.sh")
 TEXT, TOKENS, FLOPS = "text tokens", "all tokens", "FLOPs"

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import string
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
-from bsmeta.config.keys import inherited, key
 from bsmeta.config.schema import RunConfig
+from bsmeta.core.keys import inherited, key
 
 LEAST_TOKENS = 512
 """Tokens of a step that every process must have at least, as in the published system."""
@@ -192,6 +192,15 @@ class SpellingConfig(RunConfig):
 class DetectionConfig(SpellingConfig):
     """What the two tasks that detect errors share."""
 
+    metrics: ClassVar[tuple[str, ...] | None] = (
+        "loss",
+        "f1",
+        "precision",
+        "recall",
+        "accuracy",
+        "false_alarms",
+    )
+
     wanted_precision: float = key(
         0.95,
         "a second threshold is chosen on the validation samples for this precision, and saved",
@@ -223,6 +232,13 @@ class SedSequenceConfig(DetectionConfig):
 @dataclass(kw_only=True)
 class SecConfig(SpellingConfig):
     """A training run that corrects errors: by candidates, or with a seq2seq model."""
+
+    metrics: ClassVar[tuple[str, ...] | None] = (
+        "loss",
+        "correction_f1",
+        "edit_distance",
+        "false_alarms",
+    )
 
     task: str = inherited(RunConfig, "task", "sec")
 

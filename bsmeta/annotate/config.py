@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.data import EXTRACTORS
-from bsmeta.config.keys import key
+from bsmeta.core.keys import key
 
 PROFILES = ("published", "all")
 EXECUTORS = ("local", "slurm", "ray")

@@ -1,0 +1,130 @@
+"""Files and folders that exist complete or not at all, their hashes, and room on the disk."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from bsmeta.core.errors import DataError
+from bsmeta.core.progress import report_progress
+
+_BLOCK = 1 << 20  # bytes read at a time
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""The error numbers of a disk, a quota or a file that is full."""
+_FULL_TEXTS = (
+    "no space left",
+    "quota exceeded",
+    "file too large",
+    "iostream error",
+    "writing file",
+)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yields a path to write to; what is written there replaces `path` when the block ends.
+
+    Several processes may do so at the same time. Permissions follow the user's umask, because
+    others may share the folder.
+    """
+    part = path.with_name(f".{uuid.uuid4().hex}{path.suffix}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+@contextmanager
+def building(path: Path) -> Iterator[Path]:
+    """Yields a path at which one process at a time builds the file or folder `path`.
+
+    It gets its name when the block ends; what an error or a killed process leaves is deleted.
+    """
+    part = path.with_name(f"{path.name}.part")
+    delete(part)
+    try:
+        yield part
+        os.rename(part, path)
+    finally:
+        delete(part)
+
+
+def delete(path: Path) -> None:
+    """Deletes a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file in one operation."""
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replaces a JSON file in one operation."""
+    write_text(path, json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Flushes a file or a folder to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def file_hash(path: str | Path) -> str:
+    """The xxh3 of a file's content, in hexadecimal."""
+    content = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            content.update(block)
+            report_progress()
+    return content.hexdigest()
+
+
+def free_bytes(path: Path) -> int:
+    """The free bytes of the disk of a path, which need not exist yet."""
+    above = next(each for each in (path, *path.absolute().parents) if each.is_dir())
+    return shutil.disk_usage(above).free
+
+
+def is_full(error: BaseException | None) -> bool:
+    """Whether an error, or any error in its cause chain, means that the disk is full."""
+    seen: set[int] = set()  # a chain of causes may be cyclic
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in FULL:
+            return True
+        # Torch's and safetensors' writers keep only the message, not the errno.
+        if any(text in str(error).lower() for text in _FULL_TEXTS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def unwritable(path: Path, error: OSError) -> DataError:
+    """The error to raise when a file or folder cannot be written, such as on a full disk."""
+    return DataError(
+        f"{path} cannot be written: {error} ({gigabytes(free_bytes(path))} are free there); free "
+        "some space, or name another folder"
+    )
+
+
+def gigabytes(count: int) -> str:
+    """Formats a number of bytes for display."""
+    return f"{count / 1e9:,.2f} GB" if count >= 10**7 else f"{count / 1e3:,.0f} kB"

@@ -1,0 +1,278 @@
+"""Checks of `task=causal_lm`: files, streams, metadata, held-out file, model, speed options."""
+
+from __future__ import annotations
+
+import glob
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.files import missing, model_problems, uses_model_name
+from bsmeta.config.data import in_dataset, local_dataset, metadata_room, train_entries
+from bsmeta.config.launch import Launch
+from bsmeta.core.problems import HYDRA, Problem, look_up, show
+from bsmeta.data.checks import data_problems
+from bsmeta.data.stream.preview import column_problems, type_problems
+from bsmeta.metadata.checks import metadata_problems, row_budget_problems
+
+FLASH, FLEX = "flash_attention_2", "flex_attention"
+_CARD_FORMS = {
+    "license": (r"[a-z0-9]+([.-][a-z0-9]+)*", "identifiers of the Hub", "apache-2.0"),
+    "datasets": (r"[\w.-]+(/[\w.-]+)?", "names of data sets on the Hub", "OWNER/NAME"),
+    "language": (r"[a-z]{2,3}(-[A-Za-z0-9]{2,8})*", "codes of ISO 639", "en"),
+}
+# Suffixes of common training data formats that are not supported.
+FOREIGN = (".arrow", ".csv", ".tsv", ".warc", ".warc.gz", ".tar", ".tar.gz", ".zip")
+
+
+def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> Iterator[Problem]:
+    """Yields problems that do not depend on the launch."""
+    data = config.data_config
+    yield from metadata_problems(data.metadata_config)
+    yield from row_budget_problems(data)
+    yield from model_name_problems(config, overridden)
+    if data.train_file is None and data.dataset_name is None and not data.sources:
+        fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
+        yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
+    yield from data_problems(data)
+    yield from _card_problems(config)
+    yield from file_problems(config)
+    if not [*data_problems(data)]:
+        yield from column_problems(data)
+        yield from type_problems(data)
+
+
+def _card_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields values that the Hub would reject in the front matter of the model card."""
+    for name, (form, expected, example) in _CARD_FORMS.items():
+        values = getattr(config.model_card, name)
+        if not all(re.fullmatch(form, value) for value in values):
+            key = f"model_card.{name}"
+            yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
+
+
+def start_problems(
+    config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
+) -> Iterator[Problem]:
+    """Yields problems that depend on the launch or the DeepSpeed JSON."""
+    yield from _streams(config, launch)
+    yield from _held_out(config)
+    yield from speed_problems(config, launch, document)
+
+
+def _streams(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+    """Yields a problem unless every loader worker of every process gets equally many streams."""
+    streams, workers = config.data_config.num_streams, max(1, config.data_config.num_workers)
+    readers = launch.num_processes * workers
+    if streams >= 1 and streams % readers:
+        sum_ = f"{launch.num_processes} (processes) x {workers} (data_config.num_workers)"
+        yield Problem(
+            key="data_config.num_streams",
+            file=HYDRA,
+            found=str(streams),
+            expected=f"a multiple of {sum_} = {readers}",
+            fix=f"data_config.num_streams={-(-streams // readers) * readers}, or (on a resumed "
+            "run, which must keep num_streams) other numbers of processes or workers",
+        )
+
+
+def _held_out(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields the keys that need an evaluation although there is no held-out file."""
+    best = config.keep_best_by if config.eval_steps else None
+    asked = {"keep_best_by": best, "start_with_eval": config.start_with_eval or None}
+    for key, value in asked.items():
+        if value is not None and config.data_config.validation_file is None:
+            expected = "no evaluation, because there is no held-out file"
+            fix = f"data_config.validation_file=FILE, or leave {key} out"
+            yield Problem(key, HYDRA, show(value), expected, fix)
+
+
+def speed_problems(
+    config: CausalLMConfig, launch: Launch, document: Mapping[str, Any] | None
+) -> Iterator[Problem]:
+    """Yields options that cannot run here, and keys without effect."""
+    yield from _attention(config, launch)
+    if config.liger_kernel:
+        yield from _only_on_gpus("liger_kernel", True, launch, "liger_kernel=false")
+        if importlib.util.find_spec("liger_kernel") is None:
+            fix = "pip install liger-kernel, or liger_kernel=false"
+            yield Problem("liger_kernel", HYDRA, show(True), "an installed library", fix)
+    stage = None if document is None else look_up(document, "zero_optimization.stage")
+    if config.torch_compile and stage == 3:
+        expected = "false under ZeRO-3, which gathers weights between the compiled operations"
+        fix = "torch_compile=false, or ZeRO-2"
+        yield Problem("torch_compile", HYDRA, show(True), expected, fix)
+    every = config.gradient_checkpointing_every
+    if every > 1 and not config.gradient_checkpointing:
+        key = "gradient_checkpointing_every"
+        expected = "1, because gradient_checkpointing=false recomputes nothing"
+        yield Problem(key, HYDRA, show(every), expected, "gradient_checkpointing=true")
+
+
+def _attention(config: CausalLMConfig, launch: Launch) -> Iterator[Problem]:
+    key, found = "attn_implementation", config.attn_implementation
+    if found in (FLASH, FLEX):
+        yield from _only_on_gpus(key, found, launch, f"{key}=sdpa")
+    if found != FLASH:
+        return
+    if config.mixed_precision == "no":
+        expected = "another one in float32: flash attention computes in bf16 or fp16"
+        yield Problem(key, HYDRA, show(found), expected, f"mixed_precision=bf16, or {key}=sdpa")
+    if config.torch_compile:
+        expected = "another one with torch_compile: documents' borders have no fixed shape"
+        yield Problem(key, HYDRA, show(found), expected, f"torch_compile=false, or {key}=sdpa")
+    if importlib.util.find_spec("flash_attn") is None:
+        fix = f"pip install flash-attn, or {key}=sdpa"
+        yield Problem(key, HYDRA, show(found), "an installed library (flash_attn)", fix)
+
+
+def _only_on_gpus(key: str, found: object, launch: Launch, fix: str) -> Iterator[Problem]:
+    if launch.gpus == 0:
+        yield Problem(key, HYDRA, show(found), "another value: there is no GPU to train on", fix)
+
+
+def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields missing model and data files; data only if it is to be read on this machine.
+
+    The Hub and other remote file systems are not queried; the run itself does that.
+    """
+    yield from model_problems(config)
+    yield from _positions(config)
+    if config.accelerate_config_file is None:
+        yield from _data(config)
+        yield from _missing_held_out(config)
+
+
+def _data(config: CausalLMConfig) -> Iterator[Problem]:
+    data = config.data_config
+    if data.prepared is not None:
+        if not Path(data.prepared).is_dir():
+            fix = "make it with python -m bsmeta.data.prepare … out=FOLDER"
+            yield missing("data_config.prepared", data.prepared, "a folder", fix)
+        return
+    folder = local_dataset(data)
+    if folder is not None and not os.path.isdir(folder):
+        fix = "correct it, or name a data set on the Hub (OWNER/NAME)"
+        yield missing("data_config.dataset_name", folder, "the folder of the shards", fix)
+        return
+    for key, entry in missing_shards(config):
+        start = "the working folder" if folder is None else f"data_config.dataset_name={folder}"
+        fix = f"correct it; a relative path begins in {start}"
+        expected = "shards: a file, a folder or a glob that matches some"
+        yield missing(key, entry, expected, fix)
+    yield from _foreign(config)
+
+
+def _missing_held_out(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields a held-out file that is missing; a folder is none.
+
+    Without it, its documents could not be kept out of training. Prepared data had it when it was
+    made: a run on it needs the file for evaluations only.
+    """
+    data = config.data_config
+    held_out = data.validation_file and in_dataset(data.validation_file, data)
+    if not held_out or not _is_here(held_out) or os.path.isfile(held_out):
+        return
+    if os.path.isdir(held_out):
+        names = sorted(name for name in os.listdir(held_out) if ".jsonl" in name)
+        fix = f"data_config.validation_file={os.path.join(held_out, (names or ['FILE'])[0])}"
+        found = f"{show(held_out)}, which is a folder"
+        yield Problem("data_config.validation_file", HYDRA, found, "one file", fix)
+    elif not glob.has_magic(held_out) and (data.prepared is None or _evaluates(config)):
+        expected = "the held-out file, whose documents are kept out of training"
+        fix = "correct it, or data_config.validation_file=null to train without a held-out file"
+        yield missing("data_config.validation_file", held_out, expected, fix)
+
+
+def missing_shards(config: CausalLMConfig) -> list[tuple[str, str]]:
+    """The local entries of `train_file` that match no file on this machine, with their keys."""
+    data = config.data_config
+    if data.prepared is not None:
+        return []
+    return [
+        (key, entry)
+        for key, entry in train_entries(data)
+        if _is_here(entry) and not _names_something(entry)
+    ]
+
+
+def _is_here(entry: str) -> bool:
+    """Whether an entry is a path rather than an address such as hf://… or gs://…."""
+    return "://" not in entry
+
+
+def _names_something(entry: str) -> bool:
+    return os.path.exists(entry) or next(glob.iglob(entry, recursive=True), None) is not None
+
+
+def model_name_problems(config: CausalLMConfig, overridden: Collection[str]) -> Iterator[Problem]:
+    """Yields a `model_name` of the command line that other keys of a file override."""
+    if "model_name" in overridden and not uses_model_name(config):
+        expected = (
+            f"no such override: model_config_file ({config.model_config_file}, random weights) and "
+            "tokenizer_name are set, and take the place of model_name"
+        )
+        fix = f"model_config_file=null tokenizer_name=null model_name={config.model_name}"
+        yield Problem("model_name", HYDRA, show(config.model_name), expected, fix)
+
+
+def _positions(config: CausalLMConfig) -> Iterator[Problem]:
+    """Checks the positions of the model, if its config is on this disk."""
+    key = "model_config_file" if config.model_config_file is not None else "model_name"
+    name = getattr(config, key)
+    file = os.path.join(name, "config.json") if os.path.isdir(name) else name
+    try:
+        shape = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # on the Hub, or refused when it is loaded
+        return
+    if isinstance(shape, dict):
+        names = ("max_position_embeddings", "n_positions")
+        known = [shape[name] for name in names if isinstance(shape.get(name), int)]
+        yield from positions_problems(config, known[0] if known else None, f"{key}={name}")
+
+
+def positions_problems(
+    config: CausalLMConfig, positions: int | None, source: str
+) -> Iterator[Problem]:
+    """Yields a problem if sequences are longer than the model has positions for.
+
+    Args:
+        positions: Positions of the model; None: unlimited.
+        source: The key that names the model, and its value.
+    """
+    data = config.data_config
+    length, room = data.metadata_config.max_seq_len, metadata_room(data)
+    if positions is not None and length + room > positions:
+        key = "data_config.metadata_config.max_seq_len"
+        expected = f"at most {positions}, the positions of the model ({source})"
+        found, fix = show(length), f"{key}={positions}"
+        if room:
+            expected += ", with the tokens of metadata (data_config.row_metadata_budget)"
+            found += f" and {room} of metadata"
+            fix = f"{key}={positions // 2} data_config.row_metadata_budget={positions // 2}"
+        yield Problem(key, HYDRA, found, expected, fix)
+
+
+def _evaluates(config: CausalLMConfig) -> bool:
+    return (
+        config.eval_steps > 0 or config.start_with_eval or bool(config.extra_steps_to_eval_save_at)
+    )
+
+
+def _foreign(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields files in an unsupported format, judging by their names."""
+    data = config.data_config
+    entries = [*train_entries(data)]
+    if data.validation_file:
+        entries.append(("data_config.validation_file", data.validation_file))
+    for key, entry in entries:
+        suffix = next((end for end in FOREIGN if entry.lower().endswith(end)), None)
+        if suffix is not None:
+            expected = "lines of JSON (.jsonl.gz, .jsonl.zst or .jsonl) or Parquet"
+            fix = 'write each document as a line of JSON, with its text under "text"'
+            yield Problem(key, HYDRA, show(entry), expected, fix)
