@@ -18,10 +18,11 @@ from bsmeta.tasks import TASKS
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
     # Imported here because transformers takes seconds, and the command line is checked first.
-    from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel, locate
+    from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
     from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute
     from bsmeta.tasks.causal_lm.generation.text_mode import write
     from bsmeta.tasks.checkpoints import task_of
+    from bsmeta.training.locations import locate
 
     modes = {"text": write, "attribute": attribute}
     location = locate(config.checkpoint)

@@ -37,7 +37,6 @@ def main() -> int:
     """Run the tasks and print the table; returns the exit code."""
     given = arguments()
     import torch  # here, with what needs it: it takes seconds to load
-    from bsmeta.tasks.causal_lm.evaluation.checkpoints import locate
 
     from bsmeta.report.table import print_table, report_console
     from bsmeta.studies.downstream import (
@@ -47,6 +46,7 @@ def main() -> int:
         save_scores,
         score_model,
     )
+    from bsmeta.training.locations import locate
 
     reason = missing_harness()
     if reason is not None:

@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsmeta.tasks.causal_lm.evaluation.arms import PromptRenderer, prompt_config
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.model_card import example
-from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
@@ -19,6 +15,10 @@ from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.metadata_type import MetadataType
 from bsmeta.metadata.processors import PROCESSORS
 from bsmeta.metadata.records import Record
+from bsmeta.tasks.causal_lm.evaluation.arms import PromptRenderer, prompt_config
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.model_card import example
+from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from tests.data.helpers import small_config, small_tokenizer, write_shard
 from tests.metadata.helpers import chunks, config, local, render, world
 from tests.tasks.causal_lm.explaining.helpers import own_config, own_windows

@@ -28,7 +28,7 @@ from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons, text_alone
 from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel, locate
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
@@ -36,6 +36,7 @@ from bsmeta.tasks.causal_lm.generation.contexts import is_announced
 from bsmeta.tasks.causal_lm.generation.requests import changed
 from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer
 from bsmeta.tasks.checkpoints import open_task, task_of
+from bsmeta.training.locations import locate
 from bsmeta.training.task import ChangesText, Predicts, Task
 
 LANGUAGE_MODEL = "causal_lm"

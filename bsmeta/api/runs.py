@@ -14,7 +14,7 @@ from bsmeta.config.steps import CHECKPOINT_NAME
 from bsmeta.core.errors import DataError
 from bsmeta.tasks import TASKS
 from bsmeta.training.checkpoint import CONFIG, Checkpoint, list_checkpoints
-from bsmeta.training.run_folder import METRICS, STATUS
+from bsmeta.training.run_folder import METRICS, STATUS, read_events
 
 if TYPE_CHECKING:
     from bsmeta.api.models import Model
@@ -94,12 +94,7 @@ class Run:
         file = self.path / METRICS
         if not file.is_file():
             return []
-        rows = []
-        for line in file.read_text(encoding="utf-8").splitlines():
-            try:
-                rows.append(json.loads(line))
-            except ValueError:  # the last line of a killed process may be truncated
-                continue
+        rows = read_events(file)
         return [row for row in rows if event is None or row.get("event") == event]
 
     def evaluation(self, name: str = "evaluation") -> dict[str, Any]:

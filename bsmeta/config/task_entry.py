@@ -45,7 +45,7 @@ class TaskEntry:
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.tasks.causal_lm.evaluation.checkpoints.Location`), the ranks and the device.
+            (`bsmeta.training.locations.Location`), the ranks and the device.
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
     """

@@ -32,7 +32,8 @@ from bsmeta.studies.cloze import write_cloze
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import locate, resolve_config
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import resolve_config
+from bsmeta.training.locations import locate
 
 METRIC = "acc"
 

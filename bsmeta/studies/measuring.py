@@ -32,15 +32,14 @@ from bsmeta.studies.measurement import (
 from bsmeta.studies.runs import DONE, Run, curve_steps, progress_of
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison, configured_comparisons
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
-    Location,
     check_not_trained_on,
     load_model,
-    locate,
     resolve_config,
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums, PairedEvaluation
 from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
+from bsmeta.training.locations import Location, locate
 from bsmeta.training.metrics import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"

@@ -18,7 +18,7 @@ from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, locate
+from bsmeta.training.locations import Location, locate
 from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext, Task
 

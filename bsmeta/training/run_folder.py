@@ -37,6 +37,22 @@ _MARK_TEXT = "A run of bsmeta made this folder: overwrite_out_dir=true deletes i
 _OF_REFUSED_STARTS = {_LOCK, STATUS}
 
 
+def read_events(metrics: Path) -> list[dict[str, Any]]:
+    """The lines of a `metrics.jsonl`; the last line of a killed process may be truncated."""
+    events = []
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        with suppress(ValueError):
+            events.append(json.loads(line))
+    return events
+
+
+def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The steps with a loss, and the evaluations, of a `metrics.jsonl`."""
+    events = read_events(metrics)
+    steps = [event for event in events if event.get("event") == "step" and "loss" in event]
+    return steps, [event for event in events if event.get("event") == "eval"]
+
+
 def write_status(
     out_dir: Path, state: str, step: int, exit_code: int | None, message: str = ""
 ) -> None:

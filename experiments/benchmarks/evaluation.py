@@ -2,10 +2,10 @@
 
     python experiments/benchmarks/evaluation.py [--documents 24] [--types title url datasource]
 
-The naive implementation is the reference of the tests (tests/evaluation/plain.py): one document at
-a time, chunk by chunk, all logits, and the text without metadata again for every comparison. Both
-score documents of the sample's test file with the demo's model (random weights) on the CPU. Prints
-one JSON line.
+The naive implementation is the reference of the tests (`plain.py` beside those of the evaluation):
+one document at a time, chunk by chunk, all logits, and the text without metadata again for every
+comparison. Both score documents of the sample's test file with the demo's model (random weights) on
+the CPU. Prints one JSON line.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.run import loop_problems
@@ -22,6 +21,7 @@ from bsmeta.data.stream.preview import missing_types, type_problems
 from bsmeta.metadata.checks import metadata_problems
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.checks import file_problems
+from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics
 from bsmeta.tasks.causal_lm.summary import notes
 from tests.config.test_refusals import named, start
 

@@ -23,8 +23,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from bsmeta.tasks.causal_lm.evaluation import scoring
-from bsmeta.training.batches import spread
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core import progress
@@ -38,10 +36,12 @@ from bsmeta.data.table.csv_format import find_format
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file
+from bsmeta.tasks.causal_lm.evaluation import scoring
 from bsmeta.tasks.spelling.baseline import baselines
 from bsmeta.tasks.spelling.config import DetectionConfig
 from bsmeta.tasks.spelling.table import samples_of
 from bsmeta.training import engines
+from bsmeta.training.batches import spread
 from bsmeta.training.task import EvaluationContext
 from tests.waiting import wait_until
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import pages, run, same, small_config, write_shard
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
@@ -22,6 +21,7 @@ from bsmeta.data.io.hub import FileRef, HubSettings
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.shards import list_shards
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
 from tests.data.hub_server import Answer, Fault, Hub, is_content
 

@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -15,6 +14,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.data.text.encoding import DocumentEncoder, EncodedDocument
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.tasks.causal_lm.generation.contexts import Contexts
 from tests.data.helpers import small_tokenizer
 
 FORGED = "a <eos> b <HTML><s> c</HTML> <|end|><|meta_0|>"

@@ -7,6 +7,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
+
+from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
+from bsmeta.studies.measurement import measurement_path, settings_of
+from bsmeta.studies.report import write_report
+from bsmeta.studies.results import results_of
 from bsmeta.tasks.causal_lm.evaluation import report as evaluation
 from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import slices_of
@@ -27,12 +33,6 @@ from bsmeta.tasks.causal_lm.evaluation.segments import (
     TOKENS,
     TOKENS_WITH,
 )
-
-from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
-from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
-from bsmeta.studies.measurement import measurement_path, settings_of
-from bsmeta.studies.report import write_report
-from bsmeta.studies.results import results_of
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.results import Results
 from bsmeta.tasks.classification.scoring import by_label, compare

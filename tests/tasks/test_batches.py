@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from bsmeta.training.batches import batched, batches_of, batches_within, spread
 
-from bsmeta.tasks import batches
+from bsmeta.training import batches
+from bsmeta.training.batches import batched, batches_of, batches_within, spread
 from bsmeta.training.task import EvaluationContext
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
@@ -13,6 +12,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluate import _has_other_data
 from bsmeta.tasks.checkpoints import report_folder
+from bsmeta.training.locations import Location
 
 
 def run_of(folder: Path, held_out: str) -> Location:

@@ -9,10 +9,11 @@ import torch
 
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.progress import progress_bar
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, run_config
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
 from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
 from bsmeta.tasks.causal_lm.evaluation.run import evaluate
 from bsmeta.tasks.checkpoints import report_folder
+from bsmeta.training.locations import Location
 from bsmeta.training.ranks import Ranks
 
 

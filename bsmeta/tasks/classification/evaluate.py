@@ -26,8 +26,6 @@ from bsmeta.core.problems import nearest
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
-from bsmeta.tasks.causal_lm.evaluation.report import read_metrics
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples
@@ -44,7 +42,9 @@ from bsmeta.tasks.classification.results import (
     unit_of,
 )
 from bsmeta.tasks.classification.store import open_examples
+from bsmeta.training.locations import Location
 from bsmeta.training.ranks import Ranks
+from bsmeta.training.run_folder import steps_and_evaluations
 from bsmeta.training.task import EvaluationContext, FinishContext
 
 logger = logging.getLogger(__name__)
@@ -247,7 +247,7 @@ def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
     with the chunks since the line before it, with dropout and while the weights changed; those of
     the validation are of the model after them.
     """
-    steps, evaluations = read_metrics(metrics)
+    steps, evaluations = steps_and_evaluations(metrics)
     measured = {event["step"]: event for event in evaluations if event["split"] == "validation"}
     last = max((line["step"] for line in steps), default=0)
     found, begin = [], 0

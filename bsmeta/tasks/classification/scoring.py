@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
+from bsmeta.report.inference import central, draws
 from bsmeta.report.table import Estimate, Interval
-from bsmeta.tasks.causal_lm.evaluation.statistics import central, draws
 
 SCORES = ("accuracy", "balanced_accuracy", "macro_f1", "mcc")
 

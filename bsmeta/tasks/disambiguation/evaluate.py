@@ -17,7 +17,6 @@ import torch
 
 from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location, locate
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
@@ -25,6 +24,7 @@ from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import mention_records, report
 from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
+from bsmeta.training.locations import Location, locate
 from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from bsmeta.report import figures
 from bsmeta.report.figures import INK, SERIES, Look, look
+from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import COUNT, Cell, Column, Table
-from bsmeta.tasks.causal_lm.evaluation.statistics import rough_intervals
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.results import (
     MODEL,

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from bsmeta.report.inference import bootstrap
 from bsmeta.report.table import Estimate
-from bsmeta.tasks.causal_lm.evaluation.statistics import bootstrap
 from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
 
 TAIL_MOST, TORSO_MOST = 10, 1000

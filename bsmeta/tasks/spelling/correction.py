@@ -261,7 +261,7 @@ class CandidateCorrection(SpellingTask):
 
 
 def make_correction(config: SecConfig) -> SpellingTask:
-    """The task of a configuration: by candidates, or with a pretrained sequence-to-sequence model."""
+    """The task of a configuration: by candidates, or with a pretrained seq2seq model."""
     if is_small(config):
         return CandidateCorrection(config)
     from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection

@@ -12,11 +12,10 @@ import torch
 
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.checkpoints import Location
-from bsmeta.tasks.causal_lm.evaluation.statistics import rough_intervals
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
 from bsmeta.tasks.spelling.baseline import Judge
 from bsmeta.tasks.spelling.benchmarks import (
@@ -31,6 +30,7 @@ from bsmeta.tasks.spelling.config import (
     SedWordsConfig,
     SpellingConfig,
 )
+from bsmeta.training.locations import Location
 from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext, FinishContext, Metric
 

@@ -1,7 +1,7 @@
 """Metrics of spelling correction and error detection, from counts per line.
 
-Every metric is a ratio of sums over lines, so the bootstrap over lines of
-`bsmeta.tasks.causal_lm.evaluation.statistics` applies, and two systems can be compared on the same draws.
+Every metric is a ratio of sums over lines, so the bootstrap of `bsmeta.report.inference` applies,
+and two systems can be compared on the same draws.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
+from bsmeta.report.inference import central, resampled
 from bsmeta.report.table import Estimate, Interval
-from bsmeta.tasks.causal_lm.evaluation.statistics import central, resampled
 from bsmeta.tasks.spelling.alignment import count_corrections
 
 

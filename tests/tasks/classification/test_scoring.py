@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bsmeta.tasks.causal_lm.evaluation.statistics import draws
 from sklearn import metrics
 
+from bsmeta.report.inference import draws
 from bsmeta.tasks.classification import results
 from bsmeta.tasks.classification.results import linear, majority
 from bsmeta.tasks.classification.scoring import Confusion, by_label, compare, scores

@@ -1,0 +1,246 @@
+"""Loads the language model of a checkpoint, and checks what it was trained on.
+
+A held-out file that was part of the training data is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import (
+    SCHEME,
+    DataConfig,
+    metadata_room,
+    row_length,
+    source_configs,
+    train_entries,
+)
+from bsmeta.config.evaluation import EvaluateConfig, training_config
+from bsmeta.core.errors import ConfigurationError, DataError, UserError
+from bsmeta.data.io.files import size_of
+from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.shards import (
+    Shard,
+    list_shards,
+    shards_fingerprint,
+    validation_path,
+)
+from bsmeta.data.text.tokenizer import check_vocabulary
+from bsmeta.models.pretrained import check_files, default_device, load_weights
+from bsmeta.training.locations import Location
+
+
+def resolve_config(config: EvaluateConfig, location: Location) -> CausalLMConfig:
+    """The training run's configuration with the changes that the evaluation makes."""
+    train = run_config(location, config.training_config, config.overrides)
+    data, metadata = train.data_config, train.data_config.metadata_config
+    if config.metadata_list is not None:  # the run may not have read the columns of these types
+        metadata = replace(
+            metadata, metadata_list=list(config.metadata_list), metadata_column_list=None
+        )
+    if config.validation_file is not None:
+        data = replace(data, validation_file=config.validation_file)
+    if config.per_device_eval_batch_size is not None:
+        data = replace(data, per_device_eval_batch_size=config.per_device_eval_batch_size)
+    return replace(train, data_config=replace(data, metadata_config=metadata))
+
+
+def run_config(
+    location: Location, training_config_file: str | None, overrides: Mapping[str, Any]
+) -> CausalLMConfig:
+    """The configuration that the model was trained with, after overrides."""
+    path = Path(training_config_file) if training_config_file else location.config
+    return training_config(path, overrides)
+
+
+class OpenedModel:
+    """A language model whose configuration is read at once, and its weights on first use.
+
+    Args:
+        training_config: The `config.yaml` of its run; None: the one beside it.
+        overrides: Keys of that configuration to change.
+        precision: `auto`, `float32` or `bfloat16`.
+        device: None: a GPU if there is one.
+
+    Attributes:
+        location: Where it was found.
+        train: The configuration that it was trained with, after overrides.
+        device: Where it runs.
+    """
+
+    def __init__(
+        self,
+        location: Location,
+        training_config: str | None,
+        overrides: Mapping[str, Any],
+        *,
+        precision: str = "auto",
+        device: torch.device | None = None,
+    ) -> None:
+        self.location = location
+        self.train = run_config(location, training_config, overrides)
+        self.device = device or default_device()
+        self._precision = precision
+
+    @cached_property
+    def _loaded(self) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+        transformers.utils.logging.disable_progress_bar()
+        return load_model(self.location, self.train, self._precision, self.device)
+
+    @property
+    def model(self) -> nn.Module:
+        """The model, on its device and in evaluation mode."""
+        return self._loaded[0]
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return self._loaded[1]
+
+
+def load_model(
+    location: Location, train: CausalLMConfig, precision: str, device: torch.device
+) -> tuple[nn.Module, PreTrainedTokenizerBase]:
+    """The model, on its device and in evaluation mode, and its tokenizer."""
+    dtype = _dtype(precision, train.mixed_precision, device)
+    where = f"checkpoint={location.name}"
+    if location.untrained:  # only its tokenizer is used
+        check_files(location.model, where)
+        tokenizer = _load_tokenizer(location.model, where)
+        model = _first_model(location, train, len(tokenizer), dtype)
+    else:
+        model = load_weights(location.model, where, dtype=dtype)
+        tokenizer = _load_tokenizer(location.model, where)
+    _check_fit(model, tokenizer, train.data_config)
+    return model.to(device).eval(), tokenizer
+
+
+def _load_tokenizer(source: str, where: str) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: the tokenizer of {source} cannot be loaded: {error}") from error
+    check_vocabulary(tokenizer, where)
+    return tokenizer
+
+
+def _first_model(
+    location: Location, train: CausalLMConfig, vocabulary: int, dtype: torch.dtype
+) -> nn.Module:
+    """The initial model of a run: random weights, or those of the configured `model_name`."""
+    if not location.has_run_config or train.model_config_file is not None:
+        shape = AutoConfig.from_pretrained(location.model)
+        with torch.random.fork_rng():
+            torch.manual_seed(train.seed)
+            return AutoModelForCausalLM.from_config(shape, dtype=dtype)
+    where = f"{location.name}: model_name={train.model_name}"
+    model = load_weights(train.model_name, where, dtype=dtype)
+    if vocabulary > model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(vocabulary)  # the special tokens that training added
+    return model
+
+
+def _dtype(precision: str, trained_in: str, device: torch.device) -> torch.dtype:
+    if precision == "auto":
+        use_bfloat16 = device.type == "cuda" and trained_in == "bf16"
+        return torch.bfloat16 if use_bfloat16 else torch.float32
+    return torch.float32 if precision == "float32" else torch.bfloat16
+
+
+def _check_fit(model: nn.Module, tokenizer: PreTrainedTokenizerBase, data: DataConfig) -> None:
+    rows = model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    if len(tokenizer) > rows:
+        raise ConfigurationError(
+            f"the tokenizer has {len(tokenizer)} tokens, the model {rows} embeddings: "
+            "it is not the tokenizer that the model was trained with"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and row_length(data) > longest:
+        length, room = data.metadata_config.max_seq_len, metadata_room(data)
+        with_room = f" (and {room} of metadata)" if room else ""
+        raise ConfigurationError(
+            f"data_config.metadata_config.max_seq_len={length}{with_room}, but the model has only "
+            f"{longest} positions; +overrides.data_config.metadata_config.max_seq_len="
+            f"{longest // 2 if room else longest}"
+        )
+
+
+def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMConfig) -> None:
+    """Reject a held-out file that is one of the run's training shards.
+
+    The shards are those that a checkpoint of the run lists, and those in its configuration that
+    still exist on this machine. Local shards are identified by their content, shards on the Hub by
+    name and size.
+
+    Args:
+        data: The data configuration of the evaluation.
+        train: The configuration of its run, without the changes that the evaluation makes.
+    """
+    path = validation_path(data)
+    if not path or not (isinstance(path, FileRef) or os.path.isfile(path)):
+        return  # reported when it is read
+    own = Shard(os.path.basename(str(path)), path, size_of(path))
+    content = _content(own)
+    same = [
+        name
+        for name, listed in _listed_by_checkpoint(location).items()
+        if listed == content and (os.path.basename(name) == own.name or isinstance(listed, dict))
+    ]
+    same += [
+        str(shard.path)
+        for shard in _on_this_machine(train)
+        if shard.size == own.size and _content(shard) == content
+    ]
+    if same:
+        raise DataError(
+            f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
+            f"{same[0]}); expected a file that it was not trained on, such as "
+            f"validation_file={train.data_config.validation_file}"
+        )
+
+
+def _content(shard: Shard) -> Any:
+    """A shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
+    return shards_fingerprint([shard])[shard.name]
+
+
+def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
+    """Training shards and their fingerprints as listed by a checkpoint of the run; {} if none."""
+    folders = [Path(location.model).parent, Path(location.name)]
+    if location.run_folder is not None:
+        folders += sorted(location.run_folder.glob("checkpoint-*step"))
+    for folder in folders:
+        try:
+            state = json.loads((folder / "data_state.json").read_text(encoding="utf-8"))
+            return dict(state["fingerprint"]["shards"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
+
+
+def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
+    """The training shards of the configuration, if all of them are local files."""
+    data = train.data_config
+    if any(entry.startswith(SCHEME) for _, entry in train_entries(data)):
+        return []
+    try:
+        return [
+            shard
+            for own in source_configs(data).values()
+            if own.train_file
+            for shard in list_shards(own)
+        ]
+    except UserError:  # they were moved or deleted
+        return []

@@ -1,0 +1,259 @@
+"""The README of an exported model: data, metadata format, metrics, and the training command.
+
+Written next to the weights whenever a model is exported. Its content comes from the configuration
+and the run's `metrics.jsonl`; the renderer of the training data renders the examples.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train_entries
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.secrets import redact, redact_values
+from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
+from bsmeta.metadata.processors import type_of
+from bsmeta.metadata.records import BadDocument, Document, Record
+from bsmeta.metadata.rendering import Rendered, Renderer
+from bsmeta.report.inference import rough_intervals
+from bsmeta.training.locations import RECIPE
+
+METRICS = {
+    "bits_per_byte_without": "bits per byte without metadata",
+    "bits_per_byte_with": "bits per byte with all metadata, same text",
+    "difference": "difference",
+    "text_bits_per_byte": "bits per byte of all documents, text alone",
+}
+
+
+def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
+    """The card, as Markdown with the front matter of the Hub.
+
+    Args:
+        metrics: Its `metrics.jsonl`; may be missing.
+        command: The command line of the training process (`sys.argv`).
+    """
+    events = last_events(metrics)
+    parts = [
+        _front_matter(config),
+        f"# {_name(config)}",
+        _introduction(config, events.get("step")),
+        "## How a document must read",
+        *_recipe(config.data_config),
+        "## Metrics",
+        _metrics(config, events.get("eval")),
+        "## Training",
+        *_training(config, events.get("step"), command),
+    ]
+    return redact("\n\n".join(part for part in parts if part)) + "\n"
+
+
+def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], folder: Path) -> None:
+    """Write the card, and the metadata configuration that it describes to `metadata.yaml`."""
+    (folder / "README.md").write_text(model_card(config, metrics, command), encoding="utf-8")
+    data = config.data_config
+    recipe: dict[str, Any] = {"metadata_config": asdict(data.metadata_config)}
+    if data.row_budget == BY_TEXT:
+        recipe |= {"row_budget": BY_TEXT, "row_metadata_budget": data.row_metadata_budget}
+    recipe = redact_values({"data_config": recipe})
+    text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
+    (folder / RECIPE).write_text(text, encoding="utf-8")
+
+
+def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
+    """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
+    found: dict[str, str] = {}
+    if metrics.is_file():
+        with metrics.open(encoding="utf-8") as lines:
+            for line in lines:
+                for kind in ("step", "eval"):
+                    if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
+                        found[kind] = line
+    return {kind: json.loads(line) for kind, line in found.items()}
+
+
+def example(config: MetadataConfig) -> Rendered:
+    """A small document with all types of the configuration, rendered for this model."""
+    records: dict[str, list[Record]] = {}
+    renderer = Renderer(config)
+    for key in config.metadata_list:
+        record = type_of(key).example_record(key)
+        try:
+            renderer.render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
+        except BadDocument:  # no example value suits this type's settings
+            continue
+        records[key] = [record]
+    return renderer.render(Document(EXAMPLE_TEXT, None, records), tuple(records))
+
+
+def _name(config: CausalLMConfig) -> str:
+    return config.push_to_hub or Path(config.out_dir).name
+
+
+def _front_matter(config: CausalLMConfig) -> str:
+    values: dict[str, Any] = {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["bsmeta", "metadata"],
+    }
+    if config.model_config_file is None and not Path(config.model_name).exists():
+        values["base_model"] = config.model_name
+    card = asdict(config.model_card)
+    on_hub = [_hub_dataset(entry) for _, entry in train_entries(config.data_config)]
+    card["datasets"] = list(dict.fromkeys([*card["datasets"], *filter(None, on_hub)]))
+    values |= {name: given for name, given in card.items() if given}
+    return f"---\n{yaml.safe_dump(values, sort_keys=False)}---"
+
+
+def _hub_dataset(entry: str) -> str | None:
+    """The `owner/name` of an entry `hf://datasets/owner/name@revision/…`; None for other files."""
+    dataset = f"{SCHEME}datasets/"
+    if not entry.startswith(dataset):
+        return None
+    owner, name = entry.removeprefix(dataset).split("/")[:2]
+    return f"{owner}/{name.partition('@')[0]}"
+
+
+def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
+    types = ", ".join(config.data_config.metadata_config.metadata_list)
+    if config.model_config_file is not None:
+        start = "random weights"
+    else:
+        start = f"the weights of {_public(config.model_name)}"
+    length = ""
+    if step is not None:
+        length = f", for {step['step']:,} steps ({step['tokens']:,} tokens)"
+    return (
+        f"A language model, trained with `bsmeta` from {start}{length} on documents together with "
+        f"their metadata ({types or 'none'}). It loads with `AutoModelForCausalLM` and "
+        "`AutoTokenizer`."
+    )
+
+
+def _recipe(data: DataConfig) -> Iterator[str]:
+    config = data.metadata_config
+    shown = example(config)
+    by_text = data.row_budget == BY_TEXT
+    parts = "Prefix, text and tags are tokenized each by itself" if by_text else ""
+    room = f" of text and {metadata_room(data):,} of metadata" if by_text else ""
+    yield (
+        "Metadata comes before the text (global types) and in it (local types), exactly as "
+        "below; types that a document lacks are left out. "
+        f"{parts or 'The prefix is tokenized by itself'}. A "
+        f"sequence has at most {config.max_seq_len:,} tokens{room}, a document ends with the "
+        "end-of-text token."
+    )
+    yield _block(shown.whole)
+    rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
+    yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
+    yield (
+        f"In training {config.metadata_probability:.0%} of the documents had metadata"
+        f"{', in phases (see below)' if config.schedule else ''}; all others are text alone, and "
+        "so the model can be used without metadata, too. No loss was taken on "
+        f"{_without_loss(config)}."
+    )
+    examples = {
+        key: type_of(key).example for key in config.metadata_list if not type_of(key).is_local
+    }
+    given = [(key, value) for key, value in examples.items() if value is not None]
+    if given and config.metadata_position != "append":
+        key, value = given[0]
+        asked = shlex.quote(f'metadata={{{key}: "{value}"}}')
+        yield _block(
+            f"python bsmeta/generate.py checkpoint=THIS_FOLDER {asked} "
+            f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'",
+            "sh",
+        )
+    yield f"`{RECIPE}` has all settings of the metadata; `bsmeta` reads them from there."
+
+
+def _without_loss(config: MetadataConfig) -> str:
+    if not config.loss_on_metadata:
+        tags = "" if config.treat_local_metadata_as_regular_text else " and the tags in the text"
+        return f"the prefix{tags}, nor on the first token of the text"
+    return "the first token of the text"
+
+
+def _alone(key: str, config: MetadataConfig) -> str:
+    record = type_of(key).example_record(key)
+    try:
+        shown = Renderer(config).render(Document(EXAMPLE_TEXT, None, {key: [record]}), (key,))
+    except BadDocument:
+        return ""
+    text = shown.whole
+    return "`" + text.replace("|", "\\|").replace("\n", "↵") + "`"
+
+
+def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
+    if event is None:
+        return "Not evaluated."
+    rows = [
+        f"| {METRICS[name]} | {event[name]:.4f} |"
+        for name in METRICS
+        if event.get(name) is not None
+    ]
+    interval = ""
+    if "difference_low" in event:
+        low, high = event["difference_low"], event["difference_high"]
+        sentence = f"The difference lies in {low:+.4f} to {high:+.4f} (95% bootstrap interval)."
+        interval = " ".join(["", sentence, *rough_intervals(event["documents"], "documents")])
+    return "\n".join(
+        [
+            f"The evaluation during training, at step {event['step']:,}: on {event['documents']:,} "
+            f"documents with metadata among the first {config.eval_documents:,} of the held-out "
+            "shard (`eval_documents`), in the chunks used in training, most of which begin without "
+            f"context, over identical text bytes.{interval}",
+            "",
+            "`python bsmeta/evaluate.py checkpoint=RUN` scores the whole shard in overlapping "
+            "windows, where metadata helps less; with `windows=all_pieces "
+            f"max_documents={config.eval_documents}` it repeats the metrics here.",
+            "",
+            "| figure | value |",
+            "|---|---|",
+            *rows,
+        ]
+    )
+
+
+def _training(
+    config: CausalLMConfig, step: dict[str, Any] | None, command: Sequence[str]
+) -> Iterator[str]:
+    data = config.data_config
+    files = [_public(entry) for _, entry in train_entries(data)]
+    rows = {
+        "training shards": ", ".join(files) or "none",
+        "held-out shard": _public(data.validation_file or "none"),
+        "steps": f"{config.max_train_steps:,}",
+        "peak learning rate": f"{config.learning_rate:g}, {config.lr_scheduler_type}, "
+        f"{config.num_warmup_steps:,} steps of warm-up",
+        "precision": config.mixed_precision,
+        "seed": str(config.seed),
+    }
+    if step is not None:
+        rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
+    table = [f"| {name} | {value} |" for name, value in rows.items()]
+    yield "\n".join(["| what | value |", "|---|---|", *table])
+    if command and Path(command[0]).name == "train.py":
+        given = [
+            argument.removeprefix("++")
+            for argument in command[1:]
+            if not argument.startswith("hydra")
+        ]
+        yield _block(shlex.join(["accelerate", "launch", "bsmeta/train.py", *given]), "sh")
+
+
+def _public(path: str) -> str:
+    """The last part of a path on this machine; names on the Hub stay as they are."""
+    return Path(path).name if Path(path).is_absolute() else path
+
+
+def _block(text: str, language: str = "text") -> str:
+    return f"```{language}\n{text}\n```"

@@ -1,0 +1,309 @@
+"""The report of an evaluation: its page with tables and figures, and what the terminal shows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
+from bsmeta.report import figures, page
+from bsmeta.report.figures import BAD, GOOD, INK, MUTED, SERIES, Look, look
+from bsmeta.report.page import Page, Section, own_command
+from bsmeta.report.table import Estimate, Table, print_table, report_console
+from bsmeta.tasks.causal_lm.evaluation.arms import FORM, PROMPT, SEPARATOR
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.evaluation.tables import (
+    CONTROL_WORDS,
+    HOLM,
+    TERMINAL,
+    TOGETHER,
+    all_at_once,
+    checkpoint_table,
+    compared,
+    comparison_table,
+    control_table,
+    controls_of,
+    difference,
+    further_tables,
+    label,
+    main_tables,
+    pair_table,
+    ranked,
+    summary,
+)
+from bsmeta.training.run_folder import steps_and_evaluations
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+PER_DOCUMENT = "documents.jsonl"
+"""Per-document sums, from which the tables are computed: a line per document, comparison, model."""
+
+VARIANTS = {SHUFFLED: "v", WRONG: "X", MATCHED: "^", FORM: "D", SEPARATOR: "|", PROMPT: "s"}
+"""Plot markers of the variants (controls, prompt style) of other comparisons."""
+WORDS = CONTROL_WORDS | {PROMPT: "plain English"}
+CURVED = ("all", "each", "chosen")
+"""Groups of comparisons that the position plot shows."""
+
+
+def write_report(report: Report, out_dir: Path, metrics: Path | None) -> list[Path]:
+    """Writes the report's files.
+
+    Args:
+        report: The results.
+        out_dir: Folder to write to; created if it does not exist.
+        metrics: The `metrics.jsonl` of the run, for its curves.
+
+    Returns:
+        The files written.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    with (out_dir / PER_DOCUMENT).open("wb") as file:
+        for model in report.models:
+            for line in model.sums.lines(model.checkpoint):
+                file.write(msgspec.json.encode(line) + b"\n")
+    made = page_of(report, metrics)
+    return page.write_report(made, report.as_dict(), out_dir, further=[PER_DOCUMENT])
+
+
+def print_report(report: Report, files: Sequence[Path]) -> None:
+    """Prints the main tables, a one-sentence summary, and the paths of the files."""
+    console = report_console()
+    tables: list[Table] = []
+    if len(report.models) > 1:
+        # the note is that of the next tables
+        tables.append(replace(checkpoint_table(report), note=""))
+    if report.pairs:
+        tables.append(pair_table(report))
+    for table in tables:
+        print_table(console, table)
+    for model in report.models:
+        console.print(
+            f"[bold]{model.checkpoint}[/bold]: {described(model, report)}", soft_wrap=True
+        )
+        print_table(console, comparison_table(model, TERMINAL))
+        if controls_of(model):
+            print_table(console, control_table(model).without(TOGETHER, HOLM))
+        console.print(summary(model))
+    page.print_report([], [], files)
+
+
+def page_of(report: Report, metrics: Path | None) -> Page:
+    """The report as a page.
+
+    Args:
+        report: The results.
+        metrics: The `metrics.jsonl` of the (first) run, for its curves.
+    """
+    several = len(report.models) > 1
+    answers = [
+        f"{model.checkpoint}: {summary(model)}" if several else summary(model)
+        for model in report.models
+    ]
+    settings = report.settings
+    facts = {model.checkpoint: described(model, report) for model in report.models}
+    facts["comparisons"] = (
+        f"{max(map(compared, report.models)):,}, controls included; intervals over "
+        f"{settings['bootstrap_resamples']:,} resamples of the documents, seed {settings['seed']}"
+    )
+    plots, curves = {}, run_plots(metrics) if metrics else {}
+    for number, model in enumerate(report.models, start=1):
+        ending = f"-{number}" if several else ""
+        if any(row.compares for row in model.rows):
+            plots[f"differences{ending}"] = difference_plot(model)
+            plots[f"positions{ending}"] = position_plot(model)
+    sections = [
+        Section(tables=main_tables(report), plots=plots),
+        Section("Where in the text, and more metrics", tables=further_tables(report)),
+        Section("The training run", plots=curves),
+    ]
+    return Page(
+        title=f"Evaluation of {', '.join(model.checkpoint for model in report.models)}",
+        answers=answers,
+        facts=facts,
+        sections=[section for section in sections if section.tables or section.plots],
+        commands=own_command(),
+        settings=settings,
+    )
+
+
+def described(model: ModelReport, report: Report) -> str:
+    """Describes in a sentence what was scored with a model."""
+    data = model.data
+    left_out = ", ".join(f"{count} {reason}" for reason, count in data["left_out"].items())
+    return (
+        f"{data['documents']:,} documents of {data['file']}"
+        + (f" (left out: {left_out})" if left_out else "")
+        + f"; windows of {data['max_seq_len']:,} tokens: {report.settings['windows']}."
+    )
+
+
+@figures.styled
+def difference_plot(model: ModelReport) -> Figure:
+    """The difference of each comparison with its interval; its variants share its line."""
+    own = [row for row in ranked(model) if row.comparison.group not in VARIANTS]
+    variants = [row for row in model.rows if row.comparison.group in VARIANTS]
+    lines: dict[str, list[Row]] = {}
+    for row in (*own, *variants):
+        if row.compares:
+            lines.setdefault(_line_of(row), []).append(row)
+    most = max(map(len, lines.values()))
+    figure, (axes,) = figures.canvas(1.9 + (0.25 + 0.12 * most) * len(lines))
+    for place, rows in enumerate(lines.values()):
+        for number, row in enumerate(rows):
+            _draw_difference(axes, place + 0.7 * (number - (len(rows) - 1) / 2) / most, row)
+    figures.draw_zero(axes)
+    figures.name_rows(axes, list(lines))
+    axes.set_xlabel("difference in bits per byte (left of 0: metadata helps)")
+    axes.set_title("95% intervals (thick), and those that hold for all at once (thin)", loc="left")
+    used = {row.comparison.group for row in variants if row.compares}
+    entries = [("own values", Look(MUTED, "o", ""))]
+    entries += [(WORDS[name], Look(MUTED, VARIANTS[name], "")) for name in VARIANTS if name in used]
+    figures.legend_below(figure, entries)
+    return figure
+
+
+def _line_of(row: Row) -> str:
+    """The label of a row's line in the plot; a variant shares the line of its comparison."""
+    if row.comparison.group not in VARIANTS:
+        return label(row)
+    name = row.comparison.name.partition("/")[2]
+    return "all together" if name == "all" else name.replace("+", " + ")
+
+
+def _draw_difference(axes: Axes, height: float, row: Row) -> None:
+    """Draws a difference and its two intervals; the color shows if the wide one excludes 0."""
+    assert row.metrics is not None
+    outer = all_at_once(row.metrics)
+    color = MUTED
+    if outer is not None and outer.excludes_zero:
+        color = GOOD if outer.high < 0 else BAD
+    is_own = row.comparison.group not in VARIANTS
+    style = Look(color, VARIANTS.get(row.comparison.group, "o"))
+    size = 7.0 if is_own else 5.0
+    figures.draw_interval(axes, height, difference(row.metrics), style, outer=outer, size=size)
+
+
+@figures.styled
+def position_plot(model: ModelReport) -> Figure:
+    """The difference by position and by preceding text, with controls of the first comparison."""
+    rows = [row for row in model.rows if row.compares and row.comparison.group in CURVED]
+    rows = rows or [row for row in model.rows if row.compares]
+    rest = rows[0].comparison.name.partition("/")[2] or rows[0].comparison.name
+    named = [f"{control}/{rest}" for control in CONTROL_WORDS]
+    controls = [row for row in model.rows if row.compares and row.comparison.name in named]
+    looks = [(row, look(number)) for number, row in enumerate(rows)]
+    looks += [(row, Look(MUTED, VARIANTS[row.comparison.group], "--")) for row in controls]
+    figure, panels = figures.canvas(4.6, panels=2)
+    for axes, kind in zip(panels, ("positions", "contexts"), strict=True):
+        bins = getattr(rows[0], kind)
+        places = {bin_.first_byte: place for place, bin_ in enumerate(bins)}
+        for row, style in looks:
+            _draw_bins(axes, places, getattr(row, kind), style, has_band=row is rows[0])
+        axes.axhline(0, color=INK, linewidth=1)
+        axes.grid(axis="y")
+        names = [f"{bin_.first_byte:,}\n({bin_.metrics.documents:,})" for bin_ in bins]
+        axes.set_xticks(range(len(bins)), names)
+    panels[0].set_title("by position in the document", loc="left")
+    panels[0].set_xlabel("from this byte of the document on (documents)")
+    panels[0].set_ylabel("bits per byte, with minus without")
+    panels[1].set_title("by text seen before", loc="left")
+    panels[1].set_xlabel("after so many bytes of text in the window (documents)")
+    figures.legend_below(figure, [(label(row), style) for row, style in looks], columns=3)
+    return figure
+
+
+def _draw_bins(
+    axes: Axes, places: Mapping[int, int], bins: Sequence[PositionBin], style: Look, *,
+    has_band: bool,
+) -> None:  # fmt: skip
+    at = [places[bin_.first_byte] for bin_ in bins if bin_.first_byte in places]
+    found = [bin_.metrics for bin_ in bins if bin_.first_byte in places]
+    points = [difference(metrics) for metrics in found]
+    known = [point for point in points if isinstance(point, Estimate)]
+    if has_band and len(known) == len(points):
+        figures.draw_band(axes, at, known, style, width=2.2)
+        return
+    values = [metrics.difference for metrics in found]
+    axes.plot(
+        at, values, linestyle=style.line, marker=style.marker, color=style.color, linewidth=1.3,
+        markersize=4.5,
+    )  # fmt: skip
+
+
+def run_plots(metrics: Path) -> dict[str, Figure]:
+    """The figures of a training run, by the names of their files."""
+    steps, evaluations = steps_and_evaluations(metrics)
+    made = {}
+    if steps:
+        made["loss"] = loss_plot(steps, evaluations)
+    exposure = exposure_of(steps)
+    if any(exposure.values()):
+        made["exposure"] = exposure_plot(exposure)
+    return made
+
+
+@figures.styled
+def loss_plot(steps: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]) -> Figure:
+    """The training loss by step, and the evaluations of the run."""
+    names = {"bits_per_byte_without": "without metadata", "bits_per_byte_with": "with metadata"}
+    known = [event for event in evaluations if all(name in event for name in names)]
+    figure, panels = figures.canvas(3.8, panels=2 if known else 1, shares_y=False)
+    at, losses = [step["step"] for step in steps], [step["loss"] for step in steps]
+    panels[0].plot(at, losses, color=SERIES[1], alpha=0.35, linewidth=1)
+    panels[0].plot(at, _smooth(losses), color=SERIES[1], linewidth=1.8)
+    panels[0].set_title("training loss, nats per token", loc="left")
+    if known:
+        looks = (Look(SERIES[0], "o"), Look(GOOD, "s", "--"))
+        for (name, words), style in zip(names.items(), looks, strict=True):
+            panels[1].plot(
+                [event["step"] for event in known], [event[name] for event in known],
+                linestyle=style.line, marker=style.marker, color=style.color, markersize=5,
+                label=words,
+            )  # fmt: skip
+        panels[1].legend(labelcolor=INK)
+        panels[1].set_title("held-out text, bits per byte", loc="left")
+    for axes in panels:
+        axes.set_xlabel("step")
+        axes.grid()
+    return figure
+
+
+@figures.styled
+def exposure_plot(shares: Mapping[str, float]) -> Figure:
+    """The share of the training documents that had each type."""
+    figure, (axes,) = figures.canvas(1.0 + 0.34 * len(shares))
+    ordered = sorted(shares.items(), key=lambda item: -item[1])
+    axes.barh(range(len(ordered)), [100 * share for _, share in ordered], color=GOOD, height=0.6)
+    figures.name_rows(axes, [name for name, _ in ordered])
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("% of the documents trained on that had this type")
+    return figure
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    """Moving average over the preceding values; the window is a fiftieth of their number."""
+    width = max(len(values) // 50, 1)
+    sums = list(itertools.accumulate(values, initial=0.0))
+    starts = [max(end - width, 0) for end in range(1, len(values) + 1)]
+    return [(sums[i + 1] - sums[start]) / (i + 1 - start) for i, start in enumerate(starts)]
+
+
+def exposure_of(steps: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Share of the documents that had each type, from the counts that the trainer logs."""
+    totals: dict[str, float] = {}
+    for step in steps:
+        for name, count in step.get("counts", {}).items():
+            totals[name] = totals.get(name, 0.0) + count
+    documents = totals.get("documents", 0.0)
+    return {
+        name.partition("/")[2]: count / documents
+        for name, count in totals.items()
+        if name.startswith("documents/") and documents
+    }

@@ -1,0 +1,220 @@
+"""Runs an evaluation, from its configuration to its report."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+
+import numpy as np
+import torch
+import transformers
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
+from bsmeta.core.progress import Advance
+from bsmeta.report.inference import central, holm, resampled
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
+    check_not_trained_on,
+    load_model,
+    resolve_config,
+    run_config,
+)
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
+from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.results import (
+    DocumentSums,
+    ModelReport,
+    PairRow,
+    Report,
+    Resampling,
+    rows_of,
+    slice_rows_of,
+)
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import sign_test
+from bsmeta.training.locations import Location, locate, untrained
+from bsmeta.training.ranks import Ranks
+
+
+def locations_of(config: EvaluateConfig) -> list[Location]:
+    """Locate the models that the configuration names.
+
+    Raises:
+        UserError: A model does not exist, or the value is not a name or a list of names.
+    """
+    names = config.checkpoint if isinstance(config.checkpoint, list) else [config.checkpoint]
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ConfigurationError(
+            f"checkpoint={config.checkpoint}: expected a name or a list of them"
+        )
+    found = [locate(name) for name in names]
+    return [*found, untrained(found[0])] if config.untrained else found
+
+
+def evaluate(
+    config: EvaluateConfig,
+    locations: Sequence[Location],
+    ranks: Ranks,
+    device: torch.device,
+    progress: Advance = lambda share: None,
+) -> Report:
+    """Score the held-out documents with each model; every rank gets the same report."""
+    edges = config.position_edges
+    if edges[:1] != [0] or any(np.diff(edges) <= 0):
+        raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
+    transformers.utils.logging.disable_progress_bar()
+    models = []
+    for number, location in enumerate(locations):
+        done = number / len(locations)
+
+        def advance(share: float, done: float = done) -> None:
+            progress(done + share / len(locations))
+
+        models.append(_evaluate_one(config, location, ranks, device, advance))
+    pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
+    return Report(settings=asdict(config), models=models, pairs=pairs)
+
+
+def _evaluate_one(
+    config: EvaluateConfig,
+    location: Location,
+    ranks: Ranks,
+    device: torch.device,
+    progress: Advance,
+) -> ModelReport:
+    train = resolve_config(config, location)
+    data = train.data_config
+    # errors in the configuration and the data are reported before a model is loaded
+    comparisons = configured_comparisons(config, data.metadata_config.metadata_list)
+    check_not_trained_on(data, location, run_config(location, config.training_config, {}))
+    documents = HeldOutDocuments(
+        data, max_documents=config.max_documents, deduplicate=config.deduplicate
+    )
+    _check_types(config, documents, data.metadata_config)
+    slices = make_slices(config.slices, documents, data.metadata_config)
+    model, tokenizer = load_model(location, train, config.precision, device)
+    evaluation = PairedEvaluation(
+        data,
+        tokenizer,
+        documents,
+        comparisons,
+        windows=config.windows,
+        position_edges=config.position_edges,
+        ranks=ranks,
+        seed=config.seed,
+    )
+    sums = evaluation.run(model, device, progress=progress)
+    resampling = Resampling(config.bootstrap_resamples, config.seed)
+    return ModelReport(
+        checkpoint=location.name,
+        model=location.model,
+        data=_described(documents, data),
+        rows=rows_of(
+            comparisons, sums, np.array(documents.bytes), config.position_edges, resampling
+        ),
+        sums=DocumentSums(
+            names=[documents.name(index) for index in range(len(documents))],
+            digests=list(documents.digests),
+            totals={name: found.totals for name, found in sums.items()},
+        ),
+        slices=slice_rows_of(slices, comparisons, sums, resampling),
+    )
+
+
+def _check_types(
+    config: EvaluateConfig, documents: HeldOutDocuments, metadata: MetadataConfig
+) -> None:
+    """Reject types that no document has, and comparisons that are 0 for every model."""
+    for name in config.metadata_list or ():
+        if not documents.carried[name]:
+            raise ConfigurationError(
+                f"metadata_list={list(config.metadata_list or ())}: no document of "
+                f"{documents.path} has {name}; expected some of its types"
+                f"{nearest(name, documents.columns())}"
+            )
+    asked = config.comparisons or config.chosen
+    if metadata.metadata_position == "append" and metadata.metadata_list and asked:
+        if documents.changed:
+            return
+        raise ConfigurationError(
+            "data_config.metadata_config.metadata_position=append: the model reads metadata only "
+            "after the text, so no probability of the text can change and every comparison would "
+            "be 0.0000 by construction; metadata_list=[] evaluates the text alone"
+        )
+
+
+def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, object]:
+    return {
+        "file": os.path.basename(str(documents.path)),
+        "documents": len(documents),
+        "left_out": dict(documents.left_out),
+        "metadata_list": list(data.metadata_config.metadata_list),
+        "max_seq_len": data.metadata_config.max_seq_len,
+    }
+
+
+ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
+"""The arms in which models are compared: for each, its comparison and its column of the sums."""
+
+
+def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) -> list[PairRow]:
+    """Compare every pair of models in each of the ARMS that both were scored in.
+
+    Two models may have different tokenizers and windows, so the bits of each are summed over the
+    bytes that it scored, and the bits per byte are compared over the documents that both scored.
+    """
+    rows = [
+        row
+        for first, second in itertools.combinations(models, 2)
+        for shown in ARMS
+        if (row := _compare(first, second, shown, resamples, seed)) is not None
+    ]
+    corrected = holm([row.sign_test_p for row in rows])
+    return [replace(row, sign_test_p_holm=p) for row, p in zip(rows, corrected, strict=True)]
+
+
+def _compare(
+    first: ModelReport, second: ModelReport, shown: str, resamples: int, seed: int
+) -> PairRow | None:
+    """Compare two models in one arm; None if no document was scored by both in it."""
+    comparison, column = ARMS[shown]
+    if not all(comparison in model.sums.totals for model in (first, second)):
+        return None
+    _, own, other = np.intersect1d(
+        np.array(first.sums.digests, np.uint64),
+        np.array(second.sums.digests, np.uint64),
+        return_indices=True,
+    )
+    sums = np.stack([first.sums.totals[comparison][own], second.sums.totals[comparison][other]])
+    sums = sums[:, (sums[:, :, BYTES] > 0).all(axis=0)]
+    count = sums.shape[1]
+    if not count:
+        return None
+    bits, sizes = sums[:, :, column] / math.log(2), sums[:, :, BYTES]
+    totals = bits.sum(axis=1) / sizes.sum(axis=1)
+    ratios = resampled(bits, sizes, resamples=resamples, seed=seed)
+    interval = central(ratios[:, 1] - ratios[:, 0])
+    each = bits[1] / sizes[1] - bits[0] / sizes[0]
+    better, worse = int((each < 0).sum()), int((each > 0).sum())
+    return PairRow(
+        first=first.checkpoint,
+        second=second.checkpoint,
+        shown=shown,
+        documents=count,
+        bits_per_byte_first=float(totals[0]),
+        bits_per_byte_second=float(totals[1]),
+        difference=float(totals[1] - totals[0]),
+        difference_low=interval.low if count > 1 else None,
+        difference_high=interval.high if count > 1 else None,
+        documents_better=better,
+        documents_worse=worse,
+        sign_test_p=sign_test(better, worse),
+        sign_test_p_holm=1.0,
+    )

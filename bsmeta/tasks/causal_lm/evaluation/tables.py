@@ -1,0 +1,358 @@
+"""The tables of an evaluation, and its result in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
+from bsmeta.report.inference import rough_intervals
+from bsmeta.report.table import COUNT, NONE, Cell, Column, Estimate, Interval, Table
+from bsmeta.tasks.causal_lm.evaluation.arms import AGAINST, FORM, PROMPT, SEPARATOR, TEXT
+from bsmeta.tasks.causal_lm.evaluation.results import ModelReport, PositionBin, Report, Row
+from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics
+
+GROUPS = {
+    "all": "{}",
+    "each": "{}",
+    "left_out": "all but {}",
+    "added": "{} added last",
+    "chosen": "{}",
+    PROMPT: "{} (plain English)",
+}
+CONTROL_WORDS = {
+    SHUFFLED: "shuffled",
+    WRONG: "wrong",
+    MATCHED: "wrong, same length",
+    FORM: "junk words",
+    SEPARATOR: "separator alone",
+}
+
+DOCUMENTS, BYTES, LEFT_OUT, CUT = "documents", "text bytes", "left out", "prefix cut"
+WITHOUT, WITH, DIFFERENCE, RELATIVE = "without", "with", "difference", "relative"
+INTERVAL, TOGETHER, SPLIT = "95% interval", "all at once", "better : worse"
+SIGN, HOLM = "sign test p", "Holm p"
+PERPLEXITIES = ("perplexity without", "perplexity with")
+BITS, SIGNED, P_VALUE = "{:.4f}".format, "{:+.4f}".format, "{:.2g}".format
+FORMATS: dict[str, Callable[[Any], str]] = {
+    DOCUMENTS: COUNT, BYTES: COUNT, LEFT_OUT: "{:.1%}".format, CUT: "{:.0%}".format,
+    WITHOUT: BITS, WITH: BITS, DIFFERENCE: SIGNED, RELATIVE: "{:+.2%}".format, INTERVAL: SIGNED,
+    TOGETHER: SIGNED, SPLIT: str, SIGN: P_VALUE, HOLM: P_VALUE,
+    **dict.fromkeys(PERPLEXITIES, "{:,.1f}".format),
+}  # fmt: skip
+"""The columns of comparisons, and the format of each."""
+MAIN = (WITHOUT, WITH, DIFFERENCE, INTERVAL, TOGETHER, SPLIT)
+DETAILS = (DOCUMENTS, BYTES, LEFT_OUT, CUT, RELATIVE, SIGN, HOLM, *PERPLEXITIES)
+TERMINAL = (DOCUMENTS, BYTES, LEFT_OUT, CUT, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+"""Columns that fit into a terminal of 130 characters."""
+NOTES = {
+    WITHOUT: "Without and with are bits per byte over the same text bytes; the difference is with "
+    "minus without (below 0: metadata helps).",
+    LEFT_OUT: "Left out: share of the text bytes that one side cannot score (the first token; "
+    "tokens that share characters with a tag).",
+    CUT: "Prefix cut: share of the documents with a prefix longer than allowed.",
+    INTERVAL: "Intervals are bootstraps over documents; better : worse counts documents "
+    "(identical tokens are neither).",
+    PERPLEXITIES[0]: "Perplexity is per token of the text without metadata.",
+}
+"""Explanations of columns."""
+
+
+def _note(columns: Sequence[str]) -> str:
+    return " ".join(note for column, note in NOTES.items() if column in columns)
+
+
+def _columns(first: str, heads: Sequence[str]) -> list[Column]:
+    """A column of names, and others by their heads."""
+    return [Column(first), *(Column(head, FORMATS[head]) for head in heads)]
+
+
+def compared(model: ModelReport) -> int:
+    """Number of comparisons that were made, controls included."""
+    return sum(row.compares for row in model.rows)
+
+
+def family_note(model: ModelReport) -> str:
+    """A note on the number of comparisons and on the columns that are corrected for it."""
+    count = compared(model)
+    return (
+        f"{count} comparisons were made, controls included: a 95% interval holds for one of them, "
+        f"`{TOGETHER}` for all {count} together, and Holm's p is corrected for {count}."
+    )
+
+
+def ranked(model: ModelReport) -> list[Row]:
+    """The comparisons without the controls: of each group, the one that helps most first.
+
+    Types that are added one after the other keep their order.
+    """
+    rows = [row for row in model.rows if row.comparison.group in (TEXT, *GROUPS)]
+    groups = list(dict.fromkeys(row.comparison.group for row in rows))
+
+    def place(row: Row) -> tuple[int, float]:
+        group = row.comparison.group
+        if row.metrics is None or group in (TEXT, "added"):
+            return groups.index(group), 0.0
+        return groups.index(group), row.metrics.difference
+
+    return sorted(rows, key=place)
+
+
+def main_tables(report: Report) -> list[Table]:
+    """The tables that answer the question: the comparisons, each set beside its controls."""
+    tables = [checkpoint_table(report)] if len(report.models) > 1 else []
+    tables += [pair_table(report)] if report.pairs else []
+    for model in report.models:
+        own = [comparison_table(model, MAIN)]
+        own += [control_table(model)] if controls_of(model) else []
+        tables += _named(own, model, report)
+    return tables
+
+
+def further_tables(report: Report) -> list[Table]:
+    """All other tables: more metrics of the comparisons, and where in the text they differ."""
+    tables = []
+    for model in report.models:
+        own = [comparison_table(model, DETAILS, "More about each comparison")]
+        own += [position_table(model), context_table(model)]
+        own += [slice_table(model)] if model.slices else []
+        tables += _named(own, model, report)
+    return tables
+
+
+def _named(tables: Sequence[Table], model: ModelReport, report: Report) -> list[Table]:
+    """The tables of a model, whose titles name it if there are several."""
+    if len(report.models) == 1:
+        return [*tables]
+    return [replace(table, title=f"{table.title}: {model.checkpoint}") for table in tables]
+
+
+def comparison_table(
+    model: ModelReport,
+    columns: Sequence[str],
+    title: str = "Bits per byte with and without metadata",
+) -> Table:
+    """One row per comparison, without the controls."""
+    note = " ".join([_note(columns), family_note(model)])
+    table = Table(title, note, _columns("comparison", columns))
+    for row in ranked(model):
+        cells = _cells(row)
+        table.rows.append([label(row), *(cells[head] for head in columns)])
+    return table
+
+
+def controls_of(model: ModelReport) -> list[tuple[str, Row, Row, Row]]:
+    """The controls of all comparisons: name, and the rows own, control, own against control."""
+    rows = {row.comparison.name: row for row in model.rows}
+    return [
+        (control, own, rows[f"{control}/{rest}"], rows[f"{AGAINST}{control}/{rest}"])
+        for own in ranked(model)
+        for control in CONTROL_WORDS
+        if own.comparison.group in ("all", "each", "chosen")
+        and f"{control}/{(rest := own.comparison.name.partition('/')[2] or own.comparison.name)}"
+        in rows
+    ]
+
+
+def control_table(model: ModelReport) -> Table:
+    """The effect of the content: each comparison next to its controls."""
+    note = (
+        "Own and control's are differences to the text alone; own - control compares the two over "
+        "the same bytes (below 0: these values help more). Controls: the values of another "
+        "document, different and of about the same length; as many junk words; only what closes "
+        "a prefix. Where a control does as much as own, it is the form that helps."
+    )
+    columns = [
+        Column("comparison"), Column("control"), Column("own", SIGNED),
+        Column("control's", SIGNED), Column("its interval", SIGNED),
+        Column("own - control", SIGNED), Column(INTERVAL, SIGNED), Column(TOGETHER, SIGNED),
+        Column(HOLM, P_VALUE),
+    ]  # fmt: skip
+    table = Table("Content or form", note, columns)
+    for control, own, varied, against in controls_of(model):
+        first, second, both = (_cells(row) for row in (own, varied, against))
+        table.rows.append([
+            label(own), CONTROL_WORDS[control], first[DIFFERENCE],
+            second[DIFFERENCE], second[INTERVAL],
+            both[DIFFERENCE], both[INTERVAL], both[TOGETHER], both[HOLM],
+        ])  # fmt: skip
+    return table
+
+
+def checkpoint_table(report: Report) -> Table:
+    """One row per model: the text alone, and the main comparison."""
+    heads = (WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+    name, *columns = _columns("checkpoint", heads)
+    alone = Column("text alone", BITS)
+    table = Table("The checkpoints", _note(heads), [name, alone, *columns])
+    for model in report.models:
+        text, main = model.row(TEXT), main_row(model)
+        bits = text.metrics.bits_per_byte_without if text and text.metrics else None
+        cells = _cells(main) if main else dict.fromkeys(heads)
+        table.rows.append([model.checkpoint, bits, *(cells[head] for head in heads)])
+    return table
+
+
+def pair_table(report: Report) -> Table:
+    """One row per pair of models and arm."""
+    note = (
+        "Bits per byte, each model over the bytes that it scored, of the documents that both "
+        "scored (matched by their text); the difference is second minus first. Better : worse "
+        f"counts documents for the second. Holm's p is corrected for {len(report.pairs)}."
+    )
+    columns = [
+        Column("first"), Column("second"), Column("shown"), Column(DOCUMENTS, COUNT),
+        Column("first's", BITS), Column("second's", BITS),
+        *_columns("", (DIFFERENCE, INTERVAL, SPLIT, SIGN, HOLM))[1:],
+    ]  # fmt: skip
+    table = Table("The models compared with each other", note, columns)
+    for row in report.pairs:
+        table.rows.append([
+            row.first, row.second, row.shown, row.documents,
+            row.bits_per_byte_first, row.bits_per_byte_second, row.difference,
+            _ends(row.difference_low, row.difference_high),
+            f"{row.documents_better} : {row.documents_worse}",
+            row.sign_test_p, row.sign_test_p_holm,
+        ])  # fmt: skip
+    return table
+
+
+def position_table(model: ModelReport) -> Table:
+    """The difference by position in the document: a row per comparison, a column per bin."""
+    note = "Difference in bits per byte, by distance in bytes from the start of the document."
+    bins = {row.comparison.name: row.positions for row in model.rows}
+    return _bin_table(model, "By position in the document", note, bins)
+
+
+def context_table(model: ModelReport) -> Table:
+    """The difference by the amount of preceding text in the same window."""
+    note = "Difference in bits per byte, by the bytes of text before it in its window."
+    bins = {row.comparison.name: row.contexts for row in model.rows}
+    return _bin_table(model, "By text seen before", note, bins)
+
+
+def _bin_table(
+    model: ModelReport, title: str, note: str, bins: Mapping[str, Sequence[PositionBin]]
+) -> Table:
+    shown = [row for row in ranked(model) if row.compares]
+    main = main_row(model)
+    shown += [varied for _, own, varied, _ in controls_of(model) if own is main and varied.compares]
+    edges = sorted({bin_.first_byte for row in shown for bin_ in bins[row.comparison.name]})
+    columns = [Column("comparison"), *(Column(f"from byte {edge:,}", SIGNED) for edge in edges)]
+    note += (
+        " The documents are those of the first comparison; intervals are not corrected. "
+        "evaluation.json has the other controls."
+    )
+    table = Table(title, note, columns)
+    for number, row in enumerate(shown):
+        found = {bin_.first_byte: bin_.metrics for bin_ in bins[row.comparison.name]}
+        if number == 0:
+            counts = [f"{found[edge].documents:,}" if edge in found else NONE for edge in edges]
+            table.rows.append([DOCUMENTS, *counts])
+        cells = [difference(found[edge]) if edge in found else None for edge in edges]
+        table.rows.append([label(row), *cells])
+    return table
+
+
+def slice_table(model: ModelReport) -> Table:
+    """The main comparison over each slice."""
+    main = main_row(model)
+    heads = (DOCUMENTS, BYTES, WITHOUT, WITH, DIFFERENCE, INTERVAL, SPLIT)
+    what = label(main) if main else "text alone"
+    note = f"The comparison shown is: {what}. Intervals are not corrected for their number."
+    by, *columns = _columns("slice", heads)
+    table = Table("By kind of document", note, [by, Column(""), *columns])
+    for part in model.slices:
+        rows = {row.comparison.name: row for row in part.rows}
+        cells = _cells(rows[main.comparison.name if main else TEXT])
+        table.rows.append([part.slice.by, part.slice.name, *(cells[head] for head in heads)])
+    return table
+
+
+def main_row(model: ModelReport) -> Row | None:
+    """The comparison that represents the model: `all` if it was made, otherwise the first."""
+    return model.row("all") or next((row for row in model.rows if row.compares), None)
+
+
+def summary(model: ModelReport) -> str:
+    """The result of the main comparison in a sentence."""
+    row = main_row(model)
+    if row is None or row.metrics is None:
+        return "No document has metadata to compare with."
+    metrics = row.metrics
+    low, high = metrics.difference_low, metrics.difference_high
+    if low is None or high is None:
+        sure = "over one document, so there is no interval"
+    else:
+        sure = (
+            f"95% interval of the difference: {low:+.4f} to {high:+.4f}, "
+            f"over {metrics.documents:,} documents"
+            + ("" if high < 0 or low > 0 else ", which includes no difference")
+        )
+    rough = [] if low is None else rough_intervals(metrics.documents, "documents")
+    verdict = "fewer" if metrics.difference < 0 else "more"
+    sentence = (
+        f"With metadata ({label(row)}) the model needs {metrics.bits_per_byte_with:.4f} bits per "
+        f"byte of text, without it {metrics.bits_per_byte_without:.4f}: "
+        f"{abs(metrics.difference):.4f} ({abs(metrics.relative):.2%}) {verdict} ({sure})."
+    )
+    return " ".join([sentence, *rough])
+
+
+def label(row: Row) -> str:
+    """Describes what the row compares."""
+    group, name = row.comparison.group, row.comparison.name
+    if group == TEXT:
+        return "text alone"
+    what = name.partition("/")[2] or name
+    what = "all together" if what == "all" else what.replace("+", " + ")
+    if group.startswith(AGAINST):
+        return f"{what} against {CONTROL_WORDS[group.removeprefix(AGAINST)]}"
+    if group in CONTROL_WORDS:
+        return f"{what} ({CONTROL_WORDS[group]})"
+    return GROUPS[group].format(what)
+
+
+def difference(metrics: PairedMetrics) -> Estimate | float:
+    """The difference of a comparison with its interval, if it has one."""
+    ends = _ends(metrics.difference_low, metrics.difference_high)
+    return metrics.difference if ends is None else Estimate(metrics.difference, ends)
+
+
+def all_at_once(metrics: PairedMetrics) -> Interval | None:
+    """The interval of the difference that holds for all comparisons at once."""
+    return _ends(metrics.simultaneous_low, metrics.simultaneous_high)
+
+
+def _ends(low: float | None, high: float | None) -> Interval | None:
+    return None if low is None or high is None else Interval(low, high)
+
+
+def _cells(row: Row) -> dict[str, Cell]:
+    """The cells of a row by the names in FORMATS."""
+    metrics = row.metrics
+    cells: dict[str, Cell] = dict.fromkeys(FORMATS)
+    if metrics is None:
+        return {**cells, DOCUMENTS: 0}
+    cells |= {
+        DOCUMENTS: metrics.documents,
+        BYTES: metrics.bytes,
+        WITHOUT: metrics.bits_per_byte_without,
+        PERPLEXITIES[0]: metrics.perplexity_without,
+        LEFT_OUT: row.left_out if row.text_bytes else None,
+    }
+    if not row.compares:
+        return cells
+    return cells | {
+        CUT: row.prefixes_cut / metrics.documents,
+        WITH: metrics.bits_per_byte_with,
+        DIFFERENCE: metrics.difference,
+        RELATIVE: metrics.relative,
+        INTERVAL: _ends(metrics.difference_low, metrics.difference_high),
+        TOGETHER: all_at_once(metrics),
+        SPLIT: f"{metrics.documents_better} : {metrics.documents_worse}",
+        SIGN: metrics.sign_test_p,
+        HOLM: metrics.sign_test_p_holm,
+        PERPLEXITIES[1]: metrics.perplexity_with,
+    }

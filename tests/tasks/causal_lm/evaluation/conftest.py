@@ -1,0 +1,89 @@
+"""A tiny model, the sample's tokenizer, and a few held-out documents with metadata."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.metadata import MetadataConfig
+
+TOKENIZER = Path(__file__).resolve().parents[4] / "examples" / "tokenizer"
+MAX_SEQ_LEN = 64
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(TOKENIZER)
+
+
+@pytest.fixture(scope="session")
+def model(tokenizer: PreTrainedTokenizerBase) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=MAX_SEQ_LEN,
+        n_embd=32,
+        n_layer=2,
+        n_head=2,
+        initializer_range=0.3,  # far from uniform, so that context matters
+    )
+    return GPT2LMHeadModel(config).eval()
+
+
+def document(number: int, words: int, **values: str) -> dict[str, Any]:
+    """A line of a shard: some text of its own and global records; html around the third word."""
+    parts = [f"word{number * 7 + i} été" if i % 5 == 0 else f"plain text {i}" for i in range(words)]
+    text = ". ".join(parts)
+    line: dict[str, Any] = {"text": text, "url": values.get("url")}
+    for key, value in values.items():
+        line[f"metadata_{key}"] = [{"key": key, "type": "global", "value": value}]
+    if number % 2 == 0 and words > 3:
+        start = text.index("text 2")
+        line["metadata_html"] = [
+            {
+                "key": "html",
+                "type": "local",
+                "value": "b",
+                "char_start_idx": start + 2,
+                "char_end_idx": start + 6,
+                "relative_start_pos": 0,
+                "relative_end_pos": 0,
+                "html_attrs": {"attrs": ["class"], "values": ["x"]},
+            }
+        ]
+    return line
+
+
+def documents() -> list[dict[str, Any]]:
+    """Eleven documents from one sentence to several sequences; two of them have no metadata."""
+    made = []
+    for number, words in enumerate([1, 3, 4, 8, 8, 12, 20, 33, 40, 60, 2]):
+        values = {"url": f"https://site{number % 3}.org/page/{number}", "title": f"Page {number}"}
+        made.append(document(number, words, **(values if number not in (3, 10) else {})))
+    return made
+
+
+def write_shard(path: Path, lines: Sequence[dict[str, Any]]) -> Path:
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+    return path
+
+
+@pytest.fixture
+def data_config(tmp_path: Path) -> DataConfig:
+    """Chunks of 64 tokens of the documents above, with html, title and url."""
+    return DataConfig(
+        validation_file=str(write_shard(tmp_path / "held-out.jsonl.gz", documents())),
+        per_device_eval_batch_size=4,
+        metadata_config=MetadataConfig(
+            metadata_list=["html", "title", "url"], max_seq_len=MAX_SEQ_LEN
+        ),
+    )

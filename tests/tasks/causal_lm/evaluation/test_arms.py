@@ -1,0 +1,184 @@
+"""Which comparisons are made, and with whose values."""
+
+from __future__ import annotations
+
+import pytest
+
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.metadata.records import Document, Record
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.metadata.sampling import WORDS, Donors
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    Arm,
+    FormRenderer,
+    PromptRenderer,
+    configured_comparisons,
+    controlled,
+    prompt_config,
+)
+
+
+def test_comparisons_in_their_order() -> None:
+    config = EvaluateConfig(
+        comparisons=["all", "left_out", "added"],
+        chosen=["url+title"],
+        controls=["wrong"],
+        prompt=True,
+    )
+    made = configured_comparisons(config, ["title", "url", "length"])
+    shown = [(one.name, one.base.types, one.test.types) for one in made]
+    everything = ("title", "url", "length")
+    assert shown == [
+        ("text", (), ()),
+        ("all", (), everything),
+        ("left_out/title", (), ("url", "length")),
+        ("left_out/url", (), ("title", "length")),
+        ("left_out/length", (), ("title", "url")),
+        ("added/title", ("url", "length"), everything),
+        ("added/url", ("title", "length"), everything),
+        ("added/length", ("title", "url"), everything),
+        ("chosen/url+title", (), ("title", "url")),
+        ("wrong/all", (), everything),
+        ("wrong/url+title", (), ("title", "url")),
+        ("own_against_wrong/all", everything, everything),
+        ("own_against_wrong/url+title", ("title", "url"), ("title", "url")),
+        ("prompt/all", (), everything),
+        ("prompt/url+title", (), ("title", "url")),
+    ]
+    assert [(one.test.values, one.test.style) for one in made[-6:]] == [
+        ("wrong", "training"),
+        ("wrong", "training"),
+        ("own", "training"),
+        ("own", "training"),
+        ("own", "prompt"),
+        ("own", "prompt"),
+    ]
+
+
+def test_all_unknown_names_are_listed_at_once() -> None:
+    config = EvaluateConfig(chosen=["url+colour", "size"])
+    with pytest.raises(ConfigurationError) as caught:
+        configured_comparisons(config, ["url"])
+    assert "colour is not in metadata_list ['url']" in str(caught.value)
+    assert "size is not in metadata_list ['url']" in str(caught.value)
+
+
+def page(number: int, **values: str) -> Document:
+    records = {key: [Record(value=value, key=key, type="global")] for key, value in values.items()}
+    return Document(f"text {number}", None, records)
+
+
+def values(document: Document, key: str) -> list[str]:
+    return [str(record.value) for record in document.records(key)]
+
+
+def test_shuffled_values_come_from_one_other_document() -> None:
+    documents = [page(i, url=f"url {i}", title=f"title {i}") for i in range(6)]
+    donors = Donors(documents, ["url", "title"], seed=0)
+    lenders = set()
+    for index, document in enumerate(documents):
+        substituted = donors.with_values(index, document, "shuffled")
+        assert substituted.text == document.text
+        (url,), (title,) = values(substituted, "url"), values(substituted, "title")
+        assert url != f"url {index}"
+        assert url.removeprefix("url ") == title.removeprefix("title ")
+        lenders.add(url)
+    assert len(lenders) == 6  # each lends once
+    assert donors.with_values(0, documents[0], "own") is documents[0]
+
+
+def test_wrong_values_are_never_the_documents_own() -> None:
+    documents = [page(i, site="a" if i % 3 else "b") for i in range(9)]
+    donors = Donors(documents, ["site"], seed=4)
+    for index, document in enumerate(documents):
+        (lent,) = values(donors.with_values(index, document, "wrong"), "site")
+        assert lent != values(document, "site")[0]
+
+
+def test_matched_values_are_wrong_ones_of_the_nearest_length() -> None:
+    sites = ["abc", "abc", "abcd", "ab" * 10, "abc", "ba" * 9, "b" * 5]
+    documents = [page(i, site=site) for i, site in enumerate(sites)]
+    donors = Donors(documents, ["site"], seed=0)
+    lent = [
+        values(donors.with_values(i, one, "matched"), "site")[0] for i, one in enumerate(documents)
+    ]
+    assert lent == ["abcd", "abcd", lent[2], "ba" * 9, "abcd", "ab" * 10, "abcd"]
+    assert lent[2] in ("abc", "b" * 5)  # both one character away
+
+
+def test_a_type_that_nobody_can_lend_is_left_out() -> None:
+    documents = [page(0, site="a", only="x"), page(1, site="a")]
+    donors = Donors(documents, ["site", "only"], seed=0)
+    assert values(donors.with_values(0, documents[0], "shuffled"), "site") == ["a"]
+    assert not donors.with_values(0, documents[0], "shuffled").has("only")
+    assert not donors.with_values(0, documents[0], "wrong").has("site")
+    assert not donors.with_values(1, documents[1], "shuffled").has("only")  # it has none of its own
+
+
+def local(value: str, start: int) -> Record:
+    return Record(value, "entity", "local", char_start_idx=start, char_end_idx=start + 1)
+
+
+def test_local_values_are_put_at_the_documents_own_places() -> None:
+    documents = [
+        Document("abcdef", None, {"entity": [local("A", 0), local("B", 2), local("C", 4)]}),
+        Document("xyz", None, {"entity": [local("X", 1), local("Y", 2)]}),
+    ]
+    donors = Donors(documents, ["entity"], seed=0)
+    substituted = donors.with_values(0, documents[0], "shuffled")
+    shown = [(one.value, one.char_start_idx) for one in substituted.records("entity")]
+    assert shown == [("X", 0), ("Y", 2), ("X", 4)]
+
+
+def test_a_prompt_reads_like_english() -> None:
+    config = prompt_config(MetadataConfig(metadata_list=["url", "entity", "html", "my_field"]))
+    document = Document(
+        "Some text.",
+        None,
+        {
+            "url": [Record("https://a.org/two%20words", "url", "global")],
+            "entity": [local("New_York", 0), local("Oslo", 2), local("Oslo", 5)],
+            "html": [local("b", 0)],
+            "my_field": [Record("7", "my_field", "global")],
+        },
+    )
+    rendered = PromptRenderer(config).render(document, ("url", "entity", "html", "my_field"))
+    assert rendered.prefix == (
+        "URL: https://a.org/two words; Entities: New York, Oslo; My field: 7."
+    )
+    assert (rendered.lead, rendered.body) == (" ", "Some text.")
+    assert rendered.types == ("url", "entity", "my_field")
+    assert rendered.prefix_spans[-1].tolist() == [56, 68]
+    assert rendered.prefix_token_types.tolist() == [1, 2, 4]
+
+
+def test_a_prompt_without_fields_is_the_text() -> None:
+    config = prompt_config(MetadataConfig(metadata_list=["url"]))
+    rendered = PromptRenderer(config).render(page(1), ("url",))
+    assert (rendered.prefix, rendered.lead, rendered.types) == ("", "", ())
+
+
+def test_form_is_a_prefix_of_that_length_that_says_nothing() -> None:
+    config = MetadataConfig(metadata_list=["html", "title"])
+    document = page(1, title="How to knit a hat that does not fit anybody")
+    own = Renderer(config).render(document, ("title",))
+    assert own.prefix == "Title: How to knit a hat that does not fit anybody |||"
+    junk = FormRenderer(config, with_words=True).render(document, ("title",))
+    assert junk.prefix.endswith(" |||")
+    assert set(junk.prefix.removesuffix(" |||").split()) <= set(WORDS)
+    assert 0 <= len(junk.prefix) - len(own.prefix) < max(map(len, WORDS)) + 1
+    again = FormRenderer(config, with_words=True).render(document, ("title",))
+    assert again.prefix == junk.prefix
+    bare = FormRenderer(config, with_words=False).render(document, ("title",))
+    assert (bare.prefix, bare.lead, bare.body, bare.types) == ("|||", " ", "text 1", ("title",))
+    assert FormRenderer(config, with_words=True).render(document, ("html",)).types == ()
+
+
+def test_controls_of_form_change_the_style_and_those_of_content_the_values() -> None:
+    arm = Arm(("url",))
+    assert controlled(arm, "matched") == Arm(("url",), values="matched")
+    assert controlled(arm, "separator") == Arm(("url",), style="separator")
+    assert str(controlled(arm, "form")) == "url (form)"
+    assert str(Arm()) == "without metadata"

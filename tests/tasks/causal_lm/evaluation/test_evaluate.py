@@ -1,0 +1,346 @@
+"""The entry point: what it writes, prints, and says when something is missing."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import run_entry_point, to_yaml
+from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.data.io.shards import Shard, shards_fingerprint
+from bsmeta.evaluate import main
+from bsmeta.models.manifest import write_model_manifest
+from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def run_folder(
+    tmp_path: Path,
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> Path:
+    """A finished run: model/, config.yaml and metrics.jsonl."""
+    folder = tmp_path / "run"
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    train = CausalLMConfig(data_config=data_config, model_config_file="tiny.json")
+    (folder / "config.yaml").write_text(to_yaml(train))
+    lines = [{"event": "step", "step": n, "loss": 8 - n / 10} for n in range(1, 9)]
+    lines.append(
+        {"event": "eval", "step": 8, "bits_per_byte_without": 2.0, "bits_per_byte_with": 1.9}
+    )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text + '{"event": "st')
+    return folder
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["evaluate.py", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        run_entry_point(main, EvaluateConfig, "evaluate")
+    return int(exit_.value.code or 0)
+
+
+def report_in(folder: Path) -> dict[str, Any]:
+    """The only model of a report, and its settings."""
+    report = json.loads((folder / "evaluation.json").read_text())
+    (model,) = report["models"]
+    return {**model, "settings": report["settings"]}
+
+
+def test_a_run_folder_is_evaluated_and_reported(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = call(monkeypatch, f"checkpoint={run_folder}", "bootstrap_resamples=50")
+    assert code == 0
+    out = run_folder / "evaluation"
+    report = report_in(out)
+    assert report["data"]["file"] == "held-out.jsonl.gz"
+    assert report["data"]["documents"] == 11
+    assert report["settings"]["windows"] == "sliding"
+    names = [one["name"] for one in report["comparisons"]]
+    assert names[:5] == ["text", "all", "each/html", "each/title", "each/url"]
+    assert [name for name in names[5:] if name.endswith("/all")] == [
+        "matched/all",
+        "form/all",
+        "separator/all",
+        "own_against_matched/all",
+        "own_against_form/all",
+        "own_against_separator/all",
+    ]
+    both = report["comparisons"][1]
+    assert both["documents"] == 9
+    assert both["difference_low"] <= both["difference"] <= both["difference_high"]
+    for bins in ("by_position", "by_context"):
+        assert sum(one["bytes"] for one in both[bins]) == both["bytes"]
+    assert both["simultaneous_low"] < both["difference_low"]
+    assert both["text_bytes"] > both["bytes"]
+    lines = [json.loads(line) for line in (out / "documents.jsonl").read_text().splitlines()]
+    own = [line for line in lines if line["comparison"] == "all"]
+    assert sum(line["bytes"] for line in own) == both["bytes"]
+    bits = sum(line["nats_with"] for line in own) / math.log(2)
+    assert bits / both["bytes"] == pytest.approx(both["bits_per_byte_with"])
+    assert {line["document"] for line in own} <= {f"held-out.jsonl.gz:{n}" for n in range(11)}
+    for name in ("differences.png", "loss.png"):
+        assert (out / name).read_bytes().startswith(b"\x89PNG")
+    page = (out / "evaluation.md").read_text()
+    assert f"| all together | 9 | {both['bytes']:,} |" in page
+    count = sum(one["documents"] > 0 for one in report["comparisons"]) - 1
+    assert f"{count} comparisons were made, controls included" in page
+    assert "| title | wrong, same length |" in page
+    printed = capsys.readouterr().out
+    assert "all together" in printed
+    assert f"{both['difference']:+.4f}" in printed
+
+
+def test_keys_change_what_is_evaluated(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = call(
+        monkeypatch,
+        f"checkpoint={run_folder / 'model'}",
+        f"out_dir={tmp_path / 'out'}",
+        "metadata_list=[url]",
+        "comparisons=[each]",
+        "controls=[]",
+        "max_documents=3",
+        "windows=sliding",
+        "per_device_eval_batch_size=1",
+        "bootstrap_resamples=50",
+        "+overrides.data_config.metadata_config.max_seq_len=32",
+    )
+    assert code == 0
+    report = report_in(tmp_path / "out")
+    assert [one["name"] for one in report["comparisons"]] == ["text", "each/url"]
+    assert report["data"]["documents"] == 3
+    assert report["data"]["max_seq_len"] == 32
+
+
+def test_the_newest_checkpoint_stands_in_for_a_final_model(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder / "checkpoint-20step").mkdir()
+    (run_folder / "model").rename(run_folder / "checkpoint-20step" / "model")
+    write_model_manifest(run_folder / "checkpoint-20step")
+    (run_folder / "checkpoint-100step").mkdir()  # not a whole checkpoint: no model in it
+    arguments = ("comparisons=[all]", "max_documents=1", "bootstrap_resamples=50")
+    assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
+    model = report_in(run_folder / "evaluation")["model"]
+    assert model == str(run_folder / "checkpoint-20step" / "model")
+    checkpoint = run_folder / "checkpoint-20step"
+    assert call(monkeypatch, f"checkpoint={checkpoint}", *arguments) == 0
+    assert report_in(run_folder / "evaluation-checkpoint-20step")["model"] == model
+
+
+def test_a_flipped_byte_in_a_checkpoint_is_refused(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = run_folder / "checkpoint-20step"
+    checkpoint.mkdir()
+    (run_folder / "model").rename(checkpoint / "model")
+    write_model_manifest(checkpoint)
+    weights = checkpoint / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-10] ^= 4
+    weights.write_bytes(content)
+    assert call(monkeypatch, f"checkpoint={run_folder}") == 2
+    assert f"{weights}: {len(content)} bytes, xxh3" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_tokenizer_is_refused(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in (run_folder / "model").glob("tokenizer*"):
+        file.unlink()
+    assert call(monkeypatch, f"checkpoint={run_folder}") == 2
+    message = capsys.readouterr().err
+    assert f"checkpoint={run_folder}: there is no tokenizer (it would have 1 tokens" in message
+
+
+def test_everything_at_once_makes_one_page(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metrics = run_folder / "metrics.jsonl"
+    counts = {"documents": 4, "documents/url": 3, "documents/title": 1}
+    line = json.dumps({"event": "step", "step": 9, "loss": 7.0, "counts": counts})
+    metrics.write_text(metrics.read_text().rpartition("\n")[0] + "\n" + line + "\n")
+    code = call(
+        monkeypatch,
+        f"checkpoint=[{run_folder},{run_folder / 'model'}]",
+        f"out_dir={tmp_path / 'out'}",
+        "metadata_list=[title,url]",
+        "comparisons=[all,each,left_out,added]",
+        "chosen=[title+url]",
+        "controls=[shuffled,wrong]",
+        "prompt=true",
+        "untrained=true",
+        "slices=[{by: site, top: 2},{by: length, edges: [200]}]",
+        "windows=first_piece",
+        "bootstrap_resamples=50",
+    )
+    assert code == 0
+    report = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    names = [model["checkpoint"] for model in report["models"]]
+    first, same, untrained = report["models"]
+    assert names == [str(run_folder), str(run_folder / "model"), f"untrained ({run_folder})"]
+    assert first["comparisons"] == same["comparisons"]
+    assert first["comparisons"] != untrained["comparisons"]
+    pairs = [(one["first"], one["second"], one["shown"]) for one in report["pairs"]]
+    assert pairs[:2] == [(names[0], names[1], "text alone"), (names[0], names[1], "all metadata")]
+    assert len(pairs) == 6
+    for one in report["pairs"][:2]:  # the same model twice
+        assert (one["difference"], one["difference_low"], one["difference_high"]) == (0, 0, 0)
+        assert (one["documents_better"], one["documents_worse"]) == (0, 0)
+    assert [one["name"] for one in first["slices"]] == [
+        "site0.org",
+        "site1.org",
+        "below 200 bytes",
+        "200 bytes and more",
+    ]
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count("<svg ") == 8  # differences and positions of three models, two of the run
+    assert "http://" not in page.replace("http://www.w3.org", "")  # nothing to fetch
+    assert '<th scope="row">title + url (plain English)</th>' in page
+    assert f"<h3>By kind of document: {run_folder}</h3>" in page
+    assert (tmp_path / "out" / "exposure.png").is_file()
+
+
+def test_one_document_has_no_interval(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, f"checkpoint={run_folder}", "max_documents=1", "controls=[]") == 0
+    both = report_in(run_folder / "evaluation")["comparisons"][1]
+    assert (both["documents"], both["difference_low"], both["difference_high"]) == (1, None, None)
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "over one document, so there is no interval" in printed
+
+
+def test_a_model_of_other_windows_is_described_by_its_own(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(run_folder, other)
+    config = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(config.replace("max_seq_len: 64", "max_seq_len: 32"))
+    arguments = ("comparisons=[all]", "controls=[]", "bootstrap_resamples=50")
+    assert call(monkeypatch, f"checkpoint=[{run_folder},{other}]", *arguments) == 0
+    page = (run_folder / "evaluation" / "evaluation.md").read_text()
+    assert f"{run_folder}: 11 documents of held-out.jsonl.gz; windows of 64 tokens" in page
+    assert f"{other}: 11 documents of held-out.jsonl.gz; windows of 32 tokens" in page
+
+
+def test_another_held_out_file_has_a_folder_of_its_own(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_shard(tmp_path / "unseen.jsonl.gz", documents()[:4])
+    arguments = ("comparisons=[all]", "controls=[]", "bootstrap_resamples=50")
+    assert (
+        call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={other}", *arguments) == 0
+    )
+    assert report_in(run_folder / "evaluation-unseen")["data"]["file"] == "unseen.jsonl.gz"
+    assert not (run_folder / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    "listed", ["in a checkpoint", "by the configuration", "under another name"]
+)
+def test_a_training_shard_of_the_run_is_not_held_out(
+    listed: str,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
+    size, name = shard.stat().st_size, shard
+    if listed == "in a checkpoint":
+        (run_folder / "checkpoint-8step").mkdir()
+        listed_shards = shards_fingerprint([Shard("train-000.jsonl.gz", str(shard), size)])
+        state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
+        (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
+    else:
+        config = (run_folder / "config.yaml").read_text()
+        config = config.replace("train_file: null", f"train_file: {shard}")
+        (run_folder / "config.yaml").write_text(config)
+    if listed == "under another name":
+        name = tmp_path / "other.jsonl.gz"
+        shutil.copy(shard, name)
+    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={name}") == 2
+    message = capsys.readouterr().err
+    assert (
+        f"validation_file={name}: the run of checkpoint={run_folder} was trained on it" in message
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["checkpoint=nowhere"], "checkpoint=nowhere: there is no such folder"),
+        (["checkpoint=."], "checkpoint=.: no model in it"),
+        (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
+        (["windows=last"], 'windows in Hydra configuration: found "last", expected one of sliding'),
+        (["max_documents=0"], "max_documents in Hydra configuration: found 0, expected 1 or more"),
+        (["metadata_list=[titel]"], "has titel; expected some of its types (did you mean title?)"),
+        (
+            [
+                "metadata_list=[title]",
+                "+overrides.data_config.metadata_config.metadata_position=append",
+            ],
+            "metadata only after the text",
+        ),
+        (["training_config=none.yaml"], "none.yaml: there is no such file"),
+        (["+overrides.learning_rat=1"], "learning_rat"),
+        (
+            ["+overrides.data_config.metadata_config.max_seq_len=128"],
+            "max_seq_len=128, but the model has only 64 positions",
+        ),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named(
+    arguments: list[str],
+    message: str,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_figures_of_one(
+    run_folder: Path, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    reports = []
+    for processes in (1, 2):
+        out = tmp_path / str(processes)
+        keys = (f"checkpoint={run_folder}", "bootstrap_resamples=50", f"out_dir={out}")
+        launch(REPOSITORY / "bsmeta" / "evaluate.py", *keys, processes=processes)
+        reports.append(report_in(out))
+    assert reports[0]["comparisons"] == reports[1]["comparisons"]
+
+
+@pytest.mark.slow
+def test_a_model_spread_over_processes_gives_the_figures_of_the_whole(
+    data_config: DataConfig, tmp_path: Path, launch: Callable[..., Any]
+) -> None:
+    script = REPOSITORY / "tests" / "evaluation" / "sharded.py"
+    launch(script, str(data_config.validation_file), str(tmp_path / "figures"), processes=2)
+    for rank in (0, 1):
+        whole, spread = json.loads((tmp_path / f"figures-{rank}").read_text())
+        assert spread == pytest.approx(whole, abs=1e-9)

@@ -1,0 +1,184 @@
+"""The model card: what a reader needs to use the model, from the configuration and the log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
+from bsmeta.config.compose import compose
+from bsmeta.config.metadata import MetadataConfig
+from bsmeta.tasks.causal_lm.evaluation.model_card import METRICS, example, last_events, model_card
+
+REPOSITORY = Path(__file__).resolve().parents[4]
+TRAIN = REPOSITORY / "bsmeta" / "train.py"
+EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
+
+EVENTS = [
+    {"event": "step", "step": 4, "loss": 9.0, "tokens": 400},
+    {"event": "eval", "step": 4, "documents": 1},
+    {"event": "step", "step": 8, "loss": 4.25, "tokens": 12_345},
+    {
+        "event": "eval",
+        "step": 8,
+        "split": "validation",
+        "bits_per_byte_without": 2.5,
+        "bits_per_byte_with": 2.25,
+        "difference": -0.25,
+        "difference_low": -0.375,
+        "difference_high": -0.125,
+        "documents": 16,
+    },
+    {"event": "save", "step": 8},
+]
+
+
+@pytest.fixture
+def metrics(tmp_path: Path) -> Path:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(event) + "\n" for event in EVENTS) + '{"event": "eval", "st')
+    return path
+
+
+@pytest.fixture(scope="module")
+def config() -> CausalLMConfig:
+    return compose(CausalLMConfig, "demo")
+
+
+def test_the_card_says_all(config: CausalLMConfig, metrics: Path) -> None:
+    command = ["/x/bsmeta/train.py", "--config-name", "demo", "++data_config.a=1 2", "hydra.x=y"]
+    card = model_card(config, metrics, command)
+    front = yaml.safe_load(card.split("---\n")[1])
+    assert front == {
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        "tags": ["bsmeta", "metadata"],
+        "license": ["bsd-3-clause", "bsl-1.0", "postgresql", "other"],
+        "language": ["en"],
+    }
+    assert "from random weights, for 8 steps (12,345 tokens)" in card
+    assert (
+        "Title: The first program | url: https://en.example.org/history/first-program.html | "
+        "Datasource: en.example.org > history > first program | "
+        "Website Description: A site about the history of computing. | "
+        "Year: 2018 | Month: December ||| Ada Lovelace wrote a program.\n```"
+    ) in card
+    assert (
+        "| `title` | `Title: The first program \\|\\|\\| Ada Lovelace wrote a program.` |" in card
+    )
+    assert (
+        "The evaluation during training, at step 8: on 16 documents with metadata among the first "
+        "16 of the held-out shard (`eval_documents`), in the chunks used in training, most of "
+        "which begin without context, over identical text bytes."
+    ) in card
+    assert "with `windows=all_pieces max_documents=16` it repeats the metrics here." in card
+    assert (
+        "-0.3750 to -0.1250 (95% bootstrap interval). 16 documents are few to resample: 95% "
+        "intervals over them are rough, and usually too narrow."
+    ) in card
+    assert "| bits per byte with all metadata, same text | 2.2500 |" in card
+    assert "accelerate launch bsmeta/train.py --config-name demo 'data_config.a=1 2'\n" in card
+    assert "| held-out shard | c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz |" in card
+    assert "| loss of the last step | 4.2500 nats per token |" in card
+    assert (
+        "python bsmeta/generate.py checkpoint=THIS_FOLDER "
+        """'metadata={title: "The first program"}' 'prompt="Ada Lovelace"'\n"""
+    ) in card
+    assert str(Path.cwd()) not in card  # nothing of this machine
+
+
+def test_without_a_log_and_a_command_the_card_says_what_it_can(
+    config: CausalLMConfig, tmp_path: Path
+) -> None:
+    gpt2 = replace(config, model_config_file=None, model_name="gpt2")
+    card = model_card(gpt2, tmp_path / "none.jsonl", ["pytest"])
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "gpt2"
+    assert "from the weights of gpt2 on documents" in card
+    assert "Not evaluated." in card
+    assert "accelerate launch" not in card
+
+
+def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
+    card = model_card(config, folder / "none.jsonl", ["pytest"])
+    front: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
+    return front
+
+
+def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
+    config: CausalLMConfig, tmp_path: Path
+) -> None:
+    files = ["hf://datasets/owner/pages@v1/a.jsonl.gz", "hf://datasets/owner/pages/b.jsonl.gz"]
+    data = replace(config.data_config, train_file=files)
+    given = ModelCardConfig(license=["apache-2.0"], datasets=["owner/more"], language=["en", "de"])
+    front = front_matter(replace(config, data_config=data, model_card=given), tmp_path)
+    assert front["license"] == ["apache-2.0"]
+    assert front["datasets"] == ["owner/more", "owner/pages"]
+    assert front["language"] == ["en", "de"]
+    unnamed = front_matter(replace(config, model_card=ModelCardConfig()), tmp_path)
+    assert {"license", "datasets", "language"}.isdisjoint(unnamed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shown"),
+    [
+        (
+            {"metadata_list": ["html", "entity", "url"], "url_granularity": "host"},
+            "html | entity | url: en.example.org ||| "
+            "Ada Lovelace [[Ada Lovelace]] wrote a <b>program</b>.",
+        ),
+        (
+            {"metadata_list": ["quality"], "value_bucket_scale": {"quality": 10}},
+            "quality: 10 ||| Ada Lovelace wrote a program.",
+        ),
+        (
+            {
+                "metadata_list": ["url"],
+                "metadata_position": "append",
+                "metadata_templates": {"url": "URL: {value}"},
+            },
+            "Ada Lovelace wrote a program. ||| "
+            "URL: https://en.example.org/history/first-program.html",
+        ),
+        (
+            {"metadata_list": ["title"], "value_bucket_scale": {"title": 10}},
+            "Ada Lovelace wrote a program.",  # a title is no number: no example is possible
+        ),
+        (
+            {"metadata_list": ["length", "paragraph", "entity_paragraph", "basic_start_local"]},
+            "Text Length: 29 | paragraph | entity_paragraph | basic_start_local ||| "
+            "note:  |Ada Lovelace|[paragraph: 1]Ada Lovelace wrote a program.[/paragraph: 1]",
+        ),
+    ],
+)
+def test_the_example_reads_as_in_training(settings: dict[str, Any], shown: str) -> None:
+    made = example(MetadataConfig(**settings))
+    assert made.prefix + made.lead + made.body + made.suffix == shown
+
+
+def test_the_last_whole_event_of_a_kind_counts(metrics: Path) -> None:
+    events = last_events(metrics)
+    assert (events["step"]["step"], events["eval"]["step"]) == (8, 8)
+    assert last_events(metrics.with_name("none")) == {}
+
+
+@pytest.mark.slow
+def test_the_evaluation_that_the_card_names_repeats_its_metrics(
+    launch: Callable[..., Any], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    settings = "max_train_steps=2 num_warmup_steps=0 eval_steps=2 eval_documents=3 trackers=[]"
+    launch(TRAIN, "--config-name", "demo", *settings.split(), f"out_dir={run}")
+    card = (run / "model" / "README.md").read_text()
+    (named,) = re.findall(r"`(windows=all_pieces max_documents=3)`", card)
+    launch(EVALUATE, f"checkpoint={run}", *named.split(), f"out_dir={tmp_path / 'report'}")
+    (model,) = json.loads((tmp_path / "report" / "evaluation.json").read_text())["models"]
+    whole = next(row for row in model["comparisons"] if row["name"] == "all")
+    for name in ("bits_per_byte_without", "bits_per_byte_with", "difference"):
+        assert f"| {METRICS[name]} | {whole[name]:.4f} |" in card

@@ -1,0 +1,297 @@
+"""The paired evaluation against the obvious one, on one rank and on several."""
+
+from __future__ import annotations
+
+import copy
+import math
+import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
+
+from bsmeta.config.data import DataConfig
+from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.core.errors import DataError
+from bsmeta.data.text.encoding import DocumentEncoder
+from bsmeta.metadata.rendering import Renderer
+from bsmeta.tasks.causal_lm.evaluation.arms import (
+    configured_comparisons,
+    plan_comparisons,
+    text_alone,
+)
+from bsmeta.tasks.causal_lm.evaluation.blocks import sliding
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
+from bsmeta.tasks.causal_lm.evaluation.paired import (
+    ComparisonSums,
+    PairedEvaluation,
+    SubsetEvaluation,
+)
+from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
+from bsmeta.training.ranks import Ranks
+from tests.tasks.causal_lm.evaluation.plain import bits_of_document
+from tests.waiting import STUCK_S
+
+CPU = torch.device("cpu")
+TYPES = ("html", "title", "url")
+
+
+def held_out(config: DataConfig) -> HeldOutDocuments:
+    return HeldOutDocuments(config, max_documents=None, deduplicate=True)
+
+
+def all_and_each(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, **settings: Any
+) -> PairedEvaluation:
+    comparisons = [text_alone(), *plan_comparisons(["all", "each"], TYPES)]
+    return PairedEvaluation(config, tokenizer, held_out(config), comparisons, **settings)
+
+
+def test_agrees_with_one_document_at_a_time(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    sums = all_and_each(data_config, tokenizer).run(model, CPU)
+    documents = held_out(data_config)
+    for name, types in {"all": TYPES, "each/url": ("url",), "each/html": ("html",)}.items():
+        compared = 0
+        for index in range(len(documents)):
+            document = documents[index]
+            got = sums[name].values[index, 0, 0]
+            if not any(document.has(one) for one in types):
+                assert got.tolist() == [0, 0, 0, 0, 0]
+                continue
+            size, without, with_metadata = bits_of_document(
+                model, tokenizer, data_config, document, types
+            )
+            assert got[BYTES] == size
+            assert got[NATS_WITHOUT] / math.log(2) == pytest.approx(without, abs=1e-5 * size)
+            assert got[NATS_WITH] / math.log(2) == pytest.approx(with_metadata, abs=1e-5 * size)
+            compared += size > 0
+        assert compared >= 4
+
+
+def test_nearly_all_bytes_of_a_text_count_without_local_tags(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    sums = all_and_each(data_config, tokenizer, windows="sliding").run(model, CPU)
+    documents = held_out(data_config)
+    for index in range(len(documents)):
+        size = len(documents[index].text.encode())
+        first_token = 8  # at most: one token, the first, is never scored
+        assert size - first_token <= sums["text"].totals[index, BYTES] < size
+        if documents[index].has("url"):
+            assert sums["each/url"].totals[index, BYTES] == sums["text"].totals[index, BYTES]
+
+
+def test_the_text_alone_is_compared_with_itself(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    text = all_and_each(data_config, tokenizer).run(model, CPU)["text"].totals
+    assert (text[:, BYTES] > 0).all()
+    np.testing.assert_array_equal(text[:, NATS_WITHOUT], text[:, NATS_WITH])
+
+
+def test_first_piece_scores_only_the_beginning(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    edges = (0, 400)
+    runs = {
+        name: all_and_each(data_config, tokenizer, windows=name, position_edges=edges)
+        for name in ("first_piece", "all_pieces")
+    }
+    first, whole = (one.run(model, CPU)["text"].values[:, 0] for one in runs.values())
+    assert whole[:, 1, BYTES].sum() > 0
+    assert first[:, 1, BYTES].sum() == 0
+    assert 0 < first[:, 0, BYTES].sum() <= whole[:, 0, BYTES].sum()
+
+
+class SharedGather:
+    """Gather between threads, each of which plays a rank."""
+
+    def __init__(self, world_size: int) -> None:
+        self.values: list[Any] = [None] * world_size
+        self.barrier = threading.Barrier(world_size, timeout=STUCK_S)
+
+    def of(self, rank: int) -> Ranks:
+        def gather(value: Any) -> list[Any]:
+            self.values[rank] = value
+            self.barrier.wait()
+            values = list(self.values)
+            self.barrier.wait()
+            return values
+
+        return Ranks(rank, len(self.values), gather)
+
+
+class CollectiveModel(GPT2LMHeadModel):
+    """A model that is spread over ranks: all must call it together."""
+
+    ranks = Ranks()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        calls = self.ranks.gather("forward")
+        assert calls == ["forward"] * self.ranks.world_size
+        return super().forward(*args, **kwargs)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+def test_any_number_of_ranks_gives_the_same_sums_in_step(
+    world_size: int,
+    model: GPT2LMHeadModel,
+    tokenizer: PreTrainedTokenizerBase,
+    data_config: DataConfig,
+) -> None:
+    expected = all_and_each(data_config, tokenizer).run(model, CPU)
+    shared = SharedGather(world_size)
+    copies = [CollectiveModel(model.config) for _ in range(world_size)]
+    for number, one in enumerate(copies):
+        one.load_state_dict(copy.deepcopy(model.state_dict()))
+        one.ranks = shared.of(number)
+
+    def rank(number: int) -> dict[str, ComparisonSums]:
+        evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
+        return evaluation.run(copies[number], CPU)
+
+    with ThreadPoolExecutor(world_size) as pool:
+        results = list(pool.map(rank, range(world_size)))
+    for result in results:
+        for name, sums in expected.items():
+            np.testing.assert_array_equal(result[name].values, sums.values)
+
+
+def test_the_subset_is_prepared_once_and_scored_again(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    subset = SubsetEvaluation(data_config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    model.train()
+    figures = subset.run(model, CPU)
+    assert model.training
+    model.eval()
+    assert figures == subset.run(model, CPU)
+    assert figures["documents"] == 3  # the fourth has no metadata
+    assert list(figures)[:4] == [
+        "bits_per_byte_without",
+        "bits_per_byte_with",
+        "difference",
+        "text_bits_per_byte",
+    ]
+    low, high = figures["difference_low"], figures["difference_high"]
+    assert low <= figures["difference"] <= high
+    difference = figures["bits_per_byte_with"] - figures["bits_per_byte_without"]
+    assert figures["difference"] == pytest.approx(difference)
+
+
+def test_a_subset_without_metadata_still_gives_the_text(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    nothing = replace(data_config.metadata_config, metadata_list=[])
+    config = replace(data_config, metadata_config=nothing)
+    figures = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks()).run(
+        model, CPU
+    )
+    assert sorted(figures) == ["bytes", "documents", "text_bits_per_byte"]
+    assert figures["documents"] == 4
+
+
+def changed(config: DataConfig, **values: Any) -> DataConfig:
+    return replace(config, metadata_config=replace(config.metadata_config, **values))
+
+
+@pytest.mark.parametrize("rows", ["one", "all"])
+def test_a_score_that_is_no_number_is_refused_with_its_document_and_arm(
+    rows: str, model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """A NaN row of the embedding left out the documents that have its token, without a word."""
+    broken = copy.deepcopy(model)
+    token = tokenizer("word42").input_ids[-1]
+    with torch.no_grad():
+        broken.transformer.wte.weight[token if rows == "one" else slice(None)] = math.nan
+    shared = SharedGather(2)
+
+    def rank(number: int) -> str:
+        evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
+        with pytest.raises(DataError, match="are not finite") as caught:
+            evaluation.run(copy.deepcopy(broken), CPU)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, range(2))
+    assert first == second  # both ranks stop, with the same message
+    assert re.search(r"\n  held-out.jsonl.gz:\d+, (without metadata|[a-z, ]+)\n", first)
+
+
+def test_identical_tokens_are_a_tie_whatever_they_are_batched_with(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """The prefix is cut within the title, so that the url after it changes no token."""
+    cut = changed(data_config, prefix_max_tokens=8, metadata_list=["title", "url"])
+    comparisons = plan_comparisons(["added", "each"], ("title", "url"))
+    for batch_size in (1, 4):
+        config = replace(cut, per_device_eval_batch_size=batch_size)
+        evaluation = PairedEvaluation(
+            config, tokenizer, held_out(config), comparisons, windows="sliding"
+        )
+        sums = evaluation.run(model, CPU)
+        same = sums["added/url"]
+        assert same.takes_part.sum() == 9
+        np.testing.assert_array_equal(same.totals[:, NATS_WITH], same.totals[:, NATS_WITHOUT])
+        assert same.prefix_cut.sum() == 9
+        assert sums["each/title"].totals[:, NATS_WITH].sum() > 0
+        (metrics,) = paired_metrics(same.totals[None], resamples=10, seed=0)
+        assert metrics is not None
+        assert (metrics.documents_better, metrics.documents_worse) == (0, 0)
+
+
+def test_sliding_windows_carry_the_prefix_where_training_does(
+    tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    document = held_out(data_config)[9]  # several sequences long
+    for prefix_on in ("every_piece", "first_piece"):
+        config = changed(data_config, prefix_on=prefix_on)
+        rendered = Renderer(config.metadata_config).render(document, ("title",))
+        (encoded,) = DocumentEncoder(tokenizer, config).encode([rendered])
+        prefix, windows = encoded.prefix_ids.tolist(), sliding(encoded, config)
+        carries = [window.ids[: len(prefix)].tolist() == prefix for window in windows]
+        assert carries == [True] + [prefix_on == "every_piece"] * (len(windows) - 1)
+        assert all(len(window.ids) <= 64 for window in windows)
+        own = np.concatenate([window.ids[window.own :] for window in windows])
+        assert own.tolist() == encoded.ids.tolist()
+        for window in windows[1:]:  # half of the room is context
+            shown = len(prefix) if prefix_on == "every_piece" else 0
+            assert window.own - shown == (64 - shown) // 2
+
+
+def test_appended_metadata_is_not_compared(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    """It comes after the text, so the difference would be 0 by construction."""
+    config = changed(data_config, metadata_position="append", metadata_list=["title", "url"])
+    sums = PairedEvaluation(
+        config, tokenizer, held_out(config), plan_comparisons(["all"], ("title", "url"))
+    ).run(model, CPU)
+    assert not sums["all"].takes_part.any()
+    subset = SubsetEvaluation(config, tokenizer, max_documents=4, seed=1, ranks=Ranks())
+    assert sorted(subset.run(model, CPU)) == ["bytes", "documents", "text_bits_per_byte"]
+
+
+def test_own_values_are_compared_with_their_control_over_the_same_bytes(
+    model: GPT2LMHeadModel, tokenizer: PreTrainedTokenizerBase, data_config: DataConfig
+) -> None:
+    config = changed(data_config, metadata_list=["url"])
+    made = configured_comparisons(
+        EvaluateConfig(comparisons=["all"], controls=["matched", "form", "separator"]), ["url"]
+    )
+    evaluation = PairedEvaluation(config, tokenizer, held_out(config), made, windows="sliding")
+    sums = evaluation.run(model, CPU)
+    own = sums["all"].totals
+    for control in ("matched", "form", "separator"):
+        alone, against = sums[f"{control}/all"].totals, sums[f"own_against_{control}/all"].totals
+        np.testing.assert_allclose(against[:, NATS_WITHOUT], alone[:, NATS_WITH])
+        np.testing.assert_allclose(against[:, NATS_WITH], own[:, NATS_WITH])
+        assert sums[f"own_against_{control}/all"].takes_part.sum() == 9

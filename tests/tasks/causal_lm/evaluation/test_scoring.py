@@ -1,0 +1,123 @@
+"""Batched log-probabilities against the plainest way to get them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.causal_lm.evaluation import scoring
+from bsmeta.tasks.causal_lm.evaluation.scoring import Window
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=61, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    return GPT2LMHeadModel(config).eval()
+
+
+def window(length: int, seed: int) -> Window:
+    generator = np.random.default_rng(seed)
+    scored = generator.random(length) < 0.7
+    scored[0] = False
+    starts = np.arange(length, dtype=np.int32)
+    ids = generator.integers(0, 61, length).astype(np.int32)
+    return Window(ids, starts, starts + 1, scored, 0)
+
+
+@torch.no_grad()
+def plain_scores(model: GPT2LMHeadModel, one: Window) -> list[float]:
+    logits = model(torch.from_numpy(one.ids.astype(np.int64))[None]).logits[0].double()
+    return [float(logits[j - 1].log_softmax(-1)[one.ids[j]]) for j in np.flatnonzero(one.scored)]
+
+
+def check(model: nn.Module, plain: GPT2LMHeadModel, batches: list[list[Window]]) -> None:
+    with scoring.scoring(model, CPU) as scorer:
+        found = scorer.score(batches)
+    for batch, scores in zip(batches, found, strict=True):
+        for one, own in zip(batch, scores, strict=True):
+            np.testing.assert_allclose(own, plain_scores(plain, one), atol=1e-5)
+
+
+def test_batches_agree_with_one_window_at_a_time(
+    model: GPT2LMHeadModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "ROWS_PER_CHUNK", 7)
+    monkeypatch.setitem(scoring.LOGITS_PER_CHUNK, "cpu", 61 * 7)  # several chunks
+    check(model, model, [[window(length, length) for length in (60, 3, 31, 2, 17)]])
+
+
+def test_threads_share_the_batches(model: GPT2LMHeadModel) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        check(model, model, [[window(n, n), window(n, n + 1)] for n in range(5, 25)])
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
+class Wrapper(nn.Module):
+    """What DDP and DeepSpeed make of a model."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs: torch.Tensor) -> object:
+        return self.module(**inputs)
+
+
+def test_a_wrapped_model_gives_the_same(model: GPT2LMHeadModel) -> None:
+    check(Wrapper(model).eval(), model, [[window(9, 1), window(8, 2)], [window(3, 4)]])
+
+
+class Capped(GPT2LMHeadModel):
+    """A model that changes what its head gives, as Gemma 2 does."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().forward(*args, **kwargs)
+        output.logits = torch.tanh(output.logits)
+        return output
+
+
+def test_what_a_model_does_to_its_logits_is_kept(model: GPT2LMHeadModel) -> None:
+    capped = Capped(model.config)
+    capped.load_state_dict(model.state_dict())
+    check(capped.eval(), capped, [[window(20, 1), window(18, 2)]])
+
+
+def test_windows_without_a_scored_token_and_dummy_calls(model: GPT2LMHeadModel) -> None:
+    empty = window(5, 2)
+    empty.scored[:] = False
+    with scoring.scoring(model, CPU) as scorer:
+        scorer.dummy()
+        assert [len(scores) for scores in scorer.score([[empty, empty]])[0]] == [0, 0]
+    assert len(model.get_output_embeddings()._forward_pre_hooks) == 0
+
+
+def test_the_mode_of_before_comes_back(model: GPT2LMHeadModel) -> None:
+    model.train()
+    with scoring.scoring(model, CPU):
+        assert not model.training
+    assert model.training
+    model.eval()
+
+
+def test_logits_bound_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert scoring.max_batch_tokens(61, 8, 64) == 512
+    monkeypatch.setattr(scoring, "LOGITS_PER_BATCH", 61 * 128)
+    assert scoring.max_batch_tokens(61, 8, 64) == 128
+
+
+def test_a_model_without_output_embedding_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Linear has no output embedding"):
+        scoring.output_embedding_of(nn.Linear(2, 2))

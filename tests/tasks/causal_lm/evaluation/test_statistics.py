@@ -1,0 +1,129 @@
+"""Metrics of a comparison: exact sums, intervals that mean what they say."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bsmeta.report.inference import bootstrap
+from bsmeta.tasks.causal_lm.evaluation.statistics import Interval, paired_metrics, sign_test
+from bsmeta.tasks.causal_lm.evaluation.tables import summary
+
+LN2 = math.log(2)
+
+
+def test_figures_are_weighted_by_bytes() -> None:
+    sums = np.array(
+        [
+            [10.0, 2.0, 20 * LN2, 10 * LN2, 2.0],  # 2 bits a byte, then 1
+            [30.0, 8.0, 30 * LN2, 30 * LN2, 8.0],  # 1 bit a byte, both times
+            [0.0, 0.0, 0.0, 0.0, 0.0],  # nothing to compare
+        ]
+    )
+    metrics, nothing = paired_metrics(np.stack([sums, 0 * sums]), resamples=100, seed=1)
+    assert nothing is None
+    assert metrics is not None
+    assert metrics.documents == 2
+    assert metrics.bytes == 40
+    assert metrics.tokens == 10
+    assert metrics.bits_per_byte_without == pytest.approx(50 / 40)
+    assert metrics.bits_per_byte_with == pytest.approx(40 / 40)
+    assert metrics.difference == pytest.approx(-10 / 40)
+    assert metrics.mean_document_difference == pytest.approx(-0.5)
+    assert metrics.perplexity_without == pytest.approx(2 ** (50 / 10))
+    assert metrics.perplexity_with == pytest.approx(2 ** (40 / 10))
+    assert (metrics.documents_better, metrics.documents_worse) == (1, 0)
+
+
+def test_sign_test_is_the_exact_binomial() -> None:
+    assert sign_test(0, 0) == 1.0
+    assert sign_test(5, 5) == 1.0
+    assert sign_test(10, 0) == pytest.approx(2 / 2**10)
+    assert sign_test(1, 7) == pytest.approx(2 * (1 + 8) / 2**8)
+    assert sign_test(0, 40_000) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("documents", "note"),
+    [
+        (1, ""),
+        (4, " 4 documents are few to resample: 95% intervals over them are rough, and usually too "
+            "narrow."),
+        (19, " 19 documents are few to resample: 95% intervals over them are rough, and usually "
+             "too narrow."),
+        (20, ""),
+    ],
+)  # fmt: skip
+def test_an_interval_over_few_documents_is_called_rough(documents: int, note: str) -> None:
+    sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]] * documents])
+    (metrics,) = paired_metrics(sums, resamples=100, seed=1)
+    row: Any = SimpleNamespace(comparison=SimpleNamespace(group="all", name="all"), metrics=metrics)
+    model: Any = SimpleNamespace(rows=[row], row=lambda name: row)
+    sentence = summary(model)
+    assert sentence.endswith(f").{note}")
+    assert ("rough" in sentence) == bool(note)
+
+
+def test_one_document_has_no_interval() -> None:
+    sums = np.array([[[10.0, 2.0, 20 * LN2, 10 * LN2, 2.0]]])
+    (metrics,) = paired_metrics(sums, resamples=100, seed=1, family=[0])
+    assert metrics is not None
+    assert metrics.difference == pytest.approx(-1.0)
+    assert metrics.relative == pytest.approx(-0.5)
+    assert (metrics.difference_low, metrics.difference_high) == (None, None)
+    assert (metrics.simultaneous_low, metrics.simultaneous_high) == (None, None)
+    assert (metrics.mean_document_difference_low, metrics.sign_test_p_holm) == (None, 1.0)
+
+
+def test_a_family_is_corrected_and_the_rest_is_not() -> None:
+    generator = np.random.default_rng(1)
+    sums = np.ones((3, 50, 5))
+    sums[:, :, 3] += generator.normal(size=(3, 50))
+    first, second, outside = paired_metrics(sums, resamples=500, seed=0, family=[0, 1])
+    assert first is not None
+    assert second is not None
+    assert outside is not None
+    bits = (sums[0, :, 3] - 1) / LN2
+    # two at 97.5% each, 49 degrees: 2.3124 standard errors
+    half = first.simultaneous_high - first.difference
+    assert half == pytest.approx(2.3124 * bits.std() / math.sqrt(50), rel=0.1)
+    for one in (first, second):
+        assert one.simultaneous_low < one.difference_low < one.difference_high
+        assert one.simultaneous_high > one.difference_high
+    assert outside.simultaneous_low is None
+    assert outside.sign_test_p_holm is None
+
+
+def test_bootstrap_is_reproducible_and_covers_the_mean() -> None:
+    generator = np.random.default_rng(0)
+    bits = generator.normal(-3.0, 4.0, size=400)
+    sizes = np.full(400, 2.0)
+    (ratio,) = bootstrap(bits[None], sizes[None], resamples=10_000, seed=7)
+    assert bootstrap(bits[None], sizes[None], resamples=10_000, seed=7) == [ratio]
+    # of a mean: the normal interval, mean ± 1.96 standard errors
+    centre, error = bits.mean() / 2, bits.std() / 2 / math.sqrt(400)
+    assert ratio.low == pytest.approx(centre - 1.96 * error, abs=0.2 * error)
+    assert ratio.high == pytest.approx(centre + 1.96 * error, abs=0.2 * error)
+
+
+def test_bootstrap_resamples_whole_documents() -> None:
+    # two documents: both the first, one of each, both the second (1/4, 1/2, 1/4)
+    (ratio,) = bootstrap(np.array([[0.0, 6.0]]), np.array([[1.0, 2.0]]), resamples=400, seed=0)
+    assert (ratio.low, ratio.high) == (0.0, 3.0)
+
+
+def test_documents_that_do_not_take_part_leave_the_others_alone() -> None:
+    values, weights = np.array([[1.0, 0.0, 0.0, 0.0]]), np.array([[2.0, 0.0, 0.0, 0.0]])
+    assert bootstrap(values, weights, resamples=50, seed=0) == [Interval(0.5, 0.5)]
+    assert bootstrap(values * 0, weights * 0, resamples=50, seed=0) == [Interval(0.0, 0.0)]
+
+
+def test_bootstrap_draws_in_parts_when_documents_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, weights = np.arange(50.0)[None], np.arange(1.0, 51.0)[None]
+    whole = bootstrap(values, weights, resamples=64, seed=3)
+    monkeypatch.setattr("bsmeta.report.inference.DRAWS_AT_ONCE", 50 * 10)
+    assert bootstrap(values, weights, resamples=64, seed=3) == whole

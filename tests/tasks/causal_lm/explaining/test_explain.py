@@ -1,0 +1,72 @@
+"""The entry point as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.explain import main
+from tests.conftest import run_warm
+from tests.tasks.causal_lm.explaining.helpers import SHARD, demo
+from tests.waiting import STUCK_S
+
+EXPLAIN = Path(__file__).resolve().parents[4] / "bsmeta" / "explain.py"
+
+
+def start(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_warm([sys.executable, str(EXPLAIN), "--config-name", "demo", *arguments], folder)
+
+
+def test_json_alone_is_on_standard_output_beside_a_page(tmp_path: Path) -> None:
+    done = start(tmp_path, "limit=2", "json=true", "html=page.html")
+    assert done.returncode == 0, done.stderr
+    names = [json.loads(line)["document"] for line in done.stdout.splitlines()]
+    assert names == [f"{SHARD.format(1)}:0", f"{SHARD.format(1)}:1"]
+    assert "written to page.html" in done.stderr
+    assert [one.name for one in tmp_path.iterdir()] == ["page.html"]
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    main(demo(f"document={SHARD.format(1)}:1", "types=[entity]"))
+    assert "regex_actions.hpp [[Reference]]>" in capsys.readouterr().out
+
+
+def test_what_cannot_be_done_is_the_user_s_to_mend(tmp_path: Path) -> None:
+    wrong = start(tmp_path, f"document={SHARD.format(1)}:160", "json=true")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.splitlines()[-1] == (
+        f"configuration error: document={SHARD.format(1)}:160: the shard has 160 documents; "
+        "expected a number from 0 to 159"
+    )
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigurationError, match="page.html cannot be written"):
+        main(demo(f"html={tmp_path}/missing/page.html"))
+    with pytest.raises(ConfigurationError, match="explain.py works with task=causal_lm only"):
+        main(demo("task=classification"))
+
+
+@pytest.mark.slow
+def test_a_reader_that_stops_early(tmp_path: Path) -> None:
+    command = f"{sys.executable} {EXPLAIN} --config-name demo limit=150 json=true | head -c 20"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=STUCK_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, '{"document": "c4-en-')
+    assert "Traceback" not in done.stderr
+
+
+def test_help_has_the_keys_of_training_and_its_own(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help").stdout
+    assert "learning_rate: float = 5e-05" in text
+    assert "types: list[str] | None = null" in text

@@ -1,0 +1,333 @@
+"""The language model: what a token sees, what its loss is made of, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.nn import functional
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+
+from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.compose import compose
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.text.tokenizer import load_tokenizer
+from bsmeta.models import layers
+from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.training.locations import locate
+from bsmeta.training.task import EvaluationContext, Metric
+
+
+@pytest.fixture(scope="module")
+def config() -> CausalLMConfig:
+    return compose(
+        CausalLMConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[url,title]",
+            "data_config.metadata_config.max_seq_len=64",
+        ],
+    )
+
+
+@pytest.fixture(scope="module")
+def task(config: CausalLMConfig) -> CausalLanguageModel:
+    return CausalLanguageModel(config)
+
+
+@pytest.fixture(scope="module")
+def model(task: CausalLanguageModel) -> nn.Module:
+    torch.manual_seed(0)
+    return task.build_model().eval()
+
+
+def test_documents_packed_together_do_not_see_each_other(model: nn.Module) -> None:
+    first, second = torch.randint(1, 4000, (2, 9)), torch.randint(1, 4000, (2, 7))
+    positions = torch.cat([torch.arange(9), torch.arange(7)]).expand(2, -1)
+    with torch.no_grad():
+        packed = model(
+            input_ids=torch.cat([first, second], 1), position_ids=positions, use_cache=False
+        ).logits
+        alone = [model(input_ids=one, use_cache=False).logits for one in (first, second)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=1e-4, atol=1e-5)
+
+
+def test_documents_see_each_other_with_cross_document_attention(
+    config: CausalLMConfig, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The losses of the stream's batches are those of one document as long as the sequence."""
+    data = replace(config.data_config, cross_document_attention=True)
+    joined = CausalLanguageModel(replace(config, data_config=data))
+    joined.build_model()
+    batch = next(iter(joined.train_stream(0, 1, None))).micro_batches[0].tensors
+    assert batch["position_ids"].tolist() == [list(range(64))] * 2
+    looked: list[bool] = []
+    monkeypatch.setattr(layers, "check_isolation", lambda *_: looked.append(True))
+    with torch.no_grad():
+        loss = joined.loss(model, batch)
+        logits = model(input_ids=batch["input_ids"], use_cache=False).logits[:, :-1]
+    each = functional.cross_entropy(
+        logits.flatten(0, 1), batch["input_ids"][:, 1:].flatten(), reduction="none"
+    ).view(2, 63)
+    torch.testing.assert_close(loss.sum, each[batch["loss_mask"][:, 1:]].sum())
+    assert not looked  # whether documents are kept apart
+
+
+def test_loss_is_the_sum_over_the_targets_and_over_the_documents_of_each_type(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    ids = torch.randint(1, 4000, (2, 6))
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1], [0, 0, 0, 1, 1, 0]]).bool()
+    types = torch.tensor([[3, 3, 3, 2, 2, 2], [0, 0, 0, 0, 0, 0]], dtype=torch.int32)
+    batch = {
+        "input_ids": ids,
+        "position_ids": torch.arange(6).expand(2, -1),
+        "loss_mask": mask,
+        "document_types": types,
+    }
+    with torch.no_grad():
+        loss = task.loss(model, batch)
+        logits = model(input_ids=ids, use_cache=False).logits
+    each = functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), reduction="none"
+    ).view(2, 5)
+    torch.testing.assert_close(loss.sum, each[mask[:, 1:]].sum())
+    parts = {name: (float(part), int(weight)) for name, (part, weight) in loss.parts.items()}
+    assert {name: weight for name, (_, weight) in parts.items()} == {
+        "without_metadata": 2,
+        "with_url": 2,
+        "with_title": 4,
+    }
+    assert parts["with_url"][0] == pytest.approx(float(each[0, :2].sum()), rel=1e-5)
+    assert parts["without_metadata"][0] == pytest.approx(float(each[1, 2:4].sum()), rel=1e-5)
+
+
+def test_a_batch_without_targets_has_no_loss_and_no_nan(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    batch = {
+        "input_ids": torch.ones(1, 4, dtype=torch.int64),
+        "position_ids": torch.arange(4)[None],
+        "loss_mask": torch.zeros(1, 4, dtype=torch.bool),
+        "document_types": torch.zeros(1, 4, dtype=torch.int32),
+    }
+    loss = task.loss(model, batch)
+    loss.sum.backward()
+    assert loss.sum.item() == 0.0
+    assert all(p.grad is None or math.isfinite(float(p.grad.sum())) for p in model.parameters())
+
+
+def test_reading_data_draws_nothing_from_the_generator_of_the_dropout(
+    task: CausalLanguageModel, model: nn.Module
+) -> None:
+    before = torch.get_rng_state()
+    batch = next(iter(task.train_stream(0, 1, None))).micro_batches[0]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert batch.tokens + batch.padding == batch.tensors["input_ids"].numel()
+
+
+def test_flash_attention_is_given_the_borders_of_the_documents(
+    config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = CausalLanguageModel(config)
+    monkeypatch.setattr(task, "_attention", "flash_attention_2")
+    stream = task.train_stream(0, 1, None)
+    step = next(iter(stream))
+    batch = step.micro_batches[0]
+    borders = batch.tensors["document_borders"].tolist()
+    starts = batch.tensors["position_ids"].flatten() == 0
+    assert borders == [*starts.nonzero().flatten().tolist(), 128]
+    assert stream.merge([step.state]) == step.state
+    assert "shards" in stream.fingerprint
+
+
+def test_a_model_that_lets_documents_see_each_other_does_not_train(config: CausalLMConfig) -> None:
+    task = CausalLanguageModel(config)
+    model = task.build_model()
+    forward = model.forward
+
+    def leaking(**inputs: torch.Tensor) -> Any:
+        return forward(**{**inputs, "position_ids": None})
+
+    model.forward = leaking  # type: ignore[method-assign]
+    with pytest.raises(ConfigurationError, match="attn_implementation: under sdpa the documents"):
+        task.loss(model, next(iter(task.train_stream(0, 1, None))).micro_batches[0].tensors)
+
+
+def test_the_evaluation_compares_the_first_held_out_documents(
+    config: CausalLMConfig, model: nn.Module
+) -> None:
+    task = CausalLanguageModel(replace(config, eval_documents=2))
+    context = EvaluationContext.alone(torch.device("cpu"))
+    metrics = task.evaluate(model, context)
+    assert Metric("documents", 2, better=None) in metrics
+    assert metrics == task.evaluate(model, context)
+    nothing = replace(config, data_config=replace(config.data_config, validation_file=None))
+    assert CausalLanguageModel(nothing).evaluate(model, context) == []
+
+
+def test_the_export_loads_with_transformers_and_says_the_same(
+    task: CausalLanguageModel, model: nn.Module, tmp_path: Path
+) -> None:
+    task.export(model, model.state_dict(), tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    ids = torch.tensor([tokenizer("Metadata before the text").input_ids])
+    with torch.no_grad():
+        assert torch.allclose(again(ids).logits, model(ids).logits, atol=1e-5)
+    assert tokenizer.eos_token == "<|endoftext|>"
+    assert "Title: The first program ||| Ada" in (tmp_path / "README.md").read_text()
+    found = locate(str(tmp_path))  # a model that was copied out of its run knows its metadata
+    assert found.config == tmp_path / "metadata.yaml"
+    metadata = run_config(found, None, {}).data_config.metadata_config
+    assert metadata == task._config.data_config.metadata_config
+
+
+def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
+    more = compose(
+        CausalLMConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[html]",
+            "data_config.metadata_config.local_metadata_special_token_state=true",
+            "data_config.metadata_config.local_metadata_special_token_start={html: '<HTML>'}",
+            "data_config.metadata_config.local_metadata_special_token_end={html: '</HTML>'}",
+        ],
+    )
+    task = CausalLanguageModel(more)
+    assert task.tokenizer.convert_tokens_to_ids(["<HTML>", "</HTML>"]) == [4096, 4097]
+    model = task.build_model()
+    assert model.get_input_embeddings().weight.shape[0] >= 4098
+    task.export(model, model.state_dict(), tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert again.get_input_embeddings().weight.shape == model.get_input_embeddings().weight.shape
+    ids = tokenizer("<HTML><b></HTML>a").input_ids
+    assert (ids[0], ids[-2]) == (4096, 4097)
+    assert again(torch.tensor([ids])).logits.shape[-1] >= 4098
+
+
+SPECIAL = [
+    "data_config.metadata_config.metadata_list=[html,meta_tokens]",
+    "data_config.metadata_config.treat_local_metadata_as_regular_text=false",
+    "data_config.metadata_config.local_metadata_special_token_state=true",
+    "data_config.metadata_config.local_metadata_special_token_start={html: '<HTML>'}",
+    "data_config.metadata_config.local_metadata_special_token_end={html: '</HTML>'}",
+]
+
+
+def test_arms_of_the_same_text_start_with_the_same_weights() -> None:
+    """Special tokens or none: as many rows of the embedding, each with the same numbers."""
+    arms = [SPECIAL, ["data_config.metadata_config.metadata_list=[]"]]
+    models, tokenizers = [], []
+    for arm in arms:
+        task = CausalLanguageModel(
+            compose(CausalLMConfig, "demo", [*arm, "data_config.row_budget=text"])
+        )
+        torch.manual_seed(3)
+        models.append(task.build_model().state_dict())
+        tokenizers.append(task.tokenizer)
+        assert len(task.tokenizer) == len(models[-1]["model.embed_tokens.weight"])
+    assert models[0].keys() == models[1].keys()
+    assert all(torch.equal(weights, models[1][name]) for name, weights in models[0].items())
+    known = [set(tokenizer.get_vocab()) for tokenizer in tokenizers]
+    assert {"<HTML>", "</HTML>", "<|meta_0|>"} <= known[0] - known[1]
+
+
+def test_more_special_tokens_than_all_arms_have_room_for_are_refused() -> None:
+    many = [*SPECIAL, "data_config.metadata_config.num_meta_tokens=63"]
+    config = compose(CausalLMConfig, "demo", [*many, "data_config.row_budget=text"])
+    with pytest.raises(ConfigurationError, match="65 special tokens .* reserves 64"):
+        load_tokenizer(config)
+
+
+def test_a_model_that_is_not_there_is_named_with_its_key() -> None:
+    config = compose(
+        CausalLMConfig, "demo", ["model_config_file=null", "model_name=/nowhere/model"]
+    )
+    with pytest.raises(ConfigurationError, match=r"model_name: /nowhere/model cannot be loaded"):
+        CausalLanguageModel(config).build_model()
+
+
+def test_a_model_to_start_from_that_lacks_a_weight_is_refused(
+    config: CausalLMConfig, model: nn.Module, tmp_path: Path
+) -> None:
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    name = next(one for one in weights if "mlp" in one)
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    started = replace(
+        config,
+        model_config_file=None,
+        model_name=str(tmp_path),
+        tokenizer_name=config.tokenizer_name or config.model_name,
+    )
+    with pytest.raises(DataError, match=rf"model_name={tmp_path}: .*missing .*: {name}"):
+        CausalLanguageModel(started).build_model()
+
+
+def test_a_model_folder_without_a_tokenizer_is_refused(
+    config: CausalLMConfig, tmp_path: Path
+) -> None:
+    GPT2Config().save_pretrained(tmp_path)  # transformers makes up a tokenizer of one token
+    started = replace(config, model_name=str(tmp_path), tokenizer_name=None)
+    with pytest.raises(ConfigurationError, match=rf"tokenizer_name: {tmp_path}: there is no token"):
+        _ = CausalLanguageModel(started).tokenizer
+
+
+def test_exposure_puts_what_was_configured_beside_what_was_seen() -> None:
+    config = compose(
+        CausalLMConfig,
+        "demo",
+        [
+            "data_config.metadata_config.metadata_list=[html,url]",
+            "data_config.metadata_config.metadata_probability=0.75",
+            "data_config.metadata_config.html_overall_sample_rate=0.25",
+            "data_config.metadata_config.random_sample_metadata_weights.url=2",
+        ],
+    )
+    counts = {"documents": 8, "documents_with_metadata": 6, "documents/html": 1, "documents/url": 4}
+    assert CausalLanguageModel(config).exposure(counts, phase=0) == {
+        "documents": 8,
+        "with_metadata": {"configured": 0.75, "realized": 0.75},
+        "types": {
+            "html": {"weight": 1.0, "left_out": 0.75, "realized": 0.125},
+            "url": {"weight": 2.0, "left_out": 0.0, "realized": 0.5},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_attention_heads": 3}, "The hidden size .128. is not a multiple"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; expected a divisor .*: 1, 2, 4"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0; expected a divisor"),
+        ({"hidden_size": "many"}, "Field 'hidden_size' expected int, got str"),
+        ({"hidden_size": -4}, "negative dimension -4"),
+        ({"hidden_act": "gelou"}, "KeyError.'gelou'."),
+        ({"model_type": "lama"}, "does not recognize this architecture"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_transformers_rejects_is_refused_by_its_key(
+    change: dict[str, Any], message: str, config: CausalLMConfig, tmp_path: Path
+) -> None:
+    assert config.model_config_file is not None
+    file = tmp_path / "shape.json"
+    file.write_text(json.dumps(json.loads(Path(config.model_config_file).read_text()) | change))
+    task = CausalLanguageModel(replace(config, model_config_file=str(file)))
+    with pytest.raises(ConfigurationError, match=rf"(?s)model_config_file: {file} .*{message}"):
+        task.build_model()
+    with pytest.raises(ConfigurationError, match=f"model_config_file: {file} cannot be loaded"):
+        task.shape()
