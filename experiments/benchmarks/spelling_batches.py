@@ -22,18 +22,18 @@ import torch
 
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.config import SecConfig, SedWordsConfig, SmallModelConfig, SpellingConfig
-from bsmeta.tasks.spelling.correction import Correction
+from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
 
 ONE_BUCKET = 1_000_000
 
 
-def task_of(config: SpellingConfig) -> Detection | Correction:
+def task_of(config: SpellingConfig) -> Detection | CandidateCorrection:
     """The task of a configuration."""
     if isinstance(config, SedWordsConfig):
         return WordDetection(config)
     assert isinstance(config, SecConfig)
-    return Correction(config)
+    return CandidateCorrection(config)
 
 
 def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def measure(config: SpellingConfig, steps: int) -> dict[str, Any]:
 
 
 def train(
-    task: Detection | Correction,
+    task: Detection | CandidateCorrection,
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer,
     batch: MicroBatch,

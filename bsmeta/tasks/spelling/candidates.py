@@ -171,7 +171,9 @@ class Candidates:
         return Form(
             [row.text for row in rows],
             np.concatenate([np.array(features), listed], 1).astype(np.float32),
-            np.stack([hash_words([row[end] for row in rows]) for end in (1, 2)]),
+            np.stack(
+                [hash_words([row.first for row in rows]), hash_words([row.last for row in rows])]
+            ),
             np.array([self.log(row.first) for row in rows], np.float32),
             np.array([row.text[:1].isupper() for row in rows]),
         )
@@ -328,10 +330,10 @@ def _single_edit(right: str, wrong: str) -> list[float]:
     """The kind of a single edit (insertion, deletion, replacement), whether it is a slip to a
     neighboring key, one of vowels, or of a doubled letter; zeros for other edits.
     """
-    operations = Levenshtein.editops(right, wrong)
+    operations = [*Levenshtein.editops(right, wrong)]
     if len(operations) != 1:
         return [0.0] * 6
-    operation = operations[0]
+    (operation,) = operations
     at, became = operation.src_pos, operation.dest_pos
     old = right[at] if operation.tag != "insert" else right[max(at - 1, 0)]
     new = wrong[became] if operation.tag != "delete" else right[max(at - 1, 0)]

@@ -138,7 +138,7 @@ class Lexicon:
         arrays = {"counts": self.counts}
         for name, ngrams in zip(_NGRAMS, self._ngrams, strict=True):
             arrays |= {f"{name}_keys": ngrams.keys, f"{name}_counts": ngrams.counts}
-        np.savez(folder / ARRAYS_FILE, **arrays)
+        np.savez(folder / ARRAYS_FILE, **arrays)  # type: ignore[arg-type]
         text = json.dumps(self.misspellings, ensure_ascii=False)
         (folder / MISSPELLINGS_FILE).write_text(text, encoding="utf-8")
 
@@ -217,8 +217,8 @@ def build_lexicon(
     ).reshape(len(names), 2 + len(listed))
     order = np.argsort(-_frequencies(table), kind="stable")[:MOST_WORDS]
     wrong: dict[str, list[str]] = {}
-    for word, own in misspellings.items():
-        for misspelling in own:
+    for word, written in misspellings.items():
+        for misspelling in written:
             wrong.setdefault(fold(misspelling), []).append(fold(word))
     return Lexicon(
         [names[number] for number in order], table[order],
