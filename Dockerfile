@@ -2,7 +2,7 @@
 #
 #   docker build -t bsmeta .
 #   docker build -t bsmeta:cuda --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130 .
-#   docker run --rm -v "$PWD/runs:/work/runs" bsmeta train --config-name demo out_dir=runs/first
+#   docker run --rm -v "$PWD/runs:/home/bsmeta/runs" bsmeta train --config-name demo out_dir=runs/first
 FROM python:3.11-slim-bookworm
 
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
@@ -23,11 +23,11 @@ RUN grep '^torch==' requirements.txt >torch.txt \
 COPY . .
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
     && useradd --create-home --uid 10001 bsmeta \
-    && mkdir /work \
-    && chown bsmeta /work
+    && mkdir /home/bsmeta/runs \
+    && chown bsmeta /home/bsmeta/runs
 
 USER 10001
-WORKDIR /work
+WORKDIR /home/bsmeta
 ENV TORCH_EXTENSIONS_DIR=/home/bsmeta/.cache/torch_extensions
 RUN python -c 'from bsmeta.training.distributed_op import prepare_cpu_op; prepare_cpu_op()'
 ENTRYPOINT ["bsmeta"]

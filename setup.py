@@ -24,7 +24,6 @@ BASE = [
     "transformers>=5.17,<6",
     "tokenizers>=0.22",
     "safetensors>=0.5",
-    "datasets>=5,<6",
     "huggingface_hub>=2,<3",
     "httpx2>=2.16,<3",
     "fsspec>=2025.3",
@@ -39,7 +38,7 @@ BASE = [
     "xxhash>=3.4",
     "isal>=1.7",
     "indexed_gzip>=1.10",
-    "zstandard>=0.23",
+    "backports.zstd>=1.0",
     "pyarrow>=21",
     "msgspec>=0.19",
     "tiktoken>=0.9",
@@ -49,16 +48,23 @@ BASE = [
     "psutil>=5.9",
     "rich>=13.9",
     "matplotlib>=3.9",
-    "tensorboard>=2.18",  # the default tracker
+    "tensorboardX>=2.6",  # writes the files of the default tracker, without the viewer's 57 MB
     # DeepSpeed compiles its CPU communication op once, with these.
     "ninja>=1.11",
     "setuptools>=77",
 ]
 EXTRAS = {
     "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
-    "tables": ["scikit-learn>=1.6"],  # classification: splits, metrics, the linear baseline
-    "spelling": ["rapidfuzz>=3.9", "codespell>=2.4", "symspellpy>=6.9", "wordfreq>=3.1"],
-    "entities": ["ahocorasick-rs>=1.0", "scikit-learn>=1.6"],
+    # tasks with a table of samples, which `datasets` stores
+    "tables": ["datasets>=5,<6", "scikit-learn>=1.6"],  # splits, metrics, the linear baseline
+    "spelling": [
+        "datasets>=5,<6",
+        "rapidfuzz>=3.9",
+        "codespell>=2.4",
+        "symspellpy>=6.9",
+        "wordfreq>=3.1",
+    ],
+    "entities": ["datasets>=5,<6", "ahocorasick-rs>=1.0", "scikit-learn>=1.6"],
     "bootleg": ["marisa-trie>=1.2"],  # entity folders of Bootleg from release 1.1 on
     "annotate": [
         "selectolax>=1.0",
@@ -73,7 +79,7 @@ EXTRAS = {
     "fast": ["gigatoken>=0.10,<0.11"],  # the fastest tokenizer backend, young
     "cluster": ["datatrove>=0.10,<0.11"],  # annotation through Slurm or Ray
     "downstream": ["lm_eval>=0.4.13,<0.5"],  # benchmarks of exported models in studies
-    "trackers": ["wandb>=0.31,<1", "trackio>=0.43,<1"],
+    "trackers": ["tensorboard>=2.18", "wandb>=0.31,<1", "trackio>=0.43,<1"],
 }
 
 

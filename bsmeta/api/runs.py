@@ -40,7 +40,7 @@ class Status:
 
 
 class Run:
-    """What a run folder holds. Methods read the files anew, because a run may be in progress.
+    """What a run folder holds. Methods read the files at each call: a run may be in progress.
 
     Attributes:
         path: The folder.

@@ -137,7 +137,7 @@ class BatchStream:
             raise ConfigurationError(f"state: the processes are at different places: {places}")
         if states[0]["taken"] and size != self._world_size:
             raise ConfigurationError(
-                f"state: saved in the middle of a step by {size} processes; expected as many now "
-                f"({self._world_size}), or a state from the end of a step"
+                f"state: saved in the middle of a step by {size} processes, but there are now "
+                f"{self._world_size}; expected the same number, or a state from the end of a step"
             )
         return states[0]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 EXTRA_OF = {
+    "datasets": "tables",
     "sklearn": "tables",
     "rapidfuzz": "spelling",
     "ahocorasick_rs": "entities",

@@ -53,7 +53,7 @@ INK, MUTED, GRID, GOOD, BAD, ON_GOOD = (
 SERIES = [color for name, color in LIGHT.items() if name.startswith("series-")]
 MARKERS = ["o", "s", "^", "D", "v", "P", "X", "<", ">", "*"]
 DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 2, 2)), (0, (4, 1.5))]
-"""Line styles: together with markers and colors, lines are told apart without any color."""
+"""Line styles: together with markers and colors, lines can be distinguished without any color."""
 
 TEXT, SMALL = 10.0, 9.0
 """Sizes of text in points: 13.3 and 12 pixels."""

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
+from backports import zstd
 from common import MB, own_arguments
 from stream_arms import alternate, speeds
 
@@ -84,7 +84,7 @@ def write(path: Path, rows: list[Row]) -> None:
         path.write_bytes(gzip.compress(content))
     else:
         frames = range(0, len(content), FRAME)
-        path.write_bytes(b"".join(zstandard.compress(content[at : at + FRAME]) for at in frames))
+        path.write_bytes(b"".join(zstd.compress(content[at : at + FRAME]) for at in frames))
 
 
 def converted(config: CausalLMConfig, folder: Path) -> dict[str, CausalLMConfig]:

@@ -25,7 +25,7 @@ MEASURES = {
     "loss": "training loss",
 }
 COLUMNS = ("with", "without", "loss")
-COLOURS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
+COLORS = ("#2166ac", "#b2182b", "#1b7837", "#762a83", "#e08214", "#6b6b6b")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def plot(points: Sequence[tuple[dict[str, str], float]], words: str) -> Figure:
         axes.set_ylabel(words)
     else:
         labels = [", ".join(values.values()) for values, _ in points]
-        axes.plot([value for _, value in points], range(len(points)), "o", color=COLOURS[0])
+        axes.plot([value for _, value in points], range(len(points)), "o", color=COLORS[0])
         axes.set_yticks(range(len(points)), labels)
         axes.invert_yaxis()
         axes.set_xlabel(words)
@@ -173,8 +173,8 @@ def _lines(axes: Any, points: Sequence[tuple[dict[str, str], float]], axis: str)
     for values, measured in points:
         others = [f"{name} {value}" for name, value in values.items() if name != axis]
         lines.setdefault(", ".join(others), []).append((float(values[axis]), measured))
-    for (label, line), colour in zip(sorted(lines.items()), itertools.cycle(COLOURS)):
-        axes.plot(*zip(*sorted(line), strict=True), "o-", color=colour, label=label)
+    for (label, line), color in zip(sorted(lines.items()), itertools.cycle(COLORS)):
+        axes.plot(*zip(*sorted(line), strict=True), "o-", color=color, label=label)
     at = _numbers(points, axis)
     if at[0] > 0 and at[-1] / at[0] >= 4:
         axes.set_xscale("log")

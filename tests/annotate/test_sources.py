@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from backports import zstd
 from fastwarc.stream_io import BrotliWriter
 
 from bsmeta.annotate.row import InputRecord
@@ -44,7 +44,7 @@ def test_json_lines(suffix: str, tmp_path: Path) -> None:
         {"url": "https://a.org/2", "html": "<p>2", "crawl": {"id": 7}},
     ]
     content = "".join(json.dumps(line) + "\n" for line in lines).encode()
-    compress = {".jsonl.gz": gzip.compress, ".jsonl.zst": zstandard.compress}
+    compress = {".jsonl.gz": gzip.compress, ".jsonl.zst": zstd.compress}
     path = tmp_path / f"pages{suffix}"
     path.write_bytes(compress.get(suffix, bytes)(content))
     first, second = records(path)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
+from backports import zstd
 
 from tests.data.helpers import WORDS
 
@@ -61,7 +61,7 @@ def write_gz(path: Path, rows: list[Row]) -> None:
 
 
 def write_zst(path: Path, rows: list[Row]) -> None:
-    path.write_bytes(zstandard.compress(lines(rows)))
+    path.write_bytes(zstd.compress(lines(rows)))
 
 
 def write_parquet(path: Path, rows: list[Row]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import zstandard
+from backports import zstd
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
@@ -56,7 +56,7 @@ def parquet(groups: int) -> Callable[[Path, list[dict[str, Any]]], None]:
 
 def frames(data: bytes, size: int) -> list[bytes]:
     """Zstandard frames of so many bytes of content, which mostly end inside a line."""
-    return [zstandard.compress(data[at : at + size]) for at in range(0, len(data), size)]
+    return [zstd.compress(data[at : at + size]) for at in range(0, len(data), size)]
 
 
 def seek_table(parts: list[bytes], size: int) -> bytes:

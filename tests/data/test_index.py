@@ -13,7 +13,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-import zstandard
+from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,7 +51,7 @@ def written(tmp_path: Path, form: str) -> str:
         path.write_bytes(DATA)
     elif form == "frames":
         path = tmp_path / "shard.jsonl.zst"
-        parts = [zstandard.compress(DATA[at : at + 9999]) for at in range(0, len(DATA), 9999)]
+        parts = [zstd.compress(DATA[at : at + 9999]) for at in range(0, len(DATA), 9999)]
         skippable = struct.pack("<II", 0x184D2A5E, 9) + b"seektable"
         path.write_bytes(skippable + b"".join(parts) + skippable)
     else:
@@ -165,9 +165,9 @@ def test_a_zst_file_is_entered_at_a_frame(tmp_path: Path) -> None:
 
 def test_a_single_frame_has_no_points(tmp_path: Path) -> None:
     path = tmp_path / "shard.jsonl.zst"
-    path.write_bytes(zstandard.compress(DATA))
+    path.write_bytes(zstd.compress(DATA))
     assert build_index(str(path)).before(2000) is None
-    path.write_bytes(zstandard.compress(DATA)[:-1000])
+    path.write_bytes(zstd.compress(DATA)[:-1000])
     with pytest.raises(OSError, match="the file ends in the middle of its data"):
         build_index(str(path))
 

@@ -184,8 +184,8 @@ def test_a_changed_schedule_or_length_is_refused(folder: Path) -> None:
             "schedule.1.share in Hydra configuration: found -0.5, expected a",
         ),
         (
-            [Phase(types=["colour"])],
-            "schedule.0.types in Hydra configuration: found the type colour",
+            [Phase(types=["color"])],
+            "schedule.0.types in Hydra configuration: found the type color",
         ),
         (
             [Phase(metadata_probability=2.0)],

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-import zstandard
+from backports import zstd
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import index, inflate
@@ -189,7 +189,7 @@ def test_a_warning_of_long_zst_frames(
     monkeypatch.setattr(inflate, "COMPRESSED_BLOCK", 500)
     lines = [f"{json.dumps(page)}\n".encode() for page in pages(200)]
     parts = [b"".join(lines[place::frames]) for place in range(frames)]
-    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstandard.compress, parts)))
+    (tmp_path / "a.jsonl.zst").write_bytes(b"".join(map(zstd.compress, parts)))
     write_shard(tmp_path / "b.jsonl.gz", pages(20, first=100))
     run(small_config(tmp_path, num_streams=2), 1)
     warned = "a.jsonl.zst: the first Zstandard frame is longer than" in caplog.text

@@ -292,7 +292,7 @@ def _machines(launch: Launch) -> Iterator[Problem]:
     if launch.num_processes % machines:
         each = launch.num_processes // machines
         expected = f"a multiple of {machines} (num_machines): accelerate starts {each} on each"
-        fix = "give every machine as many, or use experiments/several_machines.sh"
+        fix = "give each machine the same number, or use experiments/several_machines.sh"
         yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
     if launch.machine_rank not in range(machines):
         expected = f"0 to {machines - 1} (num_machines - 1), another one on each machine"

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 BLOCK = 1 << 18
 COMPRESSED_BLOCK = 1 << 18
-ZST_BLOCK = 1 << 14  # bytes per decompressor call: four bytes may become 128 KB
 GZIP_MEMBER = 31  # window bits that mean: a gzip header, a deflate stream, a checksum
 BARE_DEFLATE = -15  # ... and: a deflate stream alone
 TRAILER = 8  # bytes of checksum and size after the deflate stream of a gzip member
@@ -158,25 +157,25 @@ def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
     Skippable frames, such as the seek table of the seekable format, have no content.
     """
-    import zstandard
+    from backports import zstd
 
     data = first_block(file)
     offset = file.tell() - len(data)
     while data:
-        frame = zstandard.ZstdDecompressor().decompressobj()
+        frame = zstd.ZstdDecompressor()
         while not frame.eof:
-            if not data:
-                raise DamagedFileError(CUT)
-            some, data = data[:ZST_BLOCK], data[ZST_BLOCK:]
-            try:
-                block = frame.decompress(some)
-            except zstandard.ZstdError as error:
-                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
-            for begin in range(0, len(block), BLOCK):
-                yield offset, block[begin : begin + BLOCK]
-            if not data and not frame.eof:
+            if frame.needs_input and not data:
                 data = file.read(COMPRESSED_BLOCK)
-        data = frame.unused_data + data or file.read(COMPRESSED_BLOCK)
+                if not data:
+                    raise DamagedFileError(CUT)
+            try:
+                block = frame.decompress(data, BLOCK)
+            except zstd.ZstdError as error:
+                raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
+            data = b""
+            if block:
+                yield offset, block
+        data = frame.unused_data or file.read(COMPRESSED_BLOCK)
         offset = file.tell() - len(data)
 
 

@@ -49,8 +49,8 @@ def _check_lengths(config: DisambiguationConfig, most: int) -> None:
         length = getattr(config.data_config, name)
         if length > most:
             raise ConfigurationError(
-                f"data_config.{name}={length}: the encoder takes {most:,} tokens; expected at most "
-                "as many"
+                f"data_config.{name}={length}: expected at most {most:,}, the "
+                "tokens that the encoder takes"
             )
 
 
@@ -78,7 +78,7 @@ def _freeze(encoder: PreTrainedModel, trained: int) -> None:
     count = encoder.config.num_hidden_layers
     if trained > count:
         raise ConfigurationError(
-            f"train_layers={trained}: the encoder has {count} layers; expected at most as many"
+            f"train_layers={trained}: expected at most {count}, the layers of the encoder"
         )
     lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
     layers = next(found for found in lists if len(found) == count)
@@ -91,8 +91,8 @@ def _cut(shape: Any, layers: int) -> None:
     """Keeps the first layers of an encoder."""
     if layers > shape.num_hidden_layers:
         raise ConfigurationError(
-            f"encoder_layers={layers}: the encoder has {shape.num_hidden_layers} layers; expected "
-            "at most as many"
+            f"encoder_layers={layers}: expected at most "
+            f"{shape.num_hidden_layers}, the layers of the encoder"
         )
     shape.num_hidden_layers = layers
 

@@ -108,7 +108,7 @@ def read_test_sets(folder: Path, task: str, limit: int | None = None) -> list[Te
         if len(lines) != len(correct):
             raise DataError(
                 f"{corrupt.parent}: {len(lines):,} lines in corrupt.txt, but {len(correct):,} in "
-                "correct.txt; expected as many"
+                "correct.txt; expected the same number"
             )
         text = folder / "sec" / group / split / "correct.txt"
         clean = _lines(text, limit) if text.is_file() else []

@@ -229,4 +229,4 @@ def _ratio(top: np.ndarray, bottom: np.ndarray) -> float:
 def _check_lines(**lines: int) -> None:
     if len(set(lines.values())) > 1:
         found = ", ".join(f"{name}: {count}" for name, count in lines.items())
-        raise DataError(f"the numbers of lines differ ({found}); expected as many of each")
+        raise DataError(f"the numbers of lines differ ({found}); expected the same number of each")

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-import zstandard
+from backports import zstd
 
 from bsmeta.core.errors import UserError
 from bsmeta.tasks.classification.config import ClassificationDataConfig
@@ -63,7 +63,7 @@ MALFORMED: dict[str, tuple[bytes, dict[str, Any], str]] = {
     "JSON": (b'[\n {"text": "a", "label": "b"}]', {}, r"begins like JSON"),
     "bzip2": (bz2.compress(TABLE), {}, r"is a bzip2 file \(only gzip is read\)"),
     "xz": (lzma.compress(TABLE), {}, r"is an xz file"),
-    "Zstandard": (zstandard.compress(TABLE), {}, r"is a Zstandard file"),
+    "Zstandard": (zstd.compress(TABLE), {}, r"is a Zstandard file"),
     # gzip
     "gzip of nothing": (gzip.compress(b""), {}, r"table.csv is empty"),
     "gzip of HTML": (gzip.compress(b"<html></html>"), {}, r"is an HTML or XML page"),

@@ -214,7 +214,7 @@ def position_plot(model: ModelReport) -> Figure:
     panels[0].set_xlabel("from this byte of the document on (documents)")
     panels[0].set_ylabel("bits per byte, with minus without")
     panels[1].set_title("by text seen before", loc="left")
-    panels[1].set_xlabel("after so many bytes of text in the window (documents)")
+    panels[1].set_xlabel("bytes of text before it in the window (documents)")
     figures.legend_below(figure, [(label(row), style) for row, style in looks], columns=3)
     return figure
 

@@ -93,9 +93,7 @@ PART_CLASSES = {
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
     """The page as HTML source."""
     keys = config.data_config.metadata_config.metadata_list
-    colours = [
-        f".k{token_type} {{ {colour(token_type)} }}" for token_type in range(1, len(keys) + 1)
-    ]
+    colors = [f".k{token_type} {{ {color(token_type)} }}" for token_type in range(1, len(keys) + 1)]
     body = ["<h1>Documents as the model sees them</h1>", introduction(config), html_legend(keys)]
     for window in windows:
         for document in window.documents:
@@ -107,11 +105,11 @@ def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: Token
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         "<title>Documents as the model sees them</title>"
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}{' '.join(colours)}</style></head>\n<body>\n{inside}\n</body></html>\n"
+        f"<style>{STYLE}{' '.join(colors)}</style></head>\n<body>\n{inside}\n</body></html>\n"
     )
 
 
-def colour(token_type: int) -> str:
+def color(token_type: int) -> str:
     """A background color that works in light and dark mode; the golden angle spreads the hues."""
     return f"background: hsl({(token_type * 137.5 + 70) % 360:g} 75% 50% / .25);"
 
@@ -255,7 +253,7 @@ class TerminalView:
             yield Text(line, FAINT)
         for place, tokens in enumerate(chunks):
             yield Text(f"\n{chunk_facts(document, place, tokens, sequences)}", FAINT)
-            yield coloured(tokens, boundaries=self._boundaries)
+            yield colored(tokens, boundaries=self._boundaries)
         yield Text()
 
 
@@ -264,7 +262,7 @@ def heading(text: str) -> Rule:
     return Rule(Text(text, "bold"), align="left", style=FAINT)
 
 
-def coloured(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
+def colored(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
     """The text of a chunk, styled token by token."""
     parts: list[tuple[str, Style]] = []
     for place, token in enumerate(tokens):

@@ -58,10 +58,10 @@ def test_comparisons_in_their_order() -> None:
 
 
 def test_all_unknown_names_are_listed_at_once() -> None:
-    config = EvaluateConfig(chosen=["url+colour", "size"])
+    config = EvaluateConfig(chosen=["url+color", "size"])
     with pytest.raises(ConfigurationError) as caught:
         configured_comparisons(config, ["url"])
-    assert "colour is not in metadata_list ['url']" in str(caught.value)
+    assert "color is not in metadata_list ['url']" in str(caught.value)
     assert "size is not in metadata_list ['url']" in str(caught.value)
 
 

@@ -93,7 +93,7 @@ def test_a_document_cannot_reach_into_the_page(tmp_path: Path) -> None:
     assert "\x1b" not in made
 
 
-def test_light_and_dark_and_every_type_its_colour(tmp_path: Path) -> None:
+def test_light_and_dark_and_every_type_its_color(tmp_path: Path) -> None:
     made, _ = read(tmp_path, "the fox")
     assert "prefers-color-scheme: dark" in made
     assert all(f".k{kind} {{ background: hsl(" in made for kind in (1, 2, 3))
@@ -108,13 +108,13 @@ def test_packing_to_scale(tmp_path: Path) -> None:
     assert "Packing" not in without
 
 
-def shown(folder: Path, *, colour: bool = False, **changes: Any) -> list[str]:
+def shown(folder: Path, *, color: bool = False, **changes: Any) -> list[str]:
     config = own_config(
         folder, [page(7, 4), page(8, 3)], random_sample_metadata=False, max_seq_len=256, **changes
     )
     file = io.StringIO()
     console = Console(
-        file=file, width=100, force_terminal=colour, color_system="standard" if colour else None
+        file=file, width=100, force_terminal=color, color_system="standard" if color else None
     )
     view = TerminalView(console, config, small_texts())
     for window in own_windows(config):
@@ -154,14 +154,14 @@ def test_token_boundaries_on_demand(tmp_path: Path) -> None:
     assert "│ begins a token; · ends inside a character" in lines
 
 
-def test_colours(tmp_path: Path) -> None:
+def test_colors(tmp_path: Path) -> None:
     end, prefix, tag, no_loss = "\x1b[0m", "\x1b[2;3;", "\x1b[1;", "\x1b[2m"
     html, url = "36m", "32m"
     assert (
         f"{prefix}{html}html | {end}{prefix}{url}url: https://example.org/7 |||{end}{no_loss} {end}"
         f"{tag}{html}<b class:strong>{end}7 laz{tag}{html}</b>{end}"
         f"y dog 12 cafés\x1b[1m<eos>{end}"
-    ) in shown(tmp_path, colour=True, types=["html", "url"])
+    ) in shown(tmp_path, color=True, types=["html", "url"])
 
 
 def test_what_was_asked_for_and_is_lacking(tmp_path: Path) -> None:
