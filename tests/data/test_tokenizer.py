@@ -15,6 +15,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.reporting import log_once
 from bsmeta.data.text.tokenizer import (
     BACKENDS,
+    Backend,
     Unavailable,
     choose_backend,
     gigatoken_backend,
@@ -22,7 +23,6 @@ from bsmeta.data.text.tokenizer import (
     tiktoken_backend,
 )
 from bsmeta.data.text.tokens import TextTokenizer
-from bsmeta.data.text.word_cache import Backend
 from tests.data.helpers import small_tokenizer
 
 SMALL = small_tokenizer().backend_tokenizer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,6 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.reporting import log_once
-from bsmeta.data.text.word_cache import GPT2_PATTERN, SPACED_PATTERNS, Backend, WordMemory
 from bsmeta.metadata.rendering import Renderer
 
 RESERVED_TOKENS = 64
@@ -147,6 +146,12 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
 
 log = logging.getLogger(__name__)
 
+
+Backend = Callable[[Sequence[str]], list[np.ndarray]]
+"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
 
 WITHOUT_GOING_BACK = {
     GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
@@ -285,24 +290,10 @@ def gigatoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def remembering_backend(tokenizer: Tokenizer) -> Backend:
-    """The oracle, with a cache of words if the tokenizer permits one."""
-    backend = hf_backend(tokenizer)
-    parts = json.loads(tokenizer.to_str())
-    added = parts["added_tokens"]
-    try:
-        spaced = split_pattern(parts) in SPACED_PATTERNS and not parts["model"].get("dropout")
-    except Unavailable:
-        return backend
-    return (
-        WordMemory(backend, tokenizer) if spaced and not depends_on_neighbours(added) else backend
-    )
-
-
 BACKENDS = {
     "gigatoken": gigatoken_backend,
     "tiktoken": tiktoken_backend,
-    "hf": remembering_backend,
+    "hf": hf_backend,
 }
 """From the fastest to the oracle."""
 
