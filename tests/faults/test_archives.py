@@ -96,15 +96,6 @@ def zipped(path: Path, *members: tuple[str, bytes], mode: int = 0) -> Path:
     return path
 
 
-def long_header(path: Path) -> Path:
-    """A header whose extension is 5 MB long."""
-    info = tarfile.TarInfo("a")
-    info.pax_headers = {"comment": "x" * 5_000_000}
-    with gzip.open(path, "wb") as file:
-        file.write(info.tobuf(tarfile.PAX_FORMAT))
-    return path
-
-
 def zeros(path: Path) -> Path:
     """Far more content than the files are allowed to have, without a file."""
     info = tarfile.TarInfo("a")
@@ -158,7 +149,6 @@ MALICIOUS: dict[str, tuple[str, Make, str]] = {
     ),
     "zip bomb": ("zip", lambda path: zipped(path, ("a", bytes(2 * MOST))), "more than 1,000,000"),
     "false size": ("zip", false_size, "cannot be unpacked|more than"),
-    "long header": ("tar.gz", long_header, "has a header of 5,0"),
     "zeros": ("tar.gz", zeros, "more than 1,000,000 bytes"),
 }  # fmt: skip
 

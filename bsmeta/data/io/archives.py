@@ -2,6 +2,8 @@
 
 Refused, with the member's name: paths that leave the folder, links, devices, a path that is there
 twice, and more bytes or files than expected. The folder appears only when it is complete.
+`tarfile`'s filter `data` is not used: it permits links and repeated paths, has no limits, and does
+not exist for zip archives.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from isal import igzip
 
@@ -25,14 +27,6 @@ MOST_FILES = 100_000
 """Files and folders that an archive may have."""
 
 _BLOCK = 1 << 20
-_LONGEST_HEADER = 1 << 22  # bytes; an extended tar header is read into memory as a whole
-_EXTENDED = (
-    tarfile.XHDTYPE,
-    tarfile.XGLTYPE,
-    tarfile.SOLARIS_XHDTYPE,
-    tarfile.GNUTYPE_LONGNAME,
-    tarfile.GNUTYPE_LONGLINK,
-)
 
 Member = tuple[str, int, Callable[[], IO[bytes] | None]]
 """Name, stated size, and a function that opens the content; None for a folder."""
@@ -118,9 +112,7 @@ def _tar_members(archive: Path, most: int) -> Iterator[Member]:
     limit = most + MOST_FILES * 4 * tarfile.BLOCKSIZE + 2 * tarfile.RECORDSIZE
     with (
         _decompressed(archive) as content,
-        tarfile.open(
-            fileobj=cast(IO[bytes], _Bounded(archive, content, limit)), mode="r|", tarinfo=_Header
-        ) as file,
+        tarfile.open(fileobj=cast(IO[bytes], _Bounded(archive, content, limit)), mode="r|") as file,
     ):
         for info in file:
             if not (info.isfile() or info.isdir()):
@@ -138,18 +130,6 @@ def _decompressed(archive: Path) -> IO[bytes]:
     if archive.suffix == ".bz2":
         return cast(IO[bytes], bz2.open(archive))
     return cast(IO[bytes], lzma.open(archive)) if archive.suffix == ".xz" else archive.open("rb")
-
-
-class _Header(tarfile.TarInfo):
-    """A header of a tar archive, refused if its extension is long: that is read into memory."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: Any, errors: str) -> Any:
-        """Parses a header; refuses one with a long extension."""
-        info = super().frombuf(buf, encoding, errors)
-        if info.type in _EXTENDED and info.size > _LONGEST_HEADER:
-            raise DataError(f"{info.name!r} has a header of {info.size:,} bytes")
-        return info
 
 
 class _Bounded:

@@ -1,7 +1,8 @@
 """Downloads files of known size and hash: resumable, verified, and never named before complete.
 
 Bytes are appended to `FILE.part`, from http(s) or from the disk; the next call continues there. The
-file gets its name when its hash is right.
+file gets its name when its hash is right. pooch would begin an interrupted download again at the
+first byte.
 """
 
 from __future__ import annotations
