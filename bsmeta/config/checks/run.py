@@ -84,8 +84,10 @@ def _decay(config: RunConfig) -> Iterator[Problem]:
 
 def _trackers(config: RunConfig) -> Iterator[Problem]:
     for name in config.trackers:
-        if name in TRACKERS and importlib.util.find_spec(name) is None:
-            fix = f"pip install {name}, or leave it out of trackers"
+        # TensorBoard's files are also written by tensorboardX, without its viewer.
+        modules = (name, "tensorboardX") if name == "tensorboard" else (name,)
+        if name in TRACKERS and not any(map(importlib.util.find_spec, modules)):
+            fix = f"pip install {modules[-1]}, or leave it out of trackers"
             yield Problem("trackers", HYDRA, show(name), "an installed library", fix)
 
 
