@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import math
 import secrets
 import sys
 import time
@@ -68,7 +69,8 @@ class Tracker:
             numbers = {
                 prefix + name: value
                 for name, value in _leaves(values)
-                if isinstance(value, (int, float))
+                # what is not known, such as the utilization of a CPU, is NaN
+                if isinstance(value, (int, float)) and not math.isnan(value)
             }
             self._call_each(lambda tracker: tracker.log(numbers, step))
         self._screen.show(kind, step, values)

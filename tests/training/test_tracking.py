@@ -6,6 +6,7 @@ wandb and trackio are no requirements: their tests are skipped where they are no
 from __future__ import annotations
 
 import json
+import math
 import re
 import sqlite3
 import subprocess
@@ -53,6 +54,27 @@ class Broken:
 
     def finish(self) -> None:
         self.calls += 1
+
+
+class Kept:
+    """A tracker that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[int | None, dict[str, Any]]] = []
+
+    def log(self, values: dict[str, Any], step: int | None) -> None:
+        self.logged.append((step, values))
+
+    def finish(self) -> None:
+        pass
+
+
+def test_trackers_get_the_numbers_that_are_known(tmp_path: Path) -> None:
+    kept = Kept()
+    tracker = Tracker(RunFolder(tmp_path), main=True, step=0, total_steps=2, external=[kept])
+    tracker.event("eval", 2, bits={"url": 1.5}, mfu=math.nan, split="validation")
+    tracker.event("save", 2, seconds=1.0)
+    assert kept.logged == [(2, {"eval/bits/url": 1.5})]
 
 
 def test_a_tracker_that_fails_is_given_up(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
