@@ -103,6 +103,11 @@ class AnnotateConfig:
         "its checkpoints",
         is_path=True,
     )
+    label_model: str | None = key(
+        None,
+        "label: a trained classifier: a run of task=classification, or one of its checkpoints",
+        is_path=True,
+    )
     entity_source: str = key(
         "links",
         "entity: links (an anchor's text is a mention of the page that it leads to, if that is "

@@ -20,7 +20,7 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Content
 from bsmeta.annotate.spans import Entity, EntityParagraph, Length, Paragraph
-from bsmeta.annotate.trained import Spelling
+from bsmeta.annotate.trained import Label, Spelling
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.problems import nearest
 
@@ -38,6 +38,7 @@ ANNOTATORS: dict[str, type[Annotator]] = {
         Paragraph,
         Language,
         Spelling,
+        Label,
         Entity,
         EntityParagraph,
     )

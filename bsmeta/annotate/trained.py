@@ -1,4 +1,4 @@
-"""What trained models find in pages: mentions of entities, and words with spelling errors."""
+"""What trained models find in pages: mentions of entities, words with spelling errors, a label."""
 
 from __future__ import annotations
 
@@ -106,6 +106,43 @@ class Spelling(Annotator):
         (found,) = self._task.changes(self._model, [sample])
         flagged = sum(len(change.text.split()) for change in found)
         return {"metadata_spelling": [global_record("spelling", f"{flagged / words:.4f}")]}
+
+    def fingerprint(self) -> str:
+        return self.digest({"model": self._files})
+
+
+class Label(Annotator):
+    """The label that a trained classifier predicts for the text."""
+
+    name = "label"
+    columns = ("metadata_label",)
+
+    def __init__(self, config: AnnotateConfig) -> None:
+        super().__init__(config)
+        if config.label_model is None:
+            raise ConfigurationError(
+                "label_model is not set, but the annotator label is used; expected a run of "
+                "task=classification: label_model=runs/classification",
+                ["label_model"],
+            )
+        task, folder, self._files = _open(config.label_model, {})
+        from bsmeta.tasks.classification.task import TextClassifier
+
+        if not isinstance(task, TextClassifier):
+            raise ConfigurationError(
+                f"label_model={config.label_model} is a model of another task; expected a run of "
+                "task=classification",
+                ["label_model"],
+            )
+        self._task = task
+        self._model = task.load(folder).eval()
+
+    def annotate(self, row: Row) -> Columns:
+        (column,) = self._task.inputs
+        (found,) = self._task.predict(self._model, [{column: row.text}])
+        if found["prediction"] is None:
+            raise AnnotationError("no_words")
+        return {"metadata_label": [global_record("label", found["prediction"])]}
 
     def fingerprint(self) -> str:
         return self.digest({"model": self._files})

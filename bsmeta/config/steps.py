@@ -39,7 +39,8 @@ class Schedule:
         """Creates the schedule of a run.
 
         Args:
-            steps_per_epoch: Steps that train on every row once; None: the task has no epochs.
+            steps_per_epoch: Steps that train on every row once; None: the task has no epochs; 0:
+                the run has no steps.
 
         Raises:
             ConfigurationError: If an extra step is after the last step, or an interval is given
@@ -49,6 +50,8 @@ class Schedule:
         if config.num_train_epochs is not None:
             epoch = _epoch("num_train_epochs", steps_per_epoch)
             max_steps = max(1, round(config.num_train_epochs * epoch))
+        if steps_per_epoch == 0:
+            max_steps = 0
 
         def interval(key: str, steps: int) -> int:
             times: int | None = getattr(config, key)

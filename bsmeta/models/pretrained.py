@@ -103,7 +103,9 @@ def explained(key: str, source: str, kind: Any) -> Iterator[None]:
         ) from error
 
 
-def load_exported(kind: Any, folder: Path, name: str, tasks: str) -> PreTrainedModel:
+def load_exported(
+    kind: Any, folder: Path, name: str, tasks: str, *, optional: str | None = None
+) -> PreTrainedModel:
     """A trained model in evaluation mode, from a folder that a run has exported.
 
     Args:
@@ -111,6 +113,7 @@ def load_exported(kind: Any, folder: Path, name: str, tasks: str) -> PreTrainedM
         folder: The folder.
         name: What messages call the model.
         tasks: The tasks that export it, as messages name them.
+        optional: Part of the names of weights that may be missing.
 
     Raises:
         DataError: If it is damaged or incomplete.
@@ -123,10 +126,11 @@ def load_exported(kind: Any, folder: Path, name: str, tasks: str) -> PreTrainedM
             )
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise DataError(f"{folder}: the {name} cannot be loaded: {error}") from error
-    if info["missing_keys"] or info["mismatched_keys"]:
+    missing = [key for key in info["missing_keys"] if optional is None or optional not in f".{key}"]
+    if missing or info["mismatched_keys"]:
         raise DataError(
-            f"{folder}: weights are missing, {sorted(info['missing_keys'])[:3]}; expected the "
-            f"model/ of a run or checkpoint of {tasks}"
+            f"{folder}: weights are missing, {sorted(missing)[:3]}; expected the model/ of a run "
+            f"or checkpoint of {tasks}"
         )
     exported: PreTrainedModel = model.eval()
     return exported

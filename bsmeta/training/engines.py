@@ -25,7 +25,9 @@ from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
 
-SETTINGS = ("lr", "betas", "eps", "weight_decay")
+RATE_SCALE = "rate_scale"
+"""What the learning rate of a parameter group is multiplied with."""
+SETTINGS = ("lr", "betas", "eps", "weight_decay", RATE_SCALE)
 """The settings of each parameter group that the configuration determines."""
 
 
@@ -37,25 +39,36 @@ SHAPES: dict[str, Callable[[float], float]] = {
 """What is left of the learning rate after a share of its decay."""
 
 
-def build_optimizer(model: nn.Module, config: RunConfig) -> torch.optim.Optimizer:
+def build_optimizer(
+    model: nn.Module, config: RunConfig, rate_scale: Callable[[str], float] = lambda name: 1.0
+) -> torch.optim.Optimizer:
     """Builds AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
 
     The kernel is fused, also on a CPU: it makes one pass over the weights (7 times as fast there),
     and is the only kernel that can skip a step without waiting for the device.
+
+    Args:
+        model: The model.
+        config: The run.
+        rate_scale: What the learning rate of a parameter, given its name, is multiplied with.
     """
-    decayed: list[nn.Parameter] = []
-    plain: list[nn.Parameter] = []
-    for parameter in model.parameters():
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
             shape = getattr(parameter, "ds_shape", parameter.shape)
-            (decayed if len(shape) > 1 else plain).append(parameter)
-    groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
-    ]
+            groups.setdefault((rate_scale(name), len(shape) > 1), []).append(parameter)
+    # Highest rate first, and the decayed matrices before the rest.
+    order = sorted(groups, reverse=True)
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
+        [
+            {
+                "params": groups[scale, is_decayed],
+                "weight_decay": config.weight_decay if is_decayed else 0.0,
+                RATE_SCALE: scale,
+            }
+            for scale, is_decayed in order
+        ],
         lr=config.learning_rate,
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,
@@ -101,10 +114,10 @@ def own_settings(optimizer: Any) -> Iterator[None]:
         group.update(settings)
 
 
-def set_learning_rate(groups: Iterable[dict[str, object]], rate: float) -> None:
-    """Sets the rate of every parameter group."""
+def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
+    """Sets the rate of every parameter group: its own share of `rate`."""
     for group in groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get(RATE_SCALE, 1.0)
 
 
 _PLAIN_FILE = "torch.pt"

@@ -32,7 +32,7 @@ from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
 from bsmeta.training.retention import Retention, check_room, explain_full_disk
 from bsmeta.training.run_folder import RunFolder
-from bsmeta.training.task import Exports, Task
+from bsmeta.training.task import Completes, Exports, Task
 
 # Before each further attempt at a save during which the run folder is deleted: the deletion of a
 # large folder takes a while, and takes along what is written into it meanwhile.
@@ -122,7 +122,7 @@ class Saver:
     def export(self, folder: Path) -> None:
         """Replaces `folder` with the model and its manifest; all ranks call it.
 
-        The model is that of `best`, or else the current one.
+        The model is that of `best`, or else the current one, unless the task replaces it.
         """
         if not isinstance(self._task, Exports):
             return
@@ -136,6 +136,10 @@ class Saver:
             self._processes.on_main(lambda: shutil.copytree(model, temporary))
 
         def replace() -> None:
+            if isinstance(self._task, Completes):
+                with opaque_work():
+                    self._task.complete(temporary)
+                record_tokenizer(temporary)
             write_model_manifest(temporary)
             shutil.rmtree(folder, ignore_errors=True)
             temporary.rename(folder)

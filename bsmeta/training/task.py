@@ -142,7 +142,15 @@ class HasEpochs(Protocol):
     """A task on a finite table, whose runs can be measured in epochs."""
 
     def steps_per_epoch(self, world_size: int) -> int:
-        """Number of steps that train on every row once."""
+        """Number of steps that train on every row once; 0: the run trains nothing by steps."""
+
+
+@runtime_checkable
+class ScalesRates(Protocol):
+    """A task some of whose parameters have a share of the learning rate."""
+
+    def rate_scale(self, name: str) -> float:
+        """The share of a parameter, by its name; called after `build_model`."""
 
 
 @runtime_checkable
@@ -159,6 +167,14 @@ class Finishes(Protocol):
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Does that work; called once on every rank, after the last step."""
+
+
+@runtime_checkable
+class Completes(Protocol):
+    """A task that may export another model than that of the last or best checkpoint."""
+
+    def complete(self, folder: Path) -> None:
+        """Changes the exported model of the finished run (called on rank 0 after `finish`)."""
 
 
 @dataclass(frozen=True)

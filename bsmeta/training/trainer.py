@@ -46,6 +46,7 @@ from bsmeta.training.task import (
     Finishes,
     Metric,
     ReportsExposure,
+    ScalesRates,
     Task,
 )
 from bsmeta.training.tracking import RUNS, Tracker, start_trackers
@@ -97,7 +98,9 @@ class Trainer:
         flops = task.flops_per_token if isinstance(task, CountsFlops) else flops_per_token
         self.throughput = Throughput(flops(model), self.processes.device, self.processes.size)
         self.model: nn.Module
-        self.model, self.optimizer = accelerator.prepare(model, build_optimizer(model, config))
+        scales = {"rate_scale": task.rate_scale} if isinstance(task, ScalesRates) else {}
+        optimizer = build_optimizer(model, config, **scales)
+        self.model, self.optimizer = accelerator.prepare(model, optimizer)
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # different dropout on every rank
         self.engine = make_engine(accelerator, self.model, self.optimizer)
         traced = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None

@@ -20,6 +20,7 @@ from tests.conftest import REPOSITORY, command, run_warm
 from tests.tasks.disambiguation.helpers import write_encoder, write_world
 
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
+TOPICS = (("the boat and the river", "water"), ("a loan of the bank", "money"))
 SENTENCE = "the boat near the old bank saw fish with water by the spring . "
 
 
@@ -162,3 +163,19 @@ def _shards(folder: Path) -> list[Path]:
 def test_a_run_without_a_model_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="spelling_model=runs/sed_words"):
         make_annotators(AnnotateConfig(annotators=["spelling"]))
+    with pytest.raises(ConfigurationError, match="label_model=runs/classification"):
+        make_annotators(AnnotateConfig(annotators=["label"]))
+
+
+def test_the_label_of_a_text(tmp_path: Path) -> None:
+    lines = [f"{text} {n},{label}" for n in range(9) for text, label in TOPICS]
+    (tmp_path / "topics.csv").write_text("\n".join(["body,label", *lines]))
+    train(
+        "--config-name", "classification", f"data_config.csv={tmp_path}/topics.csv",
+        "data_config.text_column=body", "method=linear", f"out_dir={tmp_path}/run",
+        f"tokenizer_name={REPOSITORY}/examples/tokenizer", "trackers=[]", "bootstrap_resamples=10",
+        f"model_config_file={REPOSITORY}/examples/leanings/config.json",
+    )  # fmt: skip
+    for text, label in TOPICS:
+        found = annotated(InputRecord(text=text), "label", label_model=str(tmp_path / "run"))
+        assert values(found) == [label]

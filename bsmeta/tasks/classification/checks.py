@@ -12,7 +12,14 @@ from bsmeta.config.checks.files import missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
 from bsmeta.core.problems import HYDRA, Problem, show
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import (
+    AUTO,
+    FINE_TUNE,
+    FITTED,
+    HEAD,
+    LINEAR,
+    ClassificationConfig,
+)
 
 
 def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Iterator[Problem]:
@@ -22,6 +29,7 @@ def value_problems(config: ClassificationConfig, _: Collection[str] = ()) -> Ite
     yield from _class_weights(config.class_weights)
     yield from fraction_problems(config.data_config.split_fractions)
     yield from _validation(config)
+    yield from _method(config)
     folder = Path(config.results_dir or "")
     if config.results_dir is not None and folder.exists() and not folder.is_dir():
         fix = "results_dir=results, for example"
@@ -59,6 +67,29 @@ def _validation(config: ClassificationConfig) -> Iterator[Problem]:
         yield Problem("keep_best_by", HYDRA, show(config.keep_best_by), expected, fix)
 
 
+def _method(config: ClassificationConfig) -> Iterator[Problem]:
+    """Yields keys that do not go with the method."""
+    method, shares = config.method, config.data_config.split_fractions
+    by_steps = method in (AUTO, FINE_TUNE)
+    if config.pooling == HEAD and method != FINE_TUNE:
+        expected = f"mean, cls, max or last, because method={method} needs vectors"
+        yield Problem("pooling", HYDRA, HEAD, expected, "pooling=mean, or method=fine_tune")
+    starts_linear = config.head_start == "linear" and config.pooling != HEAD
+    no_validation = config.data_config.split_column is None and len(shares) == 3 and shares[1] == 0
+    if no_validation and method != LINEAR and (method != FINE_TUNE or starts_linear):
+        expected = f"linear or fine_tune, because split_fractions={shares} leaves no validation"
+        fix = "method=fine_tune head_start=random, or a share for it"
+        yield Problem("method", HYDRA, method, expected, fix)
+    for key, default in (("train_layers", None), ("layer_decay", 1.0)):
+        value = getattr(config, key)
+        if value != default and (not by_steps or config.pooling == HEAD):
+            expected = f"{show(default)} with method={method} pooling={config.pooling}"
+            yield Problem(key, HYDRA, show(value), expected, f"{key}={show(default)}")
+    if config.estimate and method in FITTED:
+        fix = "method=fine_tune"
+        yield Problem("estimate", HYDRA, "true", f"false: method={method} has no steps", fix)
+
+
 def _class_weights(weights: Any) -> Iterator[Problem]:
     """Yields weights that no table could have; labels are compared with those of the table."""
     if weights in ("none", "balanced"):
@@ -69,6 +100,16 @@ def _class_weights(weights: Any) -> Iterator[Problem]:
         expected = "none, balanced, or labels with weights above 0"
         fix = "class_weights=balanced, or class_weights={LABEL: 2}"
         yield Problem("class_weights", HYDRA, show(weights), expected, fix)
+
+
+def _of_encoder(config: ClassificationConfig) -> str:
+    if config.method == LINEAR:
+        return ""
+    parts = [f"pooling={config.pooling}"]
+    if config.method in (AUTO, FINE_TUNE) and config.pooling != HEAD:
+        parts += [f"head_start={config.head_start}"]
+        parts += [f"train_layers={show(config.train_layers)}, layer_decay={config.layer_decay:g}"]
+    return f" ({', '.join(parts)})"
 
 
 def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
@@ -84,6 +125,7 @@ def summary_rows(config: ClassificationConfig, _: Launch) -> list[Row]:
     if data.split_by is not None:
         splits += f"; no split divides a value of {data.split_by}"
     return [
+        ("method", f"{config.method}{_of_encoder(config)}"),
         ("model", model),
         ("tokenizer", config.tokenizer_name or f"{config.model_name} (that of model_name)"),
         ("table", f"{data.csv}: {data.text_column} → {data.label_column}"),

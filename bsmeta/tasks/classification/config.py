@@ -8,6 +8,15 @@ from typing import Any, ClassVar
 from bsmeta.config.schema import LARGEST_SEED, PretrainedConfig, TableDataConfig
 from bsmeta.core.keys import inherited, key
 
+AUTO, LINEAR, FROZEN, COMBINED, FINE_TUNE = "auto", "linear", "frozen", "combined", "fine_tune"
+"""The values of `method`."""
+FITTED = (LINEAR, FROZEN, COMBINED)
+"""Those without training steps, the simplest first."""
+POOLINGS = ("mean", "cls", "max", "last")
+"""The values of `pooling` for a linear head."""
+HEAD = "head"
+"""The value of `pooling` for the architecture's own head."""
+
 
 @dataclass(kw_only=True)
 class ClassificationDataConfig(TableDataConfig):
@@ -94,6 +103,39 @@ class ClassificationConfig(PretrainedConfig):
     )
 
     model_name: str = inherited(PretrainedConfig, "model_name", "google-bert/bert-base-uncased")
+    method: str = key(
+        AUTO,
+        "linear: an SVM on TF-IDF of words and pairs of words; frozen: logistic regression on the "
+        "vectors of the encoder as it is; combined: an SVM on both; fine_tune: train the encoder; "
+        "auto: all of them, and export the simplest within one standard error of the best by "
+        "keep_best_by (by macro_f1 if that is no score of texts) on the validation split",
+        choices=(AUTO, *FITTED, FINE_TUNE),
+    )
+    pooling: str = key(
+        "mean",
+        "how the vectors of a row's tokens become one: their mean, their maximum, or the first "
+        "(cls) or last token; head: by the head of AutoModelForSequenceClassification, under "
+        "method=fine_tune only",
+        choices=(*POOLINGS, HEAD),
+    )
+    head_start: str = key(
+        "linear",
+        "weights that fine-tuning of the head begins with; linear: those of method=frozen",
+        choices=("linear", "random"),
+    )
+    train_layers: int | None = key(
+        None,
+        "fine-tune only the last layers of the encoder, this many (0: the head alone); null: all, "
+        "and the embeddings",
+        at_least=0,
+    )
+    layer_decay: float = key(
+        1.0,
+        "fine-tuning: each layer of the encoder has this many times the learning rate of the layer "
+        "above it; the head and the last layer have learning_rate",
+        above=0,
+        at_most=1,
+    )
     dropout: float | None = key(
         None, "every dropout of the model; null: those of its config", at_least=0, below=1
     )

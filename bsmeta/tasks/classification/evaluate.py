@@ -12,12 +12,15 @@ import csv
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
@@ -27,14 +30,16 @@ from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.model import listed, load_model
+from bsmeta.tasks.classification.model import labels_of, listed, load_model
 from bsmeta.tasks.classification.predictions import Scored, predictions, score
 from bsmeta.tasks.classification.repeats import text_key
 from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import (
+    Choice,
     Results,
     results_of,
     test_results,
@@ -73,7 +78,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
     train = training_run(config, location, ClassificationConfig)
     model = load_model(Path(location.model)).to(context.device)
     tokenizer = padded_tokenizer_of(location.model)
-    labels = tuple(model.config.id2label[number] for number in range(model.config.num_labels))
+    labels = labels_of(model)
     examples: Examples | None = None
     try:
         examples = open_examples(train.data_config, tokenizer)
@@ -91,7 +96,7 @@ def _evaluate(config: EvaluateConfig, location: Location, context: EvaluationCon
                 "validation_file=FILE"
             )
         scored = score(model, chunks, len(labels), tokenizer, batch_size, context)
-        return test_results(train, examples, scored, _plain_scores(scored, labels))
+        return test_results(train, examples, scored, _plain_scores(scored, labels), {}, None)
     other = Path(config.validation_file)
     texts, groups, chunks, notes = read_table(other, train, Folding(
         tokenizer, train.data_config.fold_by, train.data_config.max_length
@@ -178,12 +183,28 @@ def read_table(
     return texts, groups, chunks, notes
 
 
+@dataclass(frozen=True)
+class Competition:
+    """The systems of `method=auto`.
+
+    Attributes:
+        systems: The models by method.
+        choice: How one of them was chosen.
+        notes: Which systems are missing, and why.
+    """
+
+    systems: dict[str, nn.Module]
+    choice: Choice
+    notes: list[str]
+
+
 PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
 
 
 def finish(
     config: ClassificationConfig,
-    model: PreTrainedModel,
+    model: nn.Module,
+    competition: Competition | None,
     examples: Examples,
     tokenizer: PreTrainedTokenizerBase,
     weights: Sequence[float],
@@ -197,13 +218,23 @@ def finish(
     """
     chunks = examples.read(examples.chunks("test"))
     scored, scores = None, {}
-    if chunks:
-        batch_size = config.data_config.per_device_eval_batch_size
-        scored = score(
-            model, chunks, len(examples.labels), tokenizer, batch_size, context,
-            config.label_smoothing,
+    others: dict[str, np.ndarray] = {}
+
+    def scored_by(system: nn.Module) -> Scored:
+        return score(
+            system, chunks, len(examples.labels), tokenizer,
+            config.data_config.per_device_eval_batch_size, context, config.label_smoothing,
         )  # fmt: skip
+
+    if chunks:
+        scored = scored_by(model)
         scores = scored.scores(weights)
+        if competition is not None:
+            others = {
+                name: scored_by(system).predicted
+                for name, system in competition.systems.items()
+                if system is not model
+            }
     if context.rank != 0:
         return scores
     epochs = epochs_of(context.folder / "metrics.jsonl", steps_per_epoch)
@@ -213,7 +244,11 @@ def finish(
     if scored is not None:
         files.append(result_file(config, PREDICTIONS))
         write_predictions(files[-1], scored, examples.labels)
-    results = None if scored is None else test_results(config, examples, scored, scores)
+    results = None
+    if scored is not None:
+        choice = None if competition is None else competition.choice
+        results = test_results(config, examples, scored, scores, others, choice)
+        results.notes.extend([] if competition is None else competition.notes)
     stats = {"epochs": epochs, "test": None if results is None else results.as_dict()}
     write_stats(files[0], stats)
     examples.save_results(str(context.folder.resolve()), stats)
@@ -243,10 +278,14 @@ def result_file(config: ClassificationConfig, ending: str) -> Path:
 def epochs_of(metrics: Path, steps_per_epoch: int) -> list[dict[str, float]]:
     """Losses and accuracies up to each evaluation (each epoch without any), from `metrics.jsonl`.
 
+    There are none in a run without steps.
+
     Those of the training are means over the logged steps since the evaluation before, each weighted
     with the chunks since the line before it, with dropout and while the weights changed; those of
     the validation are of the model after them.
     """
+    if steps_per_epoch == 0:
+        return []
     steps, evaluations = steps_and_evaluations(metrics)
     measured = {event["step"]: event for event in evaluations if event["split"] == "validation"}
     last = max((line["step"] for line in steps), default=0)
@@ -294,16 +333,19 @@ def write_predictions(file: Path, scored: Scored, labels: Sequence[str]) -> None
     replace(file, write)
 
 
-def save_model(file: Path, model: PreTrainedModel, config: ClassificationConfig) -> None:
+def save_model(file: Path, model: nn.Module, config: ClassificationConfig) -> None:
     """Writes the weights, the labels and the model's shape for `torch.load(weights_only=True)`."""
-    data = config.data_config
+    data, shape = config.data_config, cast(Any, model.config)
     content: dict[str, Any] = {
         "state_dict": {name: value.cpu() for name, value in model.state_dict().items()},
-        "labels": [model.config.id2label[number] for number in range(model.config.num_labels)],
-        "config": json.loads(model.config.to_json_string(use_diff=False)),
+        "labels": [*labels_of(model)],
+        "config": None if shape is None else json.loads(shape.to_json_string(use_diff=False)),
         "max_length": data.max_length,
         "fold_by": data.fold_by,
     }
+    if isinstance(model, Classifier):
+        content["classifier"] = msgspec.to_builtins(model.description)
+        content["ngrams"] = [] if model.words is None else model.words.ngrams
     replace(file, lambda part: torch.save(content, part))
 
 

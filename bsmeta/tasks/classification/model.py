@@ -1,4 +1,4 @@
-"""The classifier, its tokenizer and its loss: an encoder, loaded or of random weights, and a head.
+"""The model to train, and its loss: an encoder, loaded or of random weights, and a head.
 
 The loss is cross-entropy with label smoothing, weighted by the label of each chunk. The loss of a
 step is sum(weight x cross-entropy) / sum(weight) over its global batch; the weights are known
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch.nn import functional
 from transformers import (
     AutoModelForSequenceClassification,
@@ -30,8 +31,10 @@ from bsmeta.models.pretrained import (
     model_shape,
     model_source,
     token_limit,
+    whole_weights,
 )
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification import classifier
+from bsmeta.tasks.classification.config import FINE_TUNE, ClassificationConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,28 +48,73 @@ DROPOUTS = (
 )  # fmt: skip
 
 
-def build_model(
+def build_encoder(
     config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
 ) -> PreTrainedModel:
-    """The model to train: float32, on the CPU (or without weights, if that is torch's device).
+    """The encoder alone, without a pooler of its own; see `build_with_head`."""
+    with_head, _ = _build(config, tokenizer, labels)
+    return classifier.without_pooler(with_head.base_model)
+
+
+def untouched_encoder(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> PreTrainedModel:
+    """The encoder before any training, in evaluation mode, with all of its weights.
+
+    Also those of random weights are those that the run begins with; the generator is left alone.
+    """
+    with torch.random.fork_rng(devices=[]), whole_weights():
+        torch.manual_seed(config.seed)
+        return build_encoder(config, tokenizer, labels).eval()
+
+
+def build_classifier(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> classifier.Classifier:
+    """The encoder with a new linear head, and only the layers trainable that are to be trained."""
+    encoder = build_encoder(config, tokenizer, labels)
+    classifier.freeze_below(encoder, config.train_layers)
+    names = (name for name in classifier.HEAD_DROPOUT if hasattr(encoder.config, name))
+    dropouts = [getattr(encoder.config, name) for name in names]
+    dropout = next((value for value in dropouts if value is not None), 0.0)
+    description = classifier.Description(FINE_TUNE, list(labels), config.pooling, has_words=False)
+    head = classifier.random_head(encoder.config.hidden_size, len(labels))
+    return classifier.Classifier(description, encoder, head, dropout=dropout)
+
+
+def build_with_head(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> PreTrainedModel:
+    """The model of transformers: float32, on the CPU (on torch's device meta, without weights).
 
     Raises:
         ConfigurationError: If it cannot be built, or has fewer positions than `max_length`.
         DataError: If the weights are not those of its encoder.
     """
+    model, new = _build(config, tokenizer, labels)
+    if new:
+        logger.info("%s: new random weights for %s", config.model_name, ", ".join(new))
+    return model
+
+
+def _build(
+    config: ClassificationConfig, tokenizer: PreTrainedTokenizerBase, labels: Sequence[str]
+) -> tuple[PreTrainedModel, list[str]]:
+    """The model of transformers, and the names of the weights that its files lack."""
     kind = AutoModelForSequenceClassification
     key, source = model_source(config)
     shape = _shape(config, tokenizer, labels)
     random_weights = config.model_config_file is not None
     is_real = torch.get_default_device().type != "meta"
+    new: list[str] = []
     with explained(key, source, kind):
         if random_weights or not is_real:
             model = kind.from_config(shape, dtype=torch.float32)
         else:
-            model = _pretrained(source, f"{key}={source}", shape)
+            model, new = _pretrained(source, f"{key}={source}", shape)
     if is_real and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(len(tokenizer))
-    return model
+    return model, new
 
 
 def _shape(
@@ -95,10 +143,20 @@ def pad(
     return {name: padded[name] for name in ("input_ids", "attention_mask")}
 
 
-def load_model(folder: Path) -> PreTrainedModel:
+def load_model(folder: Path) -> nn.Module:
     """A trained classifier, in evaluation mode; `folder` is one that `export` has written."""
+    if classifier.is_classifier(folder):
+        return classifier.load(folder)
     kind = AutoModelForSequenceClassification
     return load_exported(kind, folder, "classifier", "task=classification")
+
+
+def labels_of(model: nn.Module) -> tuple[str, ...]:
+    """The labels of a trained classifier, in the order of its logits."""
+    if isinstance(model, classifier.Classifier):
+        return tuple(model.description.labels)
+    names: Any = model.config
+    return tuple(names.id2label[number] for number in range(names.num_labels))
 
 
 def _check_length(
@@ -112,11 +170,15 @@ def _check_length(
         )
 
 
-def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
-    """Loads the encoder's weights; only the head may be random, and only heads may be ignored."""
+def _pretrained(source: str, where: str, shape: Any) -> tuple[PreTrainedModel, list[str]]:
+    """Loads the encoder's weights; only the head may be random, and only heads may be ignored.
+
+    Returns:
+        The model, and the names of the random weights.
+    """
     check_files(source, where)
     verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()  # its table of missing weights: logged below
+    transformers.logging.set_verbosity_error()  # its table of missing weights
     try:
         model, info = AutoModelForSequenceClassification.from_pretrained(
             source, config=shape, dtype=torch.float32, output_loading_info=True,
@@ -141,9 +203,7 @@ def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
             f"{where}: the weights in {source} are not those of the encoder of its config.json "
             f"({'; '.join(found)}); copy the folder again, or fix its config.json"
         )
-    new = sorted({*info["missing_keys"], *other_shape})
-    logger.info("%s: new random weights for %s", where, ", ".join(new) or "nothing")
-    return model
+    return model, sorted({*info["missing_keys"], *other_shape})
 
 
 def label_weights(

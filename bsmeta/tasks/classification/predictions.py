@@ -1,13 +1,14 @@
 """What a model predicts for a split: of the logits, only the labels, losses and probabilities.
 
-The logits of a source text are the mean over its chunks. Those of many texts and labels would not
-fit into memory, so they are computed for some texts at a time.
+The logits of a source text are the mean over its chunks, and of a model with word features those of
+the words of the whole text beside them. Those of many texts and labels would not fit into memory,
+so they are computed for some texts at a time.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from scipy.special import softmax
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.examples import Chunk
 from bsmeta.tasks.classification.model import cross_entropies, pad
 from bsmeta.tasks.classification.scoring import Confusion, scores
@@ -57,13 +59,20 @@ class Scored:
     chunks: np.ndarray
 
     @classmethod
-    def of(cls, chunks: Sequence[Chunk], logits: np.ndarray, smoothing: float = 0.0) -> Scored:
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        logits: np.ndarray,
+        smoothing: float = 0.0,
+        text_logits: np.ndarray | None = None,
+    ) -> Scored:
         """What the logits of chunks predict.
 
         Args:
             chunks: Text by text, in the order of the source rows.
-            logits: float32 [chunks, labels].
+            logits: float [chunks, labels].
             smoothing: Share of the target that is spread over all labels, for the losses.
+            text_logits: float [texts, labels]; None: the mean over the chunks of each text.
         """
         labels = np.array([chunk.label for chunk in chunks])
         sources, first, counts = np.unique(
@@ -71,7 +80,7 @@ class Scored:
         )
         exact = logits.astype(np.float64)
         losses = cross_entropies(torch.from_numpy(exact), torch.from_numpy(labels), smoothing)
-        means = np.add.reduceat(exact, first, axis=0) / counts[:, None]
+        means = means_over_chunks(exact, first, counts) if text_logits is None else text_logits
         return cls(
             chunk_labels=labels,
             chunk_predicted=logits.argmax(1),
@@ -93,6 +102,17 @@ class Scored:
             **{name: float(value) for name, value in scores(*confusion.totals()).items()},
             "chunk_accuracy": float(np.mean(self.chunk_labels == self.chunk_predicted)),
         }
+
+
+def means_over_chunks(values: np.ndarray, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The means over the chunks of each text, float [texts, n].
+
+    Args:
+        values: float [chunks, n], text by text.
+        first: int [texts], the first chunk of each text.
+        counts: int [texts], the number of its chunks.
+    """
+    return np.add.reduceat(values, first, axis=0) / counts[:, None].astype(values.dtype)
 
 
 def _probabilities(logits: np.ndarray) -> np.ndarray:
@@ -142,8 +162,8 @@ def score(
     filled: Counter[str] = Counter()
     for part in parts_of(counts, labels):
         own = chunks[part]
-        logits = logits_of(model, [chunk.ids for chunk in own], tokenizer, batch_size, context)
-        for name, values in vars(Scored.of(own, logits, smoothing)).items():
+        logits, text_logits = _logits(model, own, labels, tokenizer, batch_size, context)
+        for name, values in vars(Scored.of(own, logits, smoothing, text_logits)).items():
             # Copied to where they stay: arrays kept from each part would divide the free memory
             # between them, so that the next logits would not fit in.
             if name not in found:
@@ -152,6 +172,36 @@ def score(
             found[name][filled[name] : filled[name] + len(values)] = values
             filled[name] += len(values)
     return Scored(**found)
+
+
+def _logits(
+    model: nn.Module, chunks: Sequence[Chunk], labels: int, tokenizer: PreTrainedTokenizerBase,
+    batch_size: int, context: EvaluationContext,
+) -> tuple[np.ndarray, np.ndarray | None]:  # fmt: skip
+    """The logits of chunks, [chunks, labels], and of texts if they are not the means over those."""
+
+    def run(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = model(input_ids=input_ids, attention_mask=attention_mask).logits
+        return found
+
+    plain = getattr(model, "module", model)
+    words = plain.words if isinstance(plain, Classifier) else None
+    if words is not None and plain.encoder is None:
+        logits = np.zeros((len(chunks), labels))
+    else:
+        ids = [chunk.ids for chunk in chunks]
+        logits = outputs_of(run, ids, tokenizer, batch_size, context)
+    if words is None:
+        return logits, None
+    _, first, counts = np.unique(
+        [chunk.source for chunk in chunks], return_index=True, return_counts=True
+    )
+    texts = [
+        "".join(chunk.text for chunk in chunks[start : start + count])
+        for start, count in zip(first.tolist(), counts.tolist(), strict=True)
+    ]
+    of_texts = means_over_chunks(logits.astype(np.float64), first, counts) + words.logits(texts)
+    return logits + words.logits([chunk.text for chunk in chunks]), of_texts
 
 
 def parts_of(counts: Sequence[int] | np.ndarray, labels: int) -> Iterator[slice]:
@@ -171,17 +221,18 @@ def parts_of(counts: Sequence[int] | np.ndarray, labels: int) -> Iterator[slice]
         yield slice(begin, end)
 
 
-def logits_of(
-    model: nn.Module,
+def outputs_of(
+    function: Callable[..., torch.Tensor],
     ids: Sequence[Sequence[int]],
     tokenizer: PreTrainedTokenizerBase,
     batch_size: int,
     context: EvaluationContext,
 ) -> np.ndarray:
-    """The logits of chunks, float32 [chunks, labels], equal on every rank.
+    """What a model computes for chunks, float32 [chunks, n], equal on every rank.
 
     Args:
-        model: The model, wrapped or not, in evaluation mode.
+        function: Takes `input_ids` and `attention_mask`, and returns [chunks, n]; its model is in
+            evaluation mode.
         ids: The tokens of each chunk; at least one chunk.
         tokenizer: Pads them.
         batch_size: Chunks of a batch.
@@ -192,7 +243,7 @@ def logits_of(
         inputs = pad(tokenizer, [ids[number] for number in batch])
         with torch.no_grad():
             inputs = {name: tensor.to(context.device) for name, tensor in inputs.items()}
-            logits: np.ndarray = model(**inputs).logits.float().cpu().numpy()
-        return logits
+            found: np.ndarray = function(**inputs).float().cpu().numpy()
+        return found
 
     return np.stack(spread(batches_of(list(map(len, ids)), batch_size), run, context))

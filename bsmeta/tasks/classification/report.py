@@ -13,7 +13,7 @@ from bsmeta.report.figures import GOOD, INK, MUTED, ON_GOOD, SERIES, SMALL, Look
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import COUNT, Cell, Column, Estimate, Interval, Table, value_of
-from bsmeta.tasks.classification.results import FIRST_CHUNK, LINEAR, Results
+from bsmeta.tasks.classification.results import FIRST_CHUNK, NAMES, Results
 from bsmeta.tasks.classification.scoring import SCORES, Compared
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def report(
     count, unit = results.units
     sections = [
         Section(
-            tables=[_systems(results), _differences(results)],
+            tables=[_systems(results), _differences(results), *_choice(results)],
             plots={"systems": systems_plot(results)},
         ),
         Section(
@@ -95,11 +95,18 @@ def summary(results: Results) -> list[str]:
         f"(95% interval {_percent(model.intervals['accuracy'])}, over {results.units[0]:,} "
         f"resampled {results.units[1]})."
     ]
+    if results.choice is not None:
+        count = len(results.choice.systems)
+        sentences.append(
+            f"It is the {NAMES[results.choice.chosen]}, the simplest of {count} systems that is "
+            f"within one standard error of the best on the validation split."
+        )
     sentences += rough_intervals(*results.units)
     for other in others:
-        if other.name == LINEAR:
+        if other.name in NAMES.values():
             sentences.append(
-                f"The {LINEAR} predicts {other.values['accuracy']:.1%} right: {_compared(other)}."
+                f"{other.name[0].upper()}{other.name[1:]}: {other.values['accuracy']:.1%} right, "
+                f"{_compared(other)}."
             )
         elif other.name == FIRST_CHUNK:
             sentences.append(
@@ -121,7 +128,9 @@ def _compared(other: Compared) -> str:
 
 def tables_of(results: Results) -> list[Table]:
     """The tables that the terminal shows."""
-    tables = [_systems(results), _differences(results), *_label_tables(results)]
+    tables = [
+        _systems(results), _differences(results), *_choice(results), *_label_tables(results)
+    ]  # fmt: skip
     return [table for table in tables if table.rows]
 
 
@@ -181,6 +190,34 @@ def _differences(results: Results) -> Table:
     columns = [Column("system"), *(Column(WORDS[name], "{:+.3f}".format) for name in SCORES)]
     table = Table("Difference from the model", note, columns, rows)
     return table.sorted_by(WORDS["accuracy"])
+
+
+def _choice(results: Results) -> list[Table]:
+    """How the model was chosen; empty if there was no choice."""
+    choice = results.choice
+    if choice is None:
+        return []
+    rows: list[list[Cell]] = [
+        [
+            f"{NAMES[system.name]}{' (model)' if system.name == choice.chosen else ''}",
+            *(system.values[name] for name in SCORES),
+            system.differences.get(choice.metric),
+            ", ".join(
+                f"{key}={value:g}" for key, value in choice.settings.get(system.name, {}).items()
+            ),
+        ]
+        for system in choice.systems
+    ]
+    columns = [
+        Column("system"), *(Column(WORDS[name], "{:.3f}".format) for name in SCORES),
+        Column("minus the best", "{:+.3f}".format),
+        Column("settings", str),
+    ]  # fmt: skip
+    note = (
+        "The model is the simplest system within one standard error of the best one by "
+        f"{WORDS[choice.metric]}; a 95% interval of the difference is about four errors wide."
+    )
+    return [Table("Systems on the validation split", note, columns, rows)]
 
 
 def _per_label(results: Results) -> Table:

@@ -2,7 +2,8 @@
 
 The baselines are the most frequent label, and a linear SVM on TF-IDF features with fixed settings
 (words and pairs of words, sublinear term frequency, C = 1, as in Wang and Manning 2012); it sees
-the whole text and takes seconds.
+the whole text and takes seconds. It is the system of `method=linear`. A run of `method=auto` adds
+its other systems.
 """
 
 from __future__ import annotations
@@ -15,63 +16,36 @@ from typing import Any
 import numpy as np
 
 from bsmeta.core.progress import opaque_work
-from bsmeta.tasks.classification.config import ClassificationConfig
+from bsmeta.tasks.classification.config import (
+    COMBINED,
+    FINE_TUNE,
+    FROZEN,
+    LINEAR,
+    ClassificationConfig,
+)
 from bsmeta.tasks.classification.examples import Examples
+from bsmeta.tasks.classification.model import label_weights
 from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.scoring import SCORES, Compared, Confusion, by_label, compare
 from bsmeta.tasks.classification.splits import SPLITS
+from bsmeta.tasks.classification.systems import fit_words
 
 MAJORITY = "most frequent label"
-LINEAR = "TF-IDF + linear SVM"
+WORDS = "TF-IDF + linear SVM"
+NAMES = {
+    LINEAR: WORDS,
+    FROZEN: "frozen vectors + logistic regression",
+    COMBINED: "TF-IDF and frozen vectors + linear SVM",
+    FINE_TUNE: "fine-tuned encoder",
+}
+"""What reports call each method."""
 MODEL = "model"
 FIRST_CHUNK = "model, first chunk only"
-MOST_WEIGHTS = 1 << 26
-"""Of the linear model: half a gigabyte, twice."""
-
-_VALUES_AT_ONCE = 1 << 22  # of its decisions in memory at one time
 
 
 def majority(labels: np.ndarray, count: int) -> np.ndarray:
     """The most frequent of the training labels (on a tie the first), for `count` texts."""
     return np.full(count, np.bincount(labels).argmax())
-
-
-def linear(
-    texts: Sequence[str], labels: np.ndarray, others: Sequence[str], *, balanced: bool
-) -> np.ndarray | None:
-    """The labels that a linear model, trained on some texts, predicts for others.
-
-    Args:
-        texts: The training texts.
-        labels: int [texts].
-        others: The texts to label.
-        balanced: Whether labels count the inverse of their frequency in training.
-
-    Returns:
-        int [others]; None if the model would have more than `MOST_WEIGHTS`, one of each label and
-        feature.
-    """
-    # Imported here because scikit-learn takes seconds, and only rank 0 needs it.
-    from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.svm import LinearSVC
-
-    count = len(np.unique(labels))
-    if count < 2:
-        return majority(labels, len(others))
-    features = TfidfVectorizer(sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b")
-    try:
-        known = features.fit_transform(texts)
-    except ValueError:  # no text has a word
-        return majority(labels, len(others))
-    if count * known.shape[1] > MOST_WEIGHTS:
-        return None
-    model = LinearSVC(C=1.0, class_weight="balanced" if balanced else None, random_state=0)
-    model.fit(known, labels)
-    unknown, at_once = features.transform(others), max(_VALUES_AT_ONCE // count, 1)
-    return np.concatenate([
-        model.predict(unknown[start : start + at_once])
-        for start in range(0, unknown.shape[0], at_once)
-    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,12 +55,37 @@ class TrainingTexts:
     Attributes:
         texts: The training texts.
         labels: int64 [texts].
-        balanced: Whether rare labels count more in training.
+        weights: The weight of each label in training.
     """
 
     texts: Sequence[str]
     labels: np.ndarray
-    balanced: bool
+    weights: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What `method=auto` has compared on the validation split.
+
+    Attributes:
+        metric: The score that it chose by.
+        chosen: The method whose model is exported.
+        systems: Their scores; the name of each is its method, and the best one is the first.
+        settings: What was chosen within each fitted method.
+    """
+
+    metric: str
+    chosen: str
+    systems: list[Compared]
+    settings: dict[str, dict[str, float]]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        systems = {
+            system.name: {**system.values, **self.settings.get(system.name, {})}
+            for system in self.systems
+        }
+        return {"metric": self.metric, "chosen": self.chosen, "systems": systems}
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,7 @@ class Results:
         chunks: Chunks of all texts.
         distribution: Number of source texts of each label by split.
         notes: What qualifies the scores, such as repeated texts.
+        choice: How the model was chosen; None if there was no choice.
     """
 
     source: str
@@ -117,6 +117,7 @@ class Results:
     chunks: int
     distribution: dict[str, dict[str, int]]
     notes: list[str]
+    choice: Choice | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -144,6 +145,7 @@ class Results:
             "per_label": self.per_label,
             "distribution": self.distribution,
             "notes": self.notes,
+            **({} if self.choice is None else {"choice": self.choice.as_dict()}),
         }
 
 
@@ -175,6 +177,8 @@ def results_of(
     notes: Sequence[str],
     resamples: int,
     seed: int,
+    others: Mapping[str, np.ndarray] | None = None,
+    choice: Choice | None = None,
 ) -> Results:
     """Scores the model and the baselines on the same texts.
 
@@ -190,21 +194,24 @@ def results_of(
         notes: What qualifies the scores.
         resamples: Number of bootstrap resamples.
         seed: Their seed.
+        others: What further systems predict, int64 [texts] by method.
+        choice: How the model was chosen among them.
     """
     predicted, notes = {MODEL: scored.predicted}, [*notes]
+    others = {} if others is None else {NAMES[name]: labels for name, labels in others.items()}
     if scored.chunks.max() > 1:
         predicted[FIRST_CHUNK] = scored.first_predicted
     if training is not None:
         predicted[MAJORITY] = majority(training.labels, len(texts))
-        with opaque_work():
-            guesses = linear(training.texts, training.labels, texts, balanced=training.balanced)
-        if guesses is None:
-            notes.append(
-                f"there is no {LINEAR} beside the model: with {len(labels):,} labels it would have "
-                f"more than {MOST_WEIGHTS:,} weights"
-            )
-        else:
-            predicted[LINEAR] = guesses
+        if WORDS not in others:
+            with opaque_work():
+                baseline, reasons = fit_words(
+                    labels, training.weights, training.labels, training.texts
+                )
+                if baseline is not None:
+                    predicted[WORDS] = baseline.logits(texts).argmax(1)
+            notes += reasons
+    predicted.update(others)
     units, unit = groups
     systems = compare(scored.labels, predicted, units, len(labels), resamples=resamples, seed=seed)
     columns = {name: column.tolist() for name, column in by_label(systems[0].confusion).items()}
@@ -222,11 +229,17 @@ def results_of(
         chunks=int(scored.chunks.sum()),
         distribution={split: dict(counts) for split, counts in distribution.items()},
         notes=notes,
+        choice=choice,
     )
 
 
 def test_results(
-    config: ClassificationConfig, examples: Examples, scored: Scored, scores: dict[str, float]
+    config: ClassificationConfig,
+    examples: Examples,
+    scored: Scored,
+    scores: dict[str, float],
+    others: Mapping[str, np.ndarray],
+    choice: Choice | None,
 ) -> Results:
     """The scores of the test split, beside baselines that learn from the training split."""
     return results_of(
@@ -241,6 +254,8 @@ def test_results(
         notes=examples.facts["warnings"],
         resamples=config.bootstrap_resamples,
         seed=config.seed,
+        others=others,
+        choice=choice,
     )
 
 
@@ -249,7 +264,9 @@ def training_texts(config: ClassificationConfig, examples: Examples) -> Training
     return TrainingTexts(
         texts=[text for _, text, _ in examples.texts("train")],
         labels=examples.source_labels("train"),
-        balanced=config.class_weights != "none",
+        weights=label_weights(
+            config.class_weights, examples.labels, examples.label_counts("train")
+        ),
     )
 
 

@@ -1,7 +1,14 @@
-"""The task: model, steps, loss, evaluation and export; `finish` does the test set at the end."""
+"""The task: model, steps, loss, evaluation and export; `finish` does the test set at the end.
+
+The methods without training steps have a run of no steps, whose model is fitted before. Under
+`method=auto` these systems are fitted first, then the encoder is trained, and `finish` compares all
+of them on the validation split.
+"""
 
 from __future__ import annotations
 
+import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +21,33 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.config.steps import BatchPlan
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.classification import model as models
-from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.classification.evaluate import finish
+from bsmeta.tasks.classification.classifier import ENCODER, Classifier, depth_of
+from bsmeta.tasks.classification.config import (
+    AUTO,
+    FINE_TUNE,
+    FITTED,
+    FROZEN,
+    HEAD,
+    LINEAR,
+    ClassificationConfig,
+)
+from bsmeta.tasks.classification.evaluate import Competition, finish
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.model import cross_entropies, label_weights
-from bsmeta.tasks.classification.predictions import named_probabilities, predictions, score
+from bsmeta.tasks.classification.model import cross_entropies, label_weights, labels_of
+from bsmeta.tasks.classification.predictions import Scored, named_probabilities, predictions, score
+from bsmeta.tasks.classification.results import Choice
 from bsmeta.tasks.classification.store import open_examples
+from bsmeta.tasks.classification.systems import Systems, choose, open_systems, score_to_choose
 from bsmeta.training.batches import batched
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric, Shape
+
+logger = logging.getLogger(__name__)
 
 TEXTS_AT_ONCE = 1000
 """Texts that `predict` folds and sorts by length at one time."""
@@ -40,6 +61,8 @@ class TextClassifier:
         self._config = config
         self.tokenizer = padded_tokenizer_of(config.tokenizer_name or config.model_name)
         self._validation: list[Chunk] | None = None
+        self._depths: dict[str, int] = {}
+        self._chosen: str | None = None  # of the fitted systems, by `finish`
 
     @cached_property
     def examples(self) -> Examples:
@@ -53,17 +76,70 @@ class TextClassifier:
             self._config.class_weights, examples.labels, examples.label_counts("train")
         )
 
-    def build_model(self) -> PreTrainedModel:
-        return models.build_model(self._config, self.tokenizer, self.examples.labels)
+    @cached_property
+    def _systems(self) -> Systems:
+        """The fitted systems that the method needs."""
+        method = self._config.method
+        methods = FITTED if method == AUTO else (FROZEN if method == FINE_TUNE else method,)
+        return open_systems(
+            self._config, methods, self.examples, self.tokenizer, self._weights, self._untouched
+        )
+
+    def _untouched(self) -> PreTrainedModel:
+        return models.untouched_encoder(self._config, self.tokenizer, self.examples.labels)
+
+    def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
+        """A fitted system, on the untouched encoder if it needs one."""
+        if method not in self._systems.facts:
+            raise ConfigurationError(
+                f"method={method}: {'; '.join(self._systems.notes)}; expected method=fine_tune "
+                "head_start=random"
+            )
+        if method == LINEAR:
+            return self._systems.load(method, None)
+        return self._systems.load(method, encoder or self._untouched())
+
+    def build_model(self) -> nn.Module:
+        config = self._config
+        if config.method in FITTED:
+            model = self._fitted(config.method).train()
+            if model.encoder is not None:
+                model.encoder.requires_grad_(False)
+            return model
+        if config.pooling == HEAD:
+            return models.build_with_head(config, self.tokenizer, self.examples.labels)
+        is_real = torch.get_default_device().type != "meta"
+        if is_real and not config.estimate and (config.method == AUTO or self._starts_linear):
+            self._systems  # noqa: B018 (fitted before the weights of this model take memory)
+        model = models.build_classifier(config, self.tokenizer, self.examples.labels)
+        assert model.encoder is not None
+        self._depths = depth_of(model.encoder)
+        if is_real and not config.estimate and self._starts_linear:
+            if FROZEN in self._systems.facts:
+                model.copy_head(self._systems.load(FROZEN, None))
+            else:
+                logger.warning("head_start=linear: random, because %s", self._systems.notes)
+        return model
+
+    @property
+    def _starts_linear(self) -> bool:
+        return self._config.head_start == "linear"
+
+    def rate_scale(self, name: str) -> float:
+        depth = self._depths.get(name.removeprefix(ENCODER), 0) if name.startswith(ENCODER) else 0
+        return float(self._config.layer_decay**depth)
 
     def shape(self) -> Shape:
         with torch.device("meta"):
             model = self.build_model()
-        model.config.vocab_size = len(self.examples.labels)  # the logits of a position, as counted
+        shape: Any = model.config
+        shape.vocab_size = len(self.examples.labels)  # the logits of a position, as counted
         data = self._config.data_config
         return Shape(model, rows=data.per_device_train_batch_size, length=data.max_length)
 
     def steps_per_epoch(self, world_size: int) -> int:
+        if self._config.method in FITTED:
+            return 0
         return order_of(self._config, self.examples, world_size).steps_per_epoch
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
@@ -99,19 +175,32 @@ class TextClassifier:
             self._validation = self.examples.read(self.examples.chunks("validation"))
         if not self._validation:
             return []
-        batch_size = self._config.data_config.per_device_eval_batch_size
-        scored = score(
-            model, self._validation, len(self.examples.labels), self.tokenizer, batch_size,
-            context, self._config.label_smoothing,
-        )  # fmt: skip
+        scored = self._scored(model, self._validation, context)
         return metrics(scored.scores(self._weights), "validation")
 
+    def _scored(
+        self, model: nn.Module, chunks: Sequence[Chunk], context: EvaluationContext
+    ) -> Scored:
+        batch_size = self._config.data_config.per_device_eval_batch_size
+        return score(
+            model, chunks, len(self.examples.labels), self.tokenizer, batch_size, context,
+            self._config.label_smoothing,
+        )  # fmt: skip
+
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
-        """Scores the test split, once, with the exported model; writes results and report."""
+        """Scores the test split, once, with the exported model; writes results and report.
+
+        Under `method=auto`, first finds the system that is exported, on the validation split.
+        """
         exported = models.load_model(context.exported / "model").to(context.device)
+        competition = None
+        if self._config.method == AUTO:
+            competition = self._compete(exported, context)
+            exported = competition.systems[competition.choice.chosen]
         found = finish(
             self._config,
             exported,
+            competition,
             self.examples,
             self.tokenizer,
             self._weights,
@@ -120,8 +209,44 @@ class TextClassifier:
         )
         return metrics(found, "test")
 
+    def _compete(self, trained: nn.Module, context: FinishContext) -> Competition:
+        """All systems, the scores of each on the validation split, and the best by them."""
+        examples, fitted = self.examples, self._systems.facts
+        chunks = examples.read(examples.chunks("validation"))
+        scored = self._scored(trained, chunks, context)
+        predicted = {name: np.array(facts.predicted) for name, facts in fitted.items()}
+        metric = score_to_choose(self._config)
+        chosen, compared = choose(
+            scored.labels, {**predicted, FINE_TUNE: scored.predicted},
+            np.array(examples.groups("validation")), len(examples.labels), metric,
+            resamples=self._config.bootstrap_resamples, seed=self._config.seed,
+        )  # fmt: skip
+        self._chosen = None if chosen == FINE_TUNE else chosen
+        encoder = self._untouched()
+        systems: dict[str, nn.Module] = {
+            name: self._fitted(name, encoder).to(context.device) for name in fitted
+        }
+        return Competition(
+            systems={**systems, FINE_TUNE: trained},
+            choice=Choice(
+                metric, chosen, compared, {name: facts.settings for name, facts in fitted.items()}
+            ),
+            notes=self._systems.notes,
+        )
+
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        if isinstance(model, Classifier):
+            model.save(folder, weights)
+        else:
+            model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        self.tokenizer.save_pretrained(str(folder))
+
+    def complete(self, folder: Path) -> None:
+        """Replaces the fine-tuned model by the system that `finish` has chosen."""
+        if self._chosen is None:
+            return
+        shutil.rmtree(folder)
+        self._fitted(self._chosen).save(folder)
         self.tokenizer.save_pretrained(str(folder))
 
     def load(self, folder: Path) -> nn.Module:
@@ -142,8 +267,7 @@ class TextClassifier:
         data = self._config.data_config
         folding = Folding(self.tokenizer, data.fold_by, data.max_length)
         context = EvaluationContext.alone(next(model.parameters()).device)
-        names: dict[int, str] = model.config.id2label  # type: ignore[union-attr, assignment]
-        labels = [names[number] for number in range(len(names))]
+        labels = labels_of(model)
         for batch in batched(records, TEXTS_AT_ONCE):
             folded = folding.fold([str(record[data.text_column]) for record in batch])
             chunks = [

@@ -32,7 +32,7 @@ from bsmeta.tasks.classification.evaluate import (
     write_predictions,
 )
 from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.model import build_model
+from bsmeta.tasks.classification.model import build_with_head
 from bsmeta.tasks.classification.predictions import Scored
 from bsmeta.tasks.classification.report import report, summary
 from bsmeta.tasks.classification.results import Results, TrainingTexts, results_of
@@ -51,7 +51,9 @@ def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     """The folder of a run that made no step."""
     folder = tmp_path_factory.mktemp("run")
     csv = write_leanings(tmp_path_factory.mktemp("data"))
-    config = ClassificationConfig(data_config=data_config(csv), model_name=str(encoder))
+    config = ClassificationConfig(
+        data_config=data_config(csv), model_name=str(encoder), method="fine_tune", pooling="head"
+    )
     task = TextClassifier(config)
     model = task.build_model()
     task.export(model, model.state_dict(), folder / "model")
@@ -175,7 +177,9 @@ LOGITS = np.log(np.array(
 def results() -> Results:
     scored = Scored.of(CHUNKS, LOGITS)
     texts = ["fair wages", "lower taxes", "soap"]
-    training = TrainingTexts(["wages for all", "cut taxes", "buy soap"], np.array([0, 2, 1]), False)
+    training = TrainingTexts(
+        ["wages for all", "cut taxes", "buy soap"], np.array([0, 2, 1]), [1.0] * 3
+    )
     return results_of(
         scored, texts, training, source="ads.csv, test split", labels=LABELS,
         groups=(np.array(["a", "a", "b"]), "values of page"),
@@ -342,7 +346,7 @@ def test_result_files_are_named_as_in_the_seed_document(table: str) -> None:
 def test_the_saved_model_holds_tensors_and_plain_values_only(tmp_path: Path, encoder: Path) -> None:
     config = ClassificationConfig(model_name=str(encoder))
     config.data_config.max_length = 16
-    model = build_model(config, bert_tokenizer(), LABELS).eval()
+    model = build_with_head(config, bert_tokenizer(), LABELS).eval()
     save_model(tmp_path / "ads_trained_model.sav", model, config)
     saved = torch.load(tmp_path / "ads_trained_model.sav", weights_only=True)
     assert (saved["labels"], saved["max_length"], saved["fold_by"]) == (

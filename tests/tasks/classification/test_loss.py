@@ -76,7 +76,7 @@ def test_a_micro_batch_carries_the_weight_of_its_labels() -> None:
 
 def test_a_best_checkpoint_needs_a_validation_split() -> None:
     data = ClassificationDataConfig(csv=__file__, split_fractions=[0.8, 0.0, 0.2])
-    config = ClassificationConfig(data_config=data, keep_best_by="mcc")
+    config = ClassificationConfig(data_config=data, keep_best_by="mcc", method="linear")
     assert [problem.key for problem in value_problems(config)] == ["keep_best_by"]
     config.keep_best_by = None
     assert list(value_problems(config)) == []

@@ -58,7 +58,8 @@ labels = tuple(f"label {number}" for number in range(count))
 write_predictions(folder / "predictions.csv", scored, labels)
 texts = [f"stop {chunk.label}" for chunk in chunks]
 results = results_of(
-    scored, texts, TrainingTexts(texts, scored.labels, False), source="many.csv, test split",
+    scored, texts, TrainingTexts(texts, scored.labels, [1.0] * count),
+    source="many.csv, test split",
     labels=labels, groups=(scored.sources, "distinct texts"),
     model_scores=scored.scores([1.0] * count), notes=[],
     distribution={"test": dict.fromkeys(labels, 2)}, resamples=200, seed=1,

@@ -36,11 +36,14 @@ def run(tmp_path_factory: pytest.TempPathFactory, encoder: Path) -> Path:
     """A run folder with an untrained model; the table that it was trained on is gone."""
     folder = tmp_path_factory.mktemp("run")
     table = write_leanings(folder)
-    config = ClassificationConfig(data_config=data_config(table), model_name=str(encoder))
+    config = ClassificationConfig(
+        data_config=data_config(table), model_name=str(encoder), method="fine_tune",
+        head_start="random",
+    )  # fmt: skip
     task = TextClassifier(config)
     torch.manual_seed(1)
     model = task.build_model()
-    torch.nn.init.normal_(model.classifier.weight)
+    torch.nn.init.normal_(model.head.weight)
     task.export(model, model.state_dict(), folder / "model")
     (folder / "config.yaml").write_text(to_yaml(config))
     for file in folder.glob("leanings*"):

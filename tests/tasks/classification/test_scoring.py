@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from sklearn import metrics
 
 from bsmeta.report.inference import draws
-from bsmeta.tasks.classification import results
-from bsmeta.tasks.classification.results import linear, majority
+from bsmeta.tasks.classification import classifier, systems
+from bsmeta.tasks.classification.results import majority
 from bsmeta.tasks.classification.scoring import Confusion, by_label, compare, scores
+from bsmeta.tasks.classification.systems import fit_words
 
 # 4 texts of label 0 (3 right), 3 of label 1 (2 right), 1 of label 2 (predicted as 0).
 TRUTH = np.array([0, 0, 0, 0, 1, 1, 1, 2])
@@ -108,16 +107,19 @@ def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["cut the taxes", "lower taxes now", "raise the wages", "fair wages for all"]
     labels = np.array([0, 0, 1, 1])
 
-    def guessed(*arguments: Any, balanced: bool) -> list[int]:
-        found = linear(*arguments, balanced=balanced)
-        assert found is not None
-        return found.tolist()
+    def guessed(texts: list[str], labels: np.ndarray, others: list[str]) -> list[int]:
+        words, notes = fit_words("ab", [1.0, 1.0], labels, texts)
+        assert words is not None
+        assert notes == []
+        return words.logits(others).argmax(1).tolist()
 
     others = ["taxes", "wages", "taxes", "wages", "taxes"]
-    assert guessed(texts, labels, others, balanced=False) == [0, 1, 0, 1, 0]
-    monkeypatch.setattr(results, "_VALUES_AT_ONCE", 4)  # two texts at a time
-    assert guessed(texts, labels, others, balanced=False) == [0, 1, 0, 1, 0]
-    assert guessed(["!", "?"], np.array([1, 1]), ["a"], balanced=True) == [1]
-    assert guessed(["!", "?"], np.array([0, 1]), ["a"], balanced=True) == [0]
-    monkeypatch.setattr(results, "MOST_WEIGHTS", 30)
-    assert linear(texts, labels, others, balanced=False) is None
+    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
+    monkeypatch.setattr(classifier, "_DECISIONS_AT_ONCE", 4)  # two texts at a time
+    assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
+    assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
+    assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]
+    monkeypatch.setattr(systems, "MOST_WEIGHTS", 30)
+    words, (note,) = fit_words("ab", [1.0, 1.0], labels, texts)
+    assert words is None
+    assert note.startswith("there is no TF-IDF + linear SVM beside the model: with 2 labels")

@@ -38,9 +38,9 @@ def test_two_processes_killed_and_resumed_repeat_the_undisturbed_run(
 ) -> None:
     csv = write_leanings(tmp_path)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    more = f"data_config.num_workers={workers}"
-    launch(TRAIN, *arguments(csv, encoder, whole, more), processes=2)
-    again = arguments(csv, encoder, killed, more)
+    more = (f"data_config.num_workers={workers}", "method=fine_tune")
+    launch(TRAIN, *arguments(csv, encoder, whole, *more), processes=2)
+    again = arguments(csv, encoder, killed, *more)
     train_killed_and_resumed(launch, again, 17, processes=2)
 
     assert [e["step"] for e in events(killed, "resume")] == [12]
@@ -63,7 +63,8 @@ def test_a_table_without_validation_and_test_leaves_the_model_and_the_losses(
     csv, out_dir = write_leanings(tmp_path), tmp_path / "run"
     launch(TRAIN, *arguments(
         csv, encoder, out_dir, "data_config.split_fractions=[1,0,0]", "keep_best_by=null",
-        "early_stopping_patience=null", "export_best=false", "num_train_epochs=1",
+        "method=fine_tune", "head_start=random", "early_stopping_patience=null",
+        "export_best=false", "num_train_epochs=1",
     ))  # fmt: skip
     assert sorted(file.name for file in (out_dir / "results").iterdir()) == [
         "leanings_train_test_stats.json", "leanings_trained_model.sav",

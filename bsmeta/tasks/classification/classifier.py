@@ -1,0 +1,349 @@
+"""A classifier that is a sum of linear functions: of an encoder's pooled vectors, and of words.
+
+The logits of a text are the mean over its chunks of `head(pooled vector)`, plus those of the TF-IDF
+features of the whole text. Either part may be absent. Because the head is linear, fine-tuning can
+begin with a solution that was fitted on frozen vectors (`systems`), and both have one form.
+
+An exported folder has `config.json` (the encoder's, with the entry `text_classifier`),
+`classifier.safetensors`, `ngrams.json` if there are word features, and the encoder's weights and
+the tokenizer as `from_pretrained` reads them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+import transformers
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModel, PreTrainedModel
+
+from bsmeta.core.errors import DataError
+from bsmeta.models.layers import layers_of
+from bsmeta.models.pretrained import check_files, load_exported
+from bsmeta.tasks.classification.config import POOLINGS
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_matrix
+
+ENTRY = "text_classifier"
+"""Of `config.json` in an exported folder: what is not in the encoder's own configuration."""
+CONFIG, WEIGHTS, NGRAMS = "config.json", "classifier.safetensors", "ngrams.json"
+ENCODER = "encoder."
+"""Prefix of the encoder's weights among those of a classifier."""
+
+HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
+HEAD_STD = 0.02
+
+_DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
+
+
+class Description(msgspec.Struct, frozen=True):
+    """The entry `text_classifier` of `config.json`.
+
+    Attributes:
+        method: How the classifier was made: a value of the key `method`, except auto.
+        labels: The labels, in the order of the logits.
+        pooling: How the vectors of a chunk's tokens become one; None: there is no encoder.
+        has_words: Whether there are word features.
+    """
+
+    method: str
+    labels: list[str]
+    pooling: str | None
+    has_words: bool
+
+    def __post_init__(self) -> None:
+        if self.pooling not in (None, *POOLINGS):
+            raise ValueError(f"pooling={self.pooling}: expected one of {', '.join(POOLINGS)}")
+
+
+class Words(nn.Module):
+    """Linear functions of the TF-IDF of words and pairs of words (Wang and Manning 2012).
+
+    Args:
+        ngrams: The words and pairs of words, in the order of the features; may be empty.
+        idf: float64 [features].
+        weight: [labels, features].
+        bias: [labels].
+    """
+
+    idf: torch.Tensor
+
+    def __init__(
+        self, ngrams: Sequence[str], idf: np.ndarray, weight: np.ndarray, bias: np.ndarray
+    ) -> None:
+        super().__init__()
+        self.ngrams = [*ngrams]
+        self.register_buffer("idf", torch.from_numpy(np.asarray(idf, np.float64)))
+        self.weight = nn.Parameter(torch.from_numpy(np.asarray(weight, np.float32)))
+        self.bias = nn.Parameter(torch.from_numpy(np.asarray(bias, np.float32)))
+        self._vectorizer: Any = None
+
+    def logits(self, texts: Sequence[str]) -> np.ndarray:
+        """float64 [texts, labels]."""
+        bias = self.bias.detach().cpu().double().numpy()
+        found = np.tile(bias, (len(texts), 1))
+        if not self.ngrams:
+            return found
+        features, weight = self._features(texts), self.weight.detach().cpu().double().numpy().T
+        at_once = max(_DECISIONS_AT_ONCE // len(bias), 1)
+        for start in range(0, len(texts), at_once):
+            found[start : start + at_once] += features[start : start + at_once] @ weight
+        return found
+
+    def _features(self, texts: Sequence[str]) -> csr_matrix:
+        if self._vectorizer is None:
+            vectorizer = word_features(vocabulary=self.ngrams)
+            vectorizer.idf_ = self.idf.cpu().numpy()
+            self._vectorizer = vectorizer
+        return self._vectorizer.transform(texts)
+
+
+def word_features(**settings: Any) -> Any:
+    """scikit-learn's vectorizer of words and pairs of words, sublinear in their counts."""
+    # Imported here because scikit-learn takes seconds.
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    return TfidfVectorizer(
+        sublinear_tf=True, ngram_range=(1, 2), token_pattern=r"(?u)\b\w+\b", **settings
+    )
+
+
+class Classifier(nn.Module):
+    """An encoder with a linear head, linear word features, or both.
+
+    Args:
+        description: Its labels and parts.
+        encoder: The encoder, without a pooler of its own; without it, only the words are used.
+        head: From the pooled vectors to the logits.
+        words: The word features, or None.
+        dropout: Of the pooled vectors, in training.
+    """
+
+    def __init__(
+        self,
+        description: Description,
+        encoder: PreTrainedModel | None = None,
+        head: nn.Linear | None = None,
+        words: Words | None = None,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.description = description
+        self.encoder = encoder
+        self.head = head
+        self.words = words
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def config(self) -> Any:
+        """The encoder's configuration; None without an encoder."""
+        return None if self.encoder is None else self.encoder.config
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> SimpleNamespace:
+        """The logits of chunks by the encoder alone: `logits`, float [chunks, labels].
+
+        Args:
+            input_ids, attention_mask: int64 [chunks, tokens].
+        """
+        assert self.head is not None
+        return SimpleNamespace(
+            logits=self.head(self.dropout(self.vectors(input_ids, attention_mask)))
+        )
+
+    def vectors(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """The pooled vectors of chunks, float [chunks, hidden size]."""
+        assert self.encoder is not None
+        assert self.description.pooling is not None
+        hidden = self.encoder(input_ids=input_ids, attention_mask=attention_mask)
+        return pool(hidden.last_hidden_state, attention_mask, self.description.pooling)
+
+    def copy_head(self, other: Classifier) -> None:
+        """Takes over the head of another classifier."""
+        assert self.head is not None
+        assert other.head is not None
+        self.head.load_state_dict(other.head.state_dict())
+
+    def save(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes the folder that `load` reads; the tokenizer is not part of it.
+
+        Args:
+            folder: Is created.
+            weights: The state dict to write instead of the current one.
+        """
+        weights = self.state_dict() if weights is None else weights
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.encoder is not None:
+            own = {
+                name.removeprefix(ENCODER): value
+                for name, value in weights.items()
+                if name.startswith(ENCODER)
+            }
+            self.encoder.save_pretrained(folder, state_dict=own)
+        self.save_linear(folder, weights)
+
+    def save_linear(self, folder: Path, weights: Mapping[str, torch.Tensor] | None = None) -> None:
+        """Writes all but the encoder into an existing folder."""
+        weights = self.state_dict() if weights is None else weights
+        file = folder / CONFIG
+        config = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+        config[ENTRY] = msgspec.to_builtins(self.description)
+        file.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        save_file(
+            {
+                name: value.detach().cpu().contiguous()
+                for name, value in weights.items()
+                if not name.startswith(ENCODER)
+            },
+            folder / WEIGHTS,
+        )
+        if self.words is not None:
+            ngrams = json.dumps(self.words.ngrams, ensure_ascii=False)
+            (folder / NGRAMS).write_text(ngrams, encoding="utf-8")
+
+
+def pool(hidden: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """The vectors of chunks, float [chunks, size].
+
+    Args:
+        hidden: float [chunks, tokens, size].
+        mask: int64 [chunks, tokens], 0 at the padding, which may be on either side.
+        pooling: A value of the key `pooling`, except head.
+    """
+    if pooling == "mean":
+        shares = mask / mask.sum(1, keepdim=True)
+        return (hidden * shares[..., None].to(hidden.dtype)).sum(1)
+    if pooling == "max":
+        return hidden.masked_fill(mask[..., None] == 0, -torch.inf).amax(1)
+    places = torch.arange(1, mask.shape[1] + 1, device=mask.device) * mask
+    place = mask.argmax(1) if pooling == "cls" else places.argmax(1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), place]
+
+
+def random_head(size: int, labels: int) -> nn.Linear:
+    """A head to be trained, as transformers begins one."""
+    head = nn.Linear(size, labels)
+    nn.init.normal_(head.weight, std=HEAD_STD)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
+    """The encoder without the pooler that some have beside their tokens' vectors."""
+    if isinstance(getattr(encoder, "pooler", None), nn.Module):
+        encoder.pooler = None
+    return encoder
+
+
+def freeze_below(encoder: PreTrainedModel, train_layers: int | None) -> None:
+    """Leaves only the last layers to be trained, and what follows them.
+
+    Args:
+        encoder: The encoder.
+        train_layers: How many; None: all, with the embeddings.
+    """
+    if train_layers is None:
+        return
+    depths = depth_of(encoder)
+    for name, parameter in encoder.named_parameters():
+        parameter.requires_grad_(train_layers > 0 and depths[name] < train_layers)
+
+
+def depth_of(encoder: nn.Module) -> dict[str, int]:
+    """How many layers are above each parameter's own; the embeddings count as the lowest layer.
+
+    Parameters after the layers, such as a last norm, belong to the highest one.
+    """
+    layers = layers_of(encoder)
+    prefixes = {id(module): f"{name}." for name, module in encoder.named_modules()}
+    names = [prefixes[id(layer)] for layer in layers]
+    depths: dict[str, int] = {}
+    seen = False
+    for name, _ in encoder.named_parameters():
+        own = next((n for n, prefix in enumerate(names) if name.startswith(prefix)), None)
+        seen = seen or own is not None
+        if own is not None:
+            depths[name] = len(layers) - 1 - own
+        else:
+            depths[name] = 0 if seen else len(layers)
+    return depths
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether an exported folder holds a `Classifier`, not a model of transformers."""
+    try:
+        return ENTRY in json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
+def load(folder: Path) -> Classifier:
+    """The classifier of an exported folder, in evaluation mode.
+
+    Raises:
+        DataError: If it is damaged or incomplete.
+    """
+    check_files(str(folder), f"{folder}")
+    description = _description(folder)
+    encoder = None
+    if description.pooling is not None:
+        tasks = "task=classification"
+        verbosity = transformers.logging.get_verbosity()
+        transformers.logging.set_verbosity_error()  # the weights of the pooler are missing
+        try:
+            loaded = load_exported(AutoModel, folder, "encoder", tasks, optional=".pooler.")
+        finally:
+            transformers.logging.set_verbosity(verbosity)
+        encoder = without_pooler(loaded)
+    return load_linear(folder, encoder)
+
+
+def load_linear(folder: Path, encoder: PreTrainedModel | None) -> Classifier:
+    """The classifier of a folder on an encoder that the caller has loaded; see `load`."""
+    description = _description(folder)
+    try:
+        weights = load_file(folder / WEIGHTS)
+        words = _words(folder, weights) if description.has_words else None
+        head = None
+        if description.pooling is not None:
+            labels, size = weights["head.weight"].shape
+            head = nn.Linear(size, labels)
+        model = Classifier(description, encoder, head, words)
+        state = model.state_dict()
+        own = {name for name in state if not name.startswith(ENCODER)}
+        if own != weights.keys():
+            raise ValueError(f"{WEIGHTS} has {sorted(weights)}, expected {sorted(own)}")
+        model.load_state_dict({**state, **weights})
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{folder}: the classifier cannot be loaded: {error}") from error
+    if not all(bool(value.isfinite().all()) for value in weights.values()):
+        raise DataError(f"{folder / WEIGHTS}: has values that are not finite")
+    return model.eval()
+
+
+def _description(folder: Path) -> Description:
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        return msgspec.convert(config[ENTRY], Description)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{folder / CONFIG}: has no valid entry {ENTRY!r} ({error}); expected the model/ of a "
+            "run or checkpoint of task=classification"
+        ) from error
+
+
+def _words(folder: Path, weights: Mapping[str, torch.Tensor]) -> Words:
+    ngrams = msgspec.json.decode((folder / NGRAMS).read_bytes(), type=list[str])
+    idf, weight, bias = (weights[f"words.{name}"] for name in ("idf", "weight", "bias"))
+    if not weight.shape[1] == len(idf) == len(set(ngrams)) == len(ngrams):
+        raise ValueError(f"{NGRAMS} and {WEIGHTS} do not have the same features")
+    return Words(ngrams, idf.numpy(), weight.numpy(), bias.numpy())

@@ -1,0 +1,369 @@
+"""The fitted systems, the choice among them, and what is exported: through real runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, BertConfig, BertModel
+
+import bsmeta
+from bsmeta.core.errors import DataError
+from bsmeta.tasks.classification.checks import value_problems
+from bsmeta.tasks.classification.classifier import (
+    CONFIG,
+    NGRAMS,
+    WEIGHTS,
+    Classifier,
+    depth_of,
+    freeze_below,
+    load,
+    pool,
+)
+from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
+from bsmeta.tasks.classification.model import load_model, untouched_encoder
+from bsmeta.tasks.classification.systems import best_scale, choose
+from bsmeta.tasks.classification.task import TextClassifier
+from bsmeta.training.engines import build_optimizer, set_learning_rate
+from tests.conftest import REPOSITORY
+from tests.tasks.classification.helpers import (
+    bert_tokenizer,
+    data_config,
+    write_csv,
+    write_leanings,
+)
+from tests.tasks.training import TRAIN, events, train_killed_and_resumed
+
+Launch = Callable[..., CompletedProcess[str]]
+WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("ako", "iru", "elo", "uma")]
+
+
+def texts_with(marks: tuple[str, str], rows: int = 300) -> list[tuple[str, str]]:
+    """Random words with one of two marks between them, each with its label."""
+    draw = random.Random(7)
+    return [
+        (" ".join([*draw.sample(WORDS, 3), marks[row % 2], *draw.sample(WORDS, 3)]), "ab"[row % 2])
+        for row in range(rows)
+    ]
+
+
+def table_of_words(folder: Path) -> Path:
+    """The label follows from words of the same letters, which an untrained encoder mixes up."""
+    draw = random.Random(3)
+    anagrams = ["".join(draw.sample("bakoru", 6)) for _ in range(40)]
+    halves = (anagrams[::2], anagrams[1::2])
+    rows = []
+    for row in range(300):
+        own, other = halves[row % 2], halves[1 - row % 2]
+        words = [*draw.sample(own, 5), *draw.sample(other, 3)]
+        draw.shuffle(words)
+        rows.append((" ".join(words), "ab"[row % 2]))
+    return write_csv(folder / "table.csv", rows, ["text", "label"])
+
+
+def table_of_marks(folder: Path) -> Path:
+    """The label is in a punctuation mark, which is no word."""
+    return write_csv(folder / "table.csv", texts_with(("!", "?")), ["text", "label"])
+
+
+def trained(
+    launch: Launch, csv: Path, encoder: Path, *more: str, kill_at: int = 0
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of a run, killed before a step and resumed, and its `evaluation.json`."""
+    out_dir = csv.parent / "run"
+    arguments = [
+        "--config-name", "classification", f"data_config.csv={csv}",
+        f"model_name={encoder}", f"out_dir={out_dir}", "trackers=[]", "data_config.max_length=64",
+        f"results_dir={out_dir}/results", "num_train_epochs=2", "bootstrap_resamples=200",
+        "data_config.split_fractions=[0.5,0.25,0.25]", *more,
+    ]  # fmt: skip
+    if kill_at:
+        train_killed_and_resumed(launch, arguments, kill_at)
+    else:
+        launch(TRAIN, *arguments)
+    return out_dir, json.loads((out_dir / "evaluation/evaluation.json").read_text())
+
+
+def assert_predicts_what_was_reported(run: Path, csv_file: Path) -> None:
+    """Compares the predictions of the exported folder with those that the run wrote."""
+    with csv_file.open(newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)]
+    (results,) = (run / "results").glob("*_testset_predictions.csv")
+    with results.open(newline="") as file:
+        reported = [*csv.DictReader(file)]
+    model = bsmeta.load(run)
+    assert isinstance(model, bsmeta.Predictor)
+    found = model.predict([texts[int(row["row"]) - 1] for row in reported])
+    for ours, theirs in zip(found, reported, strict=True):
+        assert ours["prediction"] == theirs["prediction"]
+        assert ours["chunks"] == int(theirs["chunks"])
+        for label, share in ours["probabilities"].items():
+            assert share == pytest.approx(float(theirs[f"probabilities.{label}"]), abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("table", "chosen", "parts", "kill_at"),
+    [
+        (table_of_words, "linear", {NGRAMS}, 0),
+        (table_of_marks, "frozen", {"model.safetensors"}, 15),  # in the second of two epochs
+    ],
+)
+def test_auto_exports_the_system_that_the_table_needs(
+    launch: Launch, tmp_path: Path, encoder: Path, table: Callable[[Path], Path], chosen: str,
+    parts: set[str], kill_at: int,
+) -> None:  # fmt: skip
+    csv_file = table(tmp_path)
+    run, found = trained(launch, csv_file, encoder, "learning_rate=1e-6", kill_at=kill_at)
+    assert len(events(run, "resume")) == (kill_at > 0)
+    assert found["choice"]["chosen"] == chosen
+    assert found["systems"]["model"]["accuracy"]["value"] > 0.9
+    assert set(found["choice"]["systems"]) == {"linear", "frozen", "combined", "fine_tune"}
+    names = {file.name for file in (run / "model").iterdir()}
+    assert {CONFIG, WEIGHTS, "manifest.json", "tokenizer.json"} | parts <= names
+    assert not names & ({NGRAMS, "model.safetensors"} - parts)
+    assert_predicts_what_was_reported(run, csv_file)
+    # A checkpoint has the fine-tuned model, whatever is exported in the end.
+    checkpoint, *_ = run.glob("checkpoint-*step")
+    fine_tuned = load_model(checkpoint / "model")
+    assert isinstance(fine_tuned, Classifier)
+    assert fine_tuned.description.method == "fine_tune"
+
+
+@pytest.mark.parametrize("method", ["linear", "frozen", "combined", "fine_tune"])
+def test_each_method_predicts_from_its_folder_what_it_reported(
+    launch: Launch, tmp_path: Path, encoder: Path, method: str
+) -> None:
+    """On a real table, the shipped paragraphs, some of which are folded."""
+    lines = (REPOSITORY / "examples/leanings/leanings.csv").read_text().splitlines(keepends=True)
+    csv_file = tmp_path / "leanings.csv"
+    csv_file.write_text("".join(lines[:301]))
+    run, found = trained(
+        launch, csv_file, encoder, f"method={method}", "data_config.label_column=leaning"
+    )
+    assert "choice" not in found
+    assert found["folded_texts"] > 0
+    assert_predicts_what_was_reported(run, csv_file)
+    steps = events(run, "step")
+    assert (steps == []) == (method != "fine_tune")
+    model = load_model(run / "model")
+    assert isinstance(model, Classifier)
+    assert model.description.method == method
+    if method == "linear":
+        same = found["systems"]["TF-IDF + linear SVM"]["accuracy"]
+        assert same["minus_model"] == 0.0
+    else:
+        AutoModel.from_pretrained(run / "model")
+    saved = torch.load(run / "results/leanings_trained_model.sav", weights_only=True)
+    exported = model.state_dict()
+    assert saved["state_dict"].keys() == exported.keys()
+    assert all(torch.equal(saved["state_dict"][name], exported[name]) for name in exported)
+
+
+def make_task(folder: Path, encoder: Path, **keys: Any) -> TextClassifier:
+    config = ClassificationConfig(
+        data_config=data_config(write_leanings(folder)), model_name=str(encoder),
+        out_dir=str(folder / "run"), **keys,
+    )  # fmt: skip
+    return TextClassifier(config)
+
+
+def test_the_head_starts_with_the_solution_on_frozen_vectors(tmp_path: Path, encoder: Path) -> None:
+    fine_tuned = make_task(tmp_path, encoder, method="fine_tune").build_model().eval()
+    fitted = make_task(tmp_path, encoder, method="fine_tune")
+    frozen = fitted._systems.load("frozen", fitted._untouched())
+    ids = torch.tensor([[2, 60, 61, 3], [2, 62, 63, 3]])
+    mask = torch.ones_like(ids)
+    torch.testing.assert_close(fine_tuned(ids, mask).logits, frozen(ids, mask).logits)
+    other = make_task(tmp_path, encoder, method="fine_tune", head_start="random").build_model()
+    assert not torch.equal(other.head.weight, fine_tuned.head.weight)
+
+
+def test_systems_are_fitted_once(
+    tmp_path: Path, encoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make_task(tmp_path, encoder, method="combined")
+    weights = first.build_model().state_dict()
+    files = {file: file.stat().st_mtime_ns for file in (tmp_path / "run/systems").rglob("*")}
+    again = make_task(tmp_path, encoder, method="combined")
+    found = again.build_model().state_dict()
+    assert all(torch.equal(found[name], weights[name]) for name in weights)
+    assert {file: file.stat().st_mtime_ns for file in files} == files
+    other = make_task(tmp_path, encoder, method="combined", pooling="max")
+    other.build_model()
+    assert (tmp_path / "run/systems/systems.json").stat().st_mtime_ns > max(files.values())
+
+
+def test_random_weights_are_those_that_the_run_begins_with(tmp_path: Path) -> None:
+    shape = tmp_path / "shape.json"
+    shape.write_text((REPOSITORY / "examples/leanings/config.json").read_text())
+    config = ClassificationConfig(model_config_file=str(shape), seed=5)
+    tokenizer = bert_tokenizer()
+    state = torch.random.get_rng_state()
+    one = untouched_encoder(config, tokenizer, "ab").state_dict()
+    assert torch.equal(state, torch.random.get_rng_state())
+    two = untouched_encoder(config, tokenizer, "ab").state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_pooling() -> None:
+    hidden = torch.tensor(
+        [[[1.0, 8.0], [3.0, 2.0], [9.0, 9.0]], [[9.0, 9.0], [5.0, 1.0], [7.0, 0.0]]]
+    )
+    mask = torch.tensor([[1, 1, 0], [0, 1, 1]])  # padded on the right, and on the left
+    expected = {
+        "mean": [[2.0, 5.0], [6.0, 0.5]],
+        "max": [[3.0, 8.0], [7.0, 1.0]],
+        "cls": [[1.0, 8.0], [5.0, 1.0]],
+        "last": [[3.0, 2.0], [7.0, 0.0]],
+    }
+    for pooling, vectors in expected.items():
+        assert pool(hidden, mask, pooling).tolist() == vectors
+
+
+@pytest.fixture(scope="module")
+def deep() -> BertModel:
+    shape = BertConfig(
+        vocab_size=8, hidden_size=4, num_hidden_layers=3, num_attention_heads=1,
+        intermediate_size=4, max_position_embeddings=8,
+    )  # fmt: skip
+    return BertModel(shape, add_pooling_layer=False)
+
+
+@pytest.mark.parametrize(
+    ("train_layers", "trained"), [(None, {0, 1, 2, 3}), (0, set()), (2, {0, 1}), (9, {0, 1, 2, 3})]
+)
+def test_layers_that_are_trained(
+    deep: BertModel, train_layers: int | None, trained: set[int]
+) -> None:
+    deep.requires_grad_(True)
+    freeze_below(deep, train_layers)
+    depths = depth_of(deep)
+    assert depths["embeddings.word_embeddings.weight"] == 3
+    assert depths["encoder.layer.0.output.dense.weight"] == 2
+    assert depths["encoder.layer.2.output.dense.weight"] == 0
+    found = {depths[name] for name, value in deep.named_parameters() if value.requires_grad}
+    assert found == trained
+
+
+def test_each_layer_has_its_learning_rate(tmp_path: Path, encoder: Path) -> None:
+    task = make_task(
+        tmp_path, encoder, method="fine_tune", head_start="random", layer_decay=0.5,
+        learning_rate=0.1,
+    )  # fmt: skip
+    model = task.build_model()
+    optimizer = build_optimizer(model, task._config, task.rate_scale)
+    set_learning_rate(optimizer.param_groups, 0.01)
+    names = {id(value): name for name, value in model.named_parameters()}
+    rates = {
+        names[id(value)]: group["lr"]
+        for group in optimizer.param_groups
+        for value in group["params"]
+    }
+    assert rates["head.weight"] == rates["head.bias"] == 0.01
+    assert rates["encoder.encoder.layer.0.output.dense.weight"] == 0.01
+    assert rates["encoder.embeddings.word_embeddings.weight"] == 0.005
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.01}
+
+
+def test_the_scale_of_logits_is_that_of_the_labels() -> None:
+    # Three of four labels are right, so probabilities of 3/4 are the best: a difference of log 3.
+    logits = np.array([[10.0, 0.0], [10.0, 0.0], [0.0, 10.0], [0.0, 10.0]])
+    labels = np.array([0, 0, 1, 0])
+    assert best_scale(logits, labels) * 10 == pytest.approx(np.log(3), rel=1e-3)
+
+
+def test_a_small_lead_on_the_validation_split_is_no_reason_for_the_larger_system() -> None:
+    truth = np.tile([0, 1], 50)
+    guesses = {"linear": truth.copy(), "frozen": truth.copy(), "fine_tune": truth.copy()}
+    for name, wrong in (("linear", 20), ("frozen", 40), ("fine_tune", 18)):
+        guesses[name][:wrong] = 1 - truth[:wrong]
+    guesses["linear"][:20], guesses["linear"][80:] = truth[:20], 1 - truth[80:]
+    settings = {"metric": "accuracy", "resamples": 500, "seed": 1}
+    chosen, compared = choose(truth, guesses, np.arange(100), 2, **settings)
+    assert chosen == "linear"
+    assert [system.name for system in compared] == ["fine_tune", "linear", "frozen"]
+    guesses["fine_tune"] = truth
+    assert choose(truth, guesses, np.arange(100), 2, **settings)[0] == "fine_tune"
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("pooling", {"pooling": "head"}),
+        ("method", {"split_fractions": [0.8, 0.0, 0.2]}),
+        ("method", {"split_fractions": [0.8, 0.0, 0.2], "method": "fine_tune"}),
+        ("train_layers", {"train_layers": 1, "method": "linear"}),
+        ("layer_decay", {"layer_decay": 0.9, "method": "fine_tune", "pooling": "head"}),
+        ("estimate", {"estimate": True, "method": "combined"}),
+    ],
+)
+def test_keys_that_do_not_go_with_the_method(key: str, values: dict[str, Any]) -> None:
+    data = ClassificationDataConfig(csv=__file__)
+    data.split_fractions = values.pop("split_fractions", data.split_fractions)
+    config = ClassificationConfig(data_config=data, **values)
+    (problem,) = value_problems(config)
+    assert problem.key == key
+
+
+def test_a_value_that_is_not_known_is_refused_with_its_key(
+    launch: Launch, tmp_path: Path, encoder: Path
+) -> None:
+    done = launch(
+        TRAIN, "--config-name", "classification", f"data_config.csv={write_leanings(tmp_path)}",
+        f"model_name={encoder}", "method=best", "pooling=sum", "layer_decay=2", check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    for key in ("method", "pooling", "layer_decay"):
+        assert key in done.stderr
+
+
+def broken_weights(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    save_file({**weights, "head.weight": weights["head.weight"] * torch.nan}, folder / WEIGHTS)
+
+
+def repeated_ngram(folder: Path) -> None:
+    ngrams = json.loads((folder / NGRAMS).read_text())
+    (folder / NGRAMS).write_text(json.dumps([ngrams[1], *ngrams[1:]]))
+
+
+def without_head(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    save_file({name: w for name, w in weights.items() if "head" not in name}, folder / WEIGHTS)
+
+
+def unknown_pooling(folder: Path) -> None:
+    text = (folder / CONFIG).read_text()
+    (folder / CONFIG).write_text(text.replace('"pooling": "mean"', '"pooling": "sum"'))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (broken_weights, "has values that are not finite"),
+        (repeated_ngram, "do not have the same features"),
+        (without_head, "cannot be loaded: 'head.weight'"),
+        (unknown_pooling, "pooling=sum: expected one of mean"),
+        (lambda folder: (folder / NGRAMS).unlink(), "cannot be loaded"),
+    ],
+)
+def test_a_damaged_folder_is_refused(
+    tmp_path: Path, encoder: Path, change: Callable[[Path], None], message: str
+) -> None:
+    task = make_task(tmp_path, encoder, method="combined")
+    model = task.build_model()
+    task.export(model, model.state_dict(), tmp_path / "model")
+    assert {file.suffix for file in (tmp_path / "model").iterdir()} == {".json", ".safetensors"}
+    assert load(tmp_path / "model").description.labels == ["left", "neutral", "right"]
+    change(tmp_path / "model")
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "model")
