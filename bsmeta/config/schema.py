@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS
 from bsmeta.core.keys import key
 
 WSD = "wsd"
@@ -39,25 +40,29 @@ class RunConfig:
 
     task: str = key("", "what is trained: a name in bsmeta.tasks.TASKS", heading="Task")
 
-    learning_rate: float = key(
-        5e-5,
-        "peak learning rate",
-        deepspeed="optimizer.params.lr",
-        above=0,
+    optimizer_type: str = key(
+        ADAMW,
+        "update rule; muon: of the matrices of repeated layers, and adamw of the rest (under "
+        "DeepSpeed: adamw)",
+        choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )
+    learning_rate: float = key(5e-5, "peak learning rate", deepspeed="optimizer.params.lr", above=0)
     weight_decay: float = key(
         0.01,
-        "AdamW, matrices only",
+        "decay of the matrices; biases and norms have none",
         deepspeed="optimizer.params.weight_decay",
         at_least=0,
         finite=True,
     )
-    adam_beta1: float = key(0.9, "AdamW", deepspeed="optimizer.params.betas.0", at_least=0, below=1)
-    adam_beta2: float = key(
-        0.999, "AdamW", deepspeed="optimizer.params.betas.1", at_least=0, below=1
+    adam_beta1: float = key(
+        0.9, "adamw, muon", deepspeed="optimizer.params.betas.0", at_least=0, below=1
     )
-    adam_epsilon: float = key(1e-8, "AdamW", deepspeed="optimizer.params.eps", above=0)
+    adam_beta2: float = key(
+        0.999, "adamw, muon", deepspeed="optimizer.params.betas.1", at_least=0, below=1
+    )
+    adam_epsilon: float = key(1e-8, "adamw, muon", deepspeed="optimizer.params.eps", above=0)
+    momentum: float = key(0.95, "muon, sgd", above=0, below=1)
     gradient_clipping: float = key(
         1.0,
         "largest norm of the gradient; 0 clips nothing",

@@ -1,16 +1,11 @@
-"""The optimizer, and the engines that step it: plain torch (also data parallel), and DeepSpeed.
+"""The engines that step the optimizer: plain torch (also data parallel), and DeepSpeed.
 
-The engines differ in how they clip and step, and in how they save weights and optimizer. The
-learning rate is a pure function of the step number: it has no state to save, and a resumed run
-cannot deviate from it. It is applied to the optimizer's groups before each step, under DeepSpeed as
-well, so that neither Accelerate nor DeepSpeed steps a scheduler of its own.
+They differ in how they clip and step, and in how they save weights and optimizer.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,105 +15,9 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from bsmeta.config.schema import WSD, RunConfig
-from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import CheckpointError, TrainingError
 from bsmeta.core.progress import opaque_work
-
-RATE_SCALE = "rate_scale"
-"""What the learning rate of a parameter group is multiplied with."""
-SETTINGS = ("lr", "betas", "eps", "weight_decay", RATE_SCALE)
-"""The settings of each parameter group that the configuration determines."""
-
-
-SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1.0 - progress,
-    "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
-    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
-}
-"""What is left of the learning rate after a share of its decay."""
-
-
-def build_optimizer(
-    model: nn.Module, config: RunConfig, rate_scale: Callable[[str], float] = lambda name: 1.0
-) -> torch.optim.Optimizer:
-    """Builds AdamW (Loshchilov and Hutter 2019); only matrices are decayed, no biases or norms.
-
-    The kernel is fused, also on a CPU: it makes one pass over the weights (7 times as fast there),
-    and is the only kernel that can skip a step without waiting for the device.
-
-    Args:
-        model: The model.
-        config: The run.
-        rate_scale: What the learning rate of a parameter, given its name, is multiplied with.
-    """
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # Under ZeRO-3 a parameter is a flat shard here, and its shape is in ds_shape.
-            shape = getattr(parameter, "ds_shape", parameter.shape)
-            groups.setdefault((rate_scale(name), len(shape) > 1), []).append(parameter)
-    # Highest rate first, and the decayed matrices before the rest.
-    order = sorted(groups, reverse=True)
-    return torch.optim.AdamW(
-        [
-            {
-                "params": groups[scale, is_decayed],
-                "weight_decay": config.weight_decay if is_decayed else 0.0,
-                RATE_SCALE: scale,
-            }
-            for scale, is_decayed in order
-        ],
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-
-
-def learning_rate(config: RunConfig, max_steps: int, step: int) -> float:
-    """The learning rate of a step.
-
-    A linear warm-up reaches the peak at step `num_warmup_steps`, or after `warmup_share` of the
-    steps; then the rate stays there (`constant`), or decays linearly (`linear`) or along half a
-    cosine (`cosine`) such that it would reach `min_learning_rate_ratio` of the peak one step after
-    the last. Under `wsd` (Hu et al. 2024, arXiv 2404.06395) it stays there until the last
-    `num_decay_steps`, or `decay_share` of the steps, and decays in these; `1-sqrt` is the shape
-    that Hägele et al. 2024 (arXiv 2405.18392) found best.
-
-    Args:
-        step: The step number, from 1 to `max_steps`.
-    """
-    start = warm_up_steps(config, max_steps)
-    if step <= start:
-        return config.learning_rate * step / start
-    if config.lr_scheduler_type == "constant":
-        return config.learning_rate
-    shape = config.lr_scheduler_type
-    if shape == WSD:
-        start, shape = decay_start(config, max_steps) or 0, config.decay_shape
-    progress = min(1.0, max(0, step - 1 - start) / max(1, max_steps - start))
-    lowest = config.min_learning_rate_ratio
-    return config.learning_rate * (lowest + (1.0 - lowest) * SHAPES[shape](progress))
-
-
-@contextmanager
-def own_settings(optimizer: Any) -> Iterator[None]:
-    """Keeps the settings that the optimizer was built with while a checkpoint is loaded.
-
-    A saved state contains its own settings: a changed `weight_decay` would be ignored.
-    """
-    own = [{name: group[name] for name in SETTINGS} for group in optimizer.param_groups]
-    yield
-    for group, settings in zip(optimizer.param_groups, own, strict=True):
-        group.update(settings)
-
-
-def set_learning_rate(groups: Iterable[dict[str, Any]], rate: float) -> None:
-    """Sets the rate of every parameter group: its own share of `rate`."""
-    for group in groups:
-        group["lr"] = rate * group.get(RATE_SCALE, 1.0)
-
+from bsmeta.training.optimizers import own_settings
 
 _PLAIN_FILE = "torch.pt"
 _TAG = "pytorch_model"
@@ -190,13 +89,20 @@ class PlainEngine:
 
     def step(self, finite: torch.Tensor) -> bool:
         # A scaler must see every step, and itself skips those that are not finite.
-        if not self.scaled:
-            # The fused AdamW leaves the weights and its state unchanged if this is 1 (see
-            # torch.amp.GradScaler): the device decides, and the host need not wait.
-            self._optimizer.optimizer.found_inf = (~finite).float()
-        self._optimizer.step()
+        if self.scaled or self._may_step(finite):
+            self._optimizer.step()
         self._optimizer.zero_grad()
         return False
+
+    def _may_step(self, finite: torch.Tensor) -> bool:
+        """Whether to call the optimizer; it then changes nothing if the step is not finite."""
+        optimizer = self._optimizer.optimizer
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return bool(finite)  # waits for the device
+        # A fused kernel leaves the weights and its state unchanged if this is 1 (see
+        # torch.amp.GradScaler): the device decides, and the host need not wait.
+        optimizer.found_inf = (~finite).float()
+        return True
 
     def weights(self) -> dict[str, torch.Tensor]:
         return self._accelerator.unwrap_model(self._model).state_dict()

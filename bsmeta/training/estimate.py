@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bsmeta.config.checks import CheckedRun
+from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan, Schedule
 from bsmeta.core.errors import ConfigurationError
@@ -28,6 +29,7 @@ from bsmeta.training.memory import (
     activations,
     count,
     measure_state,
+    optimizer_bytes,
     state,
 )
 from bsmeta.training.run_folder import RunFolder
@@ -75,9 +77,12 @@ def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
     zero = (checked.deepspeed_config or {}).get("zero_optimization", {})
     plan = replace(BatchPlan.of(config, processes), micro_batch=shape.rows)
     counts, half = count(shape.model), config.mixed_precision != "no"
+    entry = OPTIMIZERS[config.optimizer_type]
+    size = optimizer_bytes(shape.model, entry)
+    stages = STAGES if entry.by_element else STAGES[:1]
     return Forecast(
         counts=counts,
-        states={stage: state(counts, stage, processes, half) for stage in STAGES},
+        states={stage: state(counts, size, stage, processes, half) for stage in stages},
         shape=shape,
         activations=activations(shape, half),
         stage=zero.get("stage"),
@@ -135,9 +140,8 @@ def show_forecast(
         f"\n[bold]parameters[/]  {counts.total:,}, of which trainable {counts.trainable:,}, "
         f"in embeddings {counts.embeddings:,}"
     )
-    processes, precision = checked.launch.num_processes, config.mixed_precision
-    console.print(_memory_table(config, counted, processes))
-    for line in _notes(counted, precision):
+    console.print(_memory_table(config, counted, checked.launch.num_processes))
+    for line in _notes(counted, config):
         console.print(f"  {line}", style="dim")
 
 
@@ -163,12 +167,13 @@ def _memory_table(config: RunConfig, counted: Forecast, processes: int) -> Table
     return table
 
 
-def _notes(counted: Forecast, precision: str) -> list[str]:
-    size = 4 if precision == "no" else 2
-    master = "2 moments" if size == 4 else "2 moments and float32 weights"
+def _notes(counted: Forecast, config: RunConfig) -> list[str]:
+    size = 4 if config.mixed_precision == "no" else 2
+    weights = "" if size == 4 else " and, under DeepSpeed, of float32 weights"
     notes = [
         f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
-        f"bytes for each of {master}; ZeRO-1 to 3 divide optimizer, gradients, weights in turn",
+        f"bytes for each value of the state of {config.optimizer_type}{weights}; ZeRO-1 to 3 "
+        "divide optimizer, gradients, weights in turn",
         "not counted: buckets of communication, float32 gradients during a step, "
         "layers that ZeRO-3 gathers, offload, fragmentation, the CUDA context; without DeepSpeed "
         "also half-precision copies of weights",

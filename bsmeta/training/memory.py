@@ -20,20 +20,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from bsmeta.config.optimizers import OptimizerEntry
+from bsmeta.training.optimizers import matrices_in_layers
 from bsmeta.training.task import Shape
 
-MOMENTS = 8  # AdamW: two float32 values per parameter
-MASTER = 4  # the float32 weights that the optimizer updates, if the model's have lower precision
+MASTER = 4
+"""Bytes per parameter: float32 weights to update, where the model's have a lower precision."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Parameters of a model, shared ones counted once, and the number of trainable tensors."""
+    """Parameters of a model, shared ones counted once."""
 
     total: int
     trainable: int
     embeddings: int
-    tensors: int
 
 
 @dataclass(frozen=True)
@@ -73,30 +74,38 @@ def count(model: nn.Module) -> Counts:
         total=sum(parameter.numel() for parameter in parameters),
         trainable=sum(parameter.numel() for parameter in trainable),
         embeddings=sum(embedded.values()),
-        tensors=len(trainable),
     )
 
 
-def state(counts: Counts, stage: int | None, processes: int, half: bool) -> State:
+def optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
+    """Computes the size of an optimizer's state, not partitioned; the model may be on `meta`."""
+    apart = matrices_in_layers(model)
+    return 4 * sum(
+        entry.state_values(parameter.shape, parameter in apart)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    )
+
+
+def state(counts: Counts, optimizer: int, stage: int | None, processes: int, half: bool) -> State:
     """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
+        optimizer: Bytes of the optimizer's state (`optimizer_bytes`).
         stage: The ZeRO stage; None without DeepSpeed: weights in float32, whatever the precision.
         processes: N; each higher stage partitions one more of the three among them.
         half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
     """
     if stage is None:
-        steps = 4 * counts.tensors  # torch's AdamW has a step counter for each tensor
-        moments = float(MOMENTS * counts.trainable + steps)
-        return State(4.0 * counts.total, 4.0 * counts.trainable, moments)
+        return State(4.0 * counts.total, 4.0 * counts.trainable, float(optimizer))
     size = 2 if half else 4
     master = MASTER if half or stage > 0 else 0  # ZeRO always keeps its partition in float32
     weights, gradients = float(size * counts.total), float(size * counts.trainable)
-    optimizer = float((MOMENTS + master) * counts.trainable)
+    updated = float(optimizer + master * counts.trainable)
     return State(
         weights=weights / (processes if stage >= 3 else 1),
         gradients=gradients / (processes if stage >= 2 else 1),
-        optimizer=optimizer / (processes if stage >= 1 else 1),
+        optimizer=updated / (processes if stage >= 1 else 1),
     )
 
 

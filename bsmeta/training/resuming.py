@@ -21,6 +21,7 @@ import yaml
 from torch import nn
 
 from bsmeta.config.compose import to_yaml
+from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.errors import CheckpointError, ConfigurationError, differences, differing
@@ -95,6 +96,7 @@ def resume_point(
     check_launch(saved, state, engine_name(accelerator), plan)
     check_steps(saved, max_steps)
     changed = changed_settings(saved, config)
+    check_optimizer(saved, changed)
     if is_readable(state, processes.size):
         return Resume(saved, changed)
     # Named like an interrupted save, so that the next start removes it if this run is killed.
@@ -160,6 +162,17 @@ def check_launch(saved: Checkpoint, state: dict[str, Any], engine: str, plan: Ba
             f"{saved.folder} was trained with {state['global_batch']} rows a step, this "
             f"launch makes {plan.rows_per_step}; keep {plan.key} x "
             f"gradient_accumulation_steps x processes = {state['global_batch']}"
+        )
+
+
+def check_optimizer(saved: Checkpoint, changed: dict[str, list[Any]]) -> None:
+    """Refuses a checkpoint with the state of another optimizer."""
+    then, now = changed.get("optimizer_type", (None, None))
+    if then in OPTIMIZERS:
+        raise ConfigurationError(
+            f"optimizer_type={now}: {saved.folder} has the state of {then}; expected "
+            f"optimizer_type={then}, or a new run in another out_dir that begins with its weights "
+            f"(model_name={saved.folder}/model)"
         )
 
 

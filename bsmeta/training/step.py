@@ -28,7 +28,8 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest, WaitEnded
 from bsmeta.data.batch import StepData, Stream
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import Engine, learning_rate, set_learning_rate
+from bsmeta.training.engines import Engine
+from bsmeta.training.optimizers import learning_rate, set_learning_rate
 from bsmeta.training.saving import Saver
 from bsmeta.training.stats import DataStats, ReducedStats, StepResult, StepStats
 from bsmeta.training.task import Loss, Task

@@ -22,9 +22,10 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
-from bsmeta.training.engines import build_optimizer, make_engine
+from bsmeta.training.engines import make_engine
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
+from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.resuming import (
     Resume,
     check_same_data,

@@ -188,6 +188,12 @@ BROKEN: dict[str, Broken] = {
     "betas": Broken(
         {"optimizer.params.betas": "auto"}, json={"optimizer.params.betas": [0.9, 0.999]}
     ),
+    "an optimizer of whole matrices": Broken(
+        {"optimizer_type": "optimizer_type=adamw"}, hydra={"optimizer_type": "muon"}
+    ),
+    "an optimizer that does not exist": Broken(
+        {"optimizer_type": "optimizer_type=adamw"}, hydra={"optimizer_type": "adam"}
+    ),
     "eps missing": Broken({"optimizer.params.eps": "auto"}, json={"optimizer.params.eps": DROP}),
     "weight decay": Broken(
         {"optimizer.params.weight_decay": "or pass weight_decay=0.01"},

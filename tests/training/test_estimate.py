@@ -14,11 +14,19 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
+from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.models.layers import recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from bsmeta.training.engines import build_optimizer
 from bsmeta.training.estimate import amount, duration
-from bsmeta.training.memory import Counts, activations, count, measure_state, state
+from bsmeta.training.memory import (
+    Counts,
+    activations,
+    count,
+    measure_state,
+    optimizer_bytes,
+    state,
+)
+from bsmeta.training.optimizers import build_optimizer
 from bsmeta.training.task import Shape
 from tests.conftest import REPOSITORY, run_warm
 
@@ -55,27 +63,29 @@ def test_parameters_are_counted_without_weights() -> None:
     assert count(task.build_model()) == counted
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("make", [gpt2, llama])
-def test_weights_gradients_and_optimizer_are_those_of_a_real_update(make: Any) -> None:
+def test_weights_gradients_and_optimizer_are_those_of_a_real_step(make: Any, name: str) -> None:
     model = make()
-    optimizer = build_optimizer(model, CausalLMConfig())
+    optimizer = build_optimizer(model, CausalLMConfig(optimizer_type=name))
     model(input_ids=torch.zeros(1, 8, dtype=torch.long)).logits.sum().backward()
     optimizer.step()
-    assert measure_state(model, optimizer) == state(count(model), None, 1, half=False)
+    size = optimizer_bytes(model, OPTIMIZERS[name])
+    assert measure_state(model, optimizer) == state(count(model), size, None, 1, half=False)
 
 
 def test_each_stage_divides_one_thing_more() -> None:
-    counts = Counts(total=1000, trainable=1000, embeddings=0, tensors=7)
-    half = [state(counts, stage, 4, half=True) for stage in (0, 1, 2, 3)]
+    counts = Counts(total=1000, trainable=1000, embeddings=0)
+    half = [state(counts, 8000, stage, 4, half=True) for stage in (0, 1, 2, 3)]
     assert [(one.weights, one.gradients, one.optimizer) for one in half] == [
         (2000, 2000, 12_000),
         (2000, 2000, 3000),
         (2000, 500, 3000),
         (500, 500, 3000),
     ]
-    single = [state(counts, stage, 4, half=False) for stage in (0, 1)]
+    single = [state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
     assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
-    plain = state(counts, None, 4, half=True)  # bf16 without DeepSpeed: weights stay float32
+    plain = state(counts, 8028, None, 4, half=True)  # bf16 without DeepSpeed: weights stay float32
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
+from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.checkpoint import Checkpoint
-from bsmeta.training.resuming import changed_settings
+from bsmeta.training.resuming import changed_settings, check_optimizer
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -50,3 +51,13 @@ def test_a_folder_written_in_another_way_is_no_changed_setting(
     assert changed_settings(saved, same) == {"seed": [1, 2]}
     other = CausalLMConfig(out_dir="runs/two", seed=1)
     assert changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
+
+
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:
+    saved = Checkpoint(tmp_path / "checkpoint-2step", 2)
+    saved.folder.mkdir()
+    (saved.folder / "config.yaml").write_text(to_yaml(CausalLMConfig(optimizer_type="muon")))
+    check_optimizer(saved, changed_settings(saved, CausalLMConfig(optimizer_type="muon", seed=1)))
+    expected = r"optimizer_type=adamw: .*checkpoint-2step has the state of muon; expected"
+    with pytest.raises(ConfigurationError, match=expected):
+        check_optimizer(saved, changed_settings(saved, CausalLMConfig()))

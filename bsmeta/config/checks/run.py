@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.launch import FILE_KEYS, Launch
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS
 from bsmeta.config.schema import TRACKERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
 from bsmeta.config.task_entry import TaskEntry
@@ -108,6 +109,11 @@ def loop_problems(
         expected = '"stop": without ZeRO, DeepSpeed has put a bad gradient into the weights already'
         fix = f'on_nonfinite=stop, or write "{STAGE.rpartition(".")[2]}": 1 or more in the JSON'
         yield Problem("on_nonfinite", HYDRA, show("skip"), expected, fix)
+    optimizer = OPTIMIZERS.get(config.optimizer_type)
+    if launch.deepspeed and optimizer is not None and not optimizer.by_element:
+        expected = f"{ADAMW} under DeepSpeed, which cuts the parameters into parts without a shape"
+        fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
+        yield _refused(config, "optimizer_type", expected, fix)
     if config.async_save and launch.deepspeed:
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
