@@ -11,26 +11,35 @@ import pytest
 
 from tests.conftest import REPOSITORY
 
-SCRIPT = REPOSITORY / "experiments/benchmarks/scaling.py"
+FOLDER = REPOSITORY / "experiments/benchmarks"
 
 
 @pytest.fixture
 def scaling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    monkeypatch.syspath_prepend(str(FOLDER))
     import scaling
 
     return scaling
 
 
-def printed(*keys: str) -> str:
-    command = [sys.executable, str(SCRIPT), *keys]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+@pytest.fixture
+def failures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import failures
+
+    return failures
 
 
-def test_the_page_shows_what_the_script_prints() -> None:
+def run(script: str, *keys: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(FOLDER / script), *keys]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("script", ["scaling.py", "failures.py"])
+def test_the_page_shows_what_the_scripts_print(script: str) -> None:
     page = Path(REPOSITORY / "docs/scaling.md").read_text()
-    _, _, tables = printed().partition("\n\n")
-    assert f"<!-- table: python experiments/benchmarks/scaling.py -->\n{tables}<!-- end" in page
+    _, _, tables = run(script).stdout.partition("\n\n")
+    assert f"<!-- table: python experiments/benchmarks/{script} -->\n{tables}<!-- end" in page
 
 
 def test_figures_by_hand(scaling: ModuleType) -> None:
@@ -47,10 +56,64 @@ def test_figures_by_hand(scaling: ModuleType) -> None:
     assert scaling.step_s(setting, 3, 64, 4) == pytest.approx((4 + 12 * c - 4, 4 + 12 * c))
 
 
-def test_a_measured_time_and_an_unknown_key() -> None:
-    assert printed("micro_batch_s=0.28").startswith("one micro-batch on one GPU: 0.280 s")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "micro_batch=1"], capture_output=True, text=True, check=False
+def test_a_measured_time() -> None:
+    assert run("scaling.py", "micro_batch_s=0.28").stdout.startswith(
+        "one micro-batch on one GPU: 0.280 s"
     )
+
+
+@pytest.mark.parametrize("script", ["scaling.py", "failures.py"])
+def test_an_unknown_key_is_refused(script: str) -> None:
+    done = run(script, "micro_batch=1")
     assert done.returncode == 1
-    assert "micro_batch=1: expected key=value with a key of parameters" in done.stderr
+    assert "micro_batch=1: expected key=value with a key of " in done.stderr
+
+
+HOUR = 3600.0
+
+
+@pytest.mark.parametrize(
+    ("every", "pause", "behind", "between", "restart"),
+    [
+        (300.0, 30.0, 0.0, HOUR, 300.0),
+        (900.0, 60.0, 0.0, 3 * HOUR, 0.0),
+        (300.0, 2.0, 240.0, 3 * HOUR, 600.0),
+        (HOUR, 60.0, 0.0, HOUR, 300.0),  # most intervals end in a failure
+    ],
+)
+def test_the_simulated_run_loses_what_the_formula_says(
+    failures: ModuleType,
+    every: float,
+    pause: float,
+    behind: float,
+    between: float,
+    restart: float,
+) -> None:
+    saves = failures.Saves(every, pause, behind)
+    expected = failures.useful_share(saves, between, restart)
+    found = failures.simulated_share(saves, between, restart, 20_000, 7)
+    assert found == pytest.approx(expected, abs=0.01)
+
+
+def test_a_run_that_never_fails_loses_its_pauses(failures: ModuleType) -> None:
+    synchronous = failures.Saves(540.0, 60.0)
+    assert failures.useful_share(synchronous, 1e12, 300.0) == pytest.approx(0.9)
+    slow = failures.Saves(60.0, 10.0, 110.0)  # the next save waits for the last one
+    assert failures.useful_share(slow, 1e12, 300.0) == pytest.approx(0.5)
+
+
+def test_young_s_interval_loses_less_than_half_or_twice_of_it(failures: ModuleType) -> None:
+    best = failures.best_interval_s(10.0, 3 * HOUR)
+    assert best == pytest.approx(464.758, abs=0.001)
+    half, young, double = (
+        failures.useful_share(failures.Saves(times * best, 10.0), 3 * HOUR, 0.0)
+        for times in (0.5, 1, 2)
+    )
+    assert young > max(half, double)
+
+
+@pytest.mark.parametrize(("gpus", "largest"), [(2, 0.56419), (4, 1.02938), (100, 2.50759)])
+def test_the_slowest_gpu(failures: ModuleType, gpus: int, largest: float) -> None:
+    """Expected maxima of standard normals, from tables of order statistics."""
+    assert failures.slowest(gpus, 0.1) == pytest.approx(1 + 0.1 * largest, abs=1e-5)
+    assert failures.slowest(1, 0.1) == 1.0
