@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob
+from hydra.errors import HydraException
 
 from bsmeta.config.describe import key_names, suggestion
-from bsmeta.config.hydra_ext import argument_parser
+from bsmeta.config.hydra_ext import argument_parser, key_of
 from bsmeta.core.problems import Problem, closest, nearest, refuse, show
 from bsmeta.core.resources import CONFIG_FOLDER
 
@@ -40,7 +43,8 @@ class CommandLine:
         folder: The folder of the main configuration.
         own_folder: `--config-dir`, resolved.
         is_multirun: Whether overrides hold lists of values for several runs.
-        is_run: Whether the entry point is called; False if Hydra only prints information.
+        runs_by_hydra: Whether Hydra's runner is asked for: several runs, printed information
+            (`--cfg`, `--info`), or settings of Hydra itself.
         problems: The options that were removed because Hydra does not know them.
     """
 
@@ -50,7 +54,7 @@ class CommandLine:
     own_folder: Path | None
     config_name: str
     is_multirun: bool
-    is_run: bool
+    runs_by_hydra: bool
     problems: list[Problem] = field(default_factory=list)
 
 
@@ -82,7 +86,10 @@ def read(arguments: Sequence[str], schema: type, config_name: str) -> CommandLin
         own_folder=own_folder,
         config_name=name,
         is_multirun=parsed.multirun,
-        is_run=parsed.cfg is None and parsed.info is None,
+        runs_by_hydra=parsed.multirun
+        or parsed.cfg is not None
+        or parsed.info is not None
+        or any(key_of(override).startswith("hydra") for override in parsed.overrides),
         problems=problems,
     )
 
@@ -96,6 +103,26 @@ def repeated(overrides: Sequence[str]) -> Iterator[str]:
         if equals and values.get(name, value) != value:
             yield f"{name} is given twice on the command line: {value} counts, not {values[name]}"
         values[name] = value
+
+
+def alternatives(overrides: Sequence[str]) -> Iterator[list[str]]:
+    """Yields overrides of single runs, in which each value of a `--multirun` is at least once."""
+    columns = [_values_of(override) for override in overrides]
+    for number in range(max(map(len, columns), default=1)):
+        yield [column[min(number, len(column) - 1)] for column in columns if column]
+
+
+def _values_of(override: str) -> list[str]:
+    """An override for each value of one that has several; none for a pattern of choices."""
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:  # reported where it is composed
+        return [override]
+    if not parsed.is_sweep_override():
+        return [override]
+    if isinstance(parsed.value(), Glob):
+        return []
+    return [f"{override.partition('=')[0]}={value}" for value in parsed.sweep_string_iterator()]
 
 
 def pasteable(command: Sequence[str], **environment: str) -> str:

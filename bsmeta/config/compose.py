@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import re
 import select
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -24,14 +23,21 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config import command_line, hydra_ext, interpolation, mistakes
+from bsmeta.config import command_line, hydra_ext, interpolation
 from bsmeta.config.command_line import CommandLine, quote_home
-from bsmeta.config.describe import describe, key_names, keys
-from bsmeta.config.hydra_ext import choose, store_name
+from bsmeta.config.describe import describe, key_names
+from bsmeta.config.hydra_ext import choose, key_of, reading, settable, store_name
 from bsmeta.config.interpolation import resolve
-from bsmeta.config.mistakes import misfits
+from bsmeta.config.mistakes import (
+    Refusal,
+    compose_all,
+    composer,
+    explain,
+    of_misfit,
+    plain,
+    typed,
+)
 from bsmeta.core.errors import ConfigurationError, UserError, missing_extra
 from bsmeta.core.keys import expand_home
 from bsmeta.core.problems import HYDRA, Problem, bound_problems, refuse, show
@@ -73,6 +79,21 @@ def run_entry_point(
         whole = "all" in sys.argv[1:]
         page = describe(schema, os.path.basename(sys.argv[0]), config_name, whole=whole)
         sys.exit(exit_code(lambda: print(page)))
+    _log_to_console()
+
+    def call(composed: DictConfig, found: Sequence[Problem]) -> int:
+        config, more = _finished(composed, schema)
+        problems = [*found, *more, *bound_problems(config)]
+        if problems:
+            if takes_mistakes:
+                main(config, problems)
+            refuse(problems)
+        return main(config) or 0
+
+    _leave(exit_code(lambda: _run(schema, config_name, call)))
+
+
+def _log_to_console() -> None:
     console = logging.StreamHandler()
     console.setLevel(logging.INFO if rank() == 0 else logging.WARNING)
     logging.basicConfig(
@@ -82,68 +103,56 @@ def run_entry_point(
         datefmt="%H:%M:%S",
     )
     logging.getLogger("bsmeta").setLevel(logging.DEBUG)  # for the logs in the run folder
-    register(schema)
-    codes: list[int] = []
 
-    def call(composed: DictConfig, found: Sequence[Problem]) -> int:
-        config, more = _to_plain(composed, schema)
-        problems = [*found, *more, *bound_problems(config)]
-        if problems:
-            if takes_mistakes:
-                main(config, problems)
-            refuse(problems)
-        return main(config) or 0
+
+def _run(schema: type, config_name: str, call: Callable[..., int]) -> int:
+    """Composes the command line of this process, and runs it; returns the exit code."""
+    line = command_line.read(sys.argv[1:], schema, config_name)
+    for remark in command_line.repeated(line.overrides) if rank() == 0 else ():
+        logger.warning(remark)
+    register(schema, line.own_folder)
+    overrides = interpolation.expand_overrides(line.overrides, line.own_folder or line.folder)
+    reading.overridden = tuple(map(key_of, overrides))
+    compose = composer(line.folder, line.config_name)
+    sys.argv[1:] = map(redact, sys.argv[1:])  # trackers and model cards copy it
+    if not line.runs_by_hydra:
+        composed, problems = compose_all(compose, overrides, schema)
+        return call(composed, [*line.problems, *problems])
+    found = [*line.problems]
+    for alternative in command_line.alternatives(overrides):
+        found += compose_all(compose, alternative, schema)[1]
+    refuse(found)
+    return _run_by_hydra([*line.options, *_for_hydra(line, overrides)], config_name, schema, call)
+
+
+def _run_by_hydra(
+    arguments: Sequence[str], config_name: str, schema: type, call: Callable[..., int]
+) -> int:
+    """Lets Hydra print the configuration, or run each combination of a `--multirun`."""
+    codes, given = [0], sys.argv[1:]
+    sys.argv[1:] = arguments
 
     def task(composed: DictConfig) -> None:
-        _hide_secrets()
-        codes.append(
-            exit_code(lambda: call(composed, line.problems))
-        )  # or Hydra prints its own report first
+        sys.argv[1:] = given
+        _redact_multirun()
+        # An exception would leave this function through Hydra, which prints a report of its own.
+        codes.append(exit_code(lambda: call(typed(plain(composed), schema)[0], [])))
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # or Hydra exits with 1 before we can report the error
-    try:
-        line = command_line.read(sys.argv[1:], schema, config_name)
-        for remark in command_line.repeated(line.overrides) if rank() == 0 else ():
-            logger.warning(remark)
-        if line.is_multirun or not line.is_run:
-            refuse(line.problems)
-        register(schema, line.own_folder)
-        overrides = _prepared(line.overrides, line.own_folder or line.folder, schema)
-        sys.argv[1:] = [*line.options, *overrides, *_quiet_hydra([*line.options, *overrides])]
-        hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name)(
-            task
-        )()
-    except RecursionError:
-        files = ", ".join(hydra_ext.composed_files())
-        _leave(report(ConfigurationError(f"the defaults lists of {files} name each other")))
-    except (UserError, yaml.YAMLError) as error:
-        _leave(report(error))
-    except mistakes.Refusal as error:
-        refusal = error
-        _leave(exit_code(lambda: _explain(refusal, line, overrides, schema, call)))
-    _leave(max(codes, default=0))
+    hydra.main(version_base="1.3", config_path=str(CONFIG_FOLDER), config_name=config_name)(task)()
+    return max(codes)
 
 
-def _explain(
-    error: Exception,
-    line: CommandLine,
-    overrides: Sequence[str],
-    schema: type,
-    call: Callable[..., int],
-) -> int:
-    """Reports all that Hydra cannot compose, along with the problems `call` finds in the rest."""
-    compose = mistakes.composer(line.folder, line.config_name)
-    # A multirun override lists the values of several runs and cannot be composed alone.
-    alone = (
-        []
-        if line.is_multirun
-        else [override for override in overrides if not override.startswith("hydra")]
-    )
-    found, rest = mistakes.mistakes(error, alone, compose, schema)
-    if rest is None or line.is_multirun:
-        refuse([*line.problems, *found])
-    assert rest is not None
-    return call(rest, [*line.problems, *found])
+def _for_hydra(line: CommandLine, overrides: Sequence[str]) -> list[str]:
+    """The overrides for Hydra's runner, without folders and files of Hydra beside the run's."""
+    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
+    if not line.is_multirun:
+        quiet.append("hydra.run.dir=.")
+    given = set(map(key_of, overrides))
+    return [
+        *settable(overrides),
+        *(override for override in quiet if key_of(override) not in given),
+    ]
 
 
 def _leave(code: int) -> NoReturn:
@@ -166,15 +175,16 @@ def register(schema: type, own_folder: Path | None = None) -> None:
     """Registers the schema, the resolvers and the user's config folder with Hydra (idempotent).
 
     A schema that extends another is also registered under the parent's name, so that YAML files of
-    the parent fit both.
+    the parent fit both. Hydra merges its default values without their types, which is much faster;
+    `typed` adds them.
     """
     for section in filter(dataclasses.is_dataclass, schema.__mro__):
-        ConfigStore.instance().store(name=store_name(section), node=schema)
+        ConfigStore.instance().store(name=store_name(section), node=dataclasses.asdict(schema()))
     OmegaConf.register_new_resolver("repo", _in_project, replace=True)
     OmegaConf.register_new_resolver("share", _share, replace=True)
     OmegaConf.register_new_resolver("precision", _precision, replace=True)
     OmegaConf.register_new_resolver("schedule", _schedule, replace=True)
-    hydra_ext.install((field.name for field in dataclasses.fields(schema)), own_folder)
+    hydra_ext.install(key_names(schema), own_folder)
 
 
 def compose(
@@ -189,71 +199,32 @@ def compose(
         own_folder: `--config-dir`.
     """
     register(schema, own_folder)
-    composer = mistakes.composer(CONFIG_FOLDER, config_name)
-    prepared = _prepared([*map(quote_home, overrides)], own_folder or CONFIG_FOLDER, schema)
-    try:
-        return to_plain(composer(prepared), schema)
-    except mistakes.Refusal as error:
-        found, rest = mistakes.mistakes(error, prepared, composer, schema)
-        refuse(found if rest is None else [*found, *_to_plain(rest, schema)[1]])
-        raise
-
-
-def open_mappings(overrides: Sequence[str], schema: type) -> list[str]:
-    """Prefixes overrides of mappings, and of sections that may contain mappings, with `++`.
-
-    For example `weights.url=2`, `weights={url: 2}` and `metadata_config={weights: …}`. The schema
-    is closed, but the entries of a mapping are free, which Hydra allows only with `++`.
-    """
-    known = {key.name: key.type for key in keys(schema)}
-    mappings = [re.escape(name) for name, kind in known.items() if kind.startswith("dict")]
-    sections = [re.escape(name) for name in key_names(schema) if name not in known]
-    inside_mapping = re.compile(
-        rf"({'|'.join(mappings) or '(?!)'})(\.[^=]+)?=|({'|'.join(sections) or '(?!)'})={{"
-    )
-    return [
-        f"++{override}" if inside_mapping.match(override) else override for override in overrides
-    ]
-
-
-def _prepared(overrides: Sequence[str], folder: Path, schema: type) -> list[str]:
-    """The overrides in the form for Hydra; `${from_file:…}` in them is relative to `folder`."""
-    return open_mappings(interpolation.expand_overrides(overrides, folder), schema)
+    quoted = [*map(quote_home, overrides)]
+    expanded = interpolation.expand_overrides(quoted, own_folder or CONFIG_FOLDER)
+    composed, found = compose_all(composer(CONFIG_FOLDER, config_name), expanded, schema)
+    config, more = _finished(composed, schema)
+    refuse([*found, *more])
+    return config
 
 
 def to_plain(composed: DictConfig, schema: type[Config]) -> Config:
-    """Resolves the composed configuration and converts it to an instance of the schema."""
-    config, found = _to_plain(composed, schema)
+    """Resolves a configuration in the types of the schema, and converts it to an instance."""
+    config, found = _finished(composed, schema)
     refuse(found)
     return config
 
 
-def _to_plain(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
+def _finished(composed: DictConfig, schema: type[Config]) -> tuple[Config, list[Problem]]:
     """Like `to_plain`, but replaces bad values by the schema's defaults and returns problems."""
-    hydra_ext.note_written(composed)
+    reading.written = plain(composed)
     found = resolve(composed)
-    plain = OmegaConf.to_object(composed)
-    if not isinstance(plain, schema):
-        raise ConfigurationError(
-            f"the configuration does not begin with the schema: its defaults list must start with "
-            f"the schema of {schema.__name__} (see hydra_configs/demo.yaml)"
-        )
-    found += [mistakes.unknown_key(name, schema) for name in _added(plain)]
-    for name, path in expand_home(plain):
+    config = OmegaConf.to_object(composed)
+    assert isinstance(config, schema)
+    for name, path in expand_home(config):
         user = path.partition("/")[0]
         expected = f"a path; there is no user {user[1:]} on this machine"
         found.append(Problem(name, HYDRA, show(path), expected, f"{name}=./{path}, or correct it"))
-    return plain, found
-
-
-def _added(section: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the names that `+name=value` has added to a section and its schema does not have."""
-    known = {field.name for field in dataclasses.fields(section)}
-    for name, value in vars(section).items():
-        if name not in known:
-            yield prefix + name
-        elif dataclasses.is_dataclass(value):
-            yield from _added(value, f"{prefix}{name}.")
+    return config, found
 
 
 def load_resolved(path: Path, schema: type[Config]) -> Config:
@@ -261,17 +232,12 @@ def load_resolved(path: Path, schema: type[Config]) -> Config:
     if not path.is_file():
         raise ConfigurationError(f"{path}: there is no such file; expected the config of a run")
     values = yaml.safe_load(path.read_text())
-    if isinstance(values, dict):
-        values.pop("defaults", None)  # for Hydra, see `to_yaml`
-        refuse(
-            [mistakes.of_misfit(misfit, str(path), schema) for misfit in misfits(values, schema)]
-        )
-    try:
-        merged = OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.create(values))
-        assert isinstance(merged, DictConfig)
-        return to_plain(merged, schema)
-    except OmegaConfBaseException as error:
-        raise ConfigurationError(f"{path}: {mistakes.explain(error)}") from error
+    if not isinstance(values, dict):
+        raise ConfigurationError(f"{path}: found {show(values)}, expected keys and values")
+    values.pop("defaults", None)  # for Hydra, see `to_yaml`
+    composed, wrong = typed(values, schema)
+    refuse([of_misfit(misfit, str(path), schema) for misfit in wrong])
+    return to_plain(composed, schema)
 
 
 def to_yaml(config: Any) -> str:
@@ -315,8 +281,8 @@ def report(error: BaseException) -> int:
     if isinstance(error, SystemExit):
         return error.code if isinstance(error.code, int) else EXIT_FAILURE
     error = missing_extra(error) or error
-    if isinstance(error, mistakes.Refusal):
-        error = ConfigurationError(mistakes.explain(error))
+    if isinstance(error, Refusal):
+        error = ConfigurationError(explain(error))
     if isinstance(error, yaml.YAMLError):  # also tags that would construct Python objects
         error = ConfigurationError(f"a YAML file cannot be read: {error}")
     if isinstance(error, ConfigurationError):
@@ -357,24 +323,8 @@ def _share(share: float, whole: float) -> int:
     return round(share * whole)
 
 
-def _hide_secrets() -> None:
-    """Redacts secrets in the command line, which trackers and model cards copy.
-
-    Also redacts the file that Hydra always writes about a `--multirun`.
-    """
-    sys.argv[1:] = map(redact, sys.argv[1:])
+def _redact_multirun() -> None:
+    """Redacts secrets in the file that Hydra writes about a `--multirun`."""
     about_all = Path(HydraConfig.get().sweep.dir) / "multirun.yaml"
     if HydraConfig.get().mode == RunMode.MULTIRUN and about_all.exists():
         about_all.write_text(redact(about_all.read_text()))
-
-
-def _quiet_hydra(arguments: list[str]) -> list[str]:
-    """Overrides that keep Hydra from writing its own folders and files next to the run's."""
-    quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
-    if not {"-m", "--multirun"} & set(arguments):
-        quiet.append("hydra.run.dir=.")
-    return [
-        override
-        for override in quiet
-        if not any(a.startswith(override.split("=")[0]) for a in arguments)
-    ]

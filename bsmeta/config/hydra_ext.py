@@ -19,33 +19,36 @@ from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra._internal.utils import get_args_parser
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from bsmeta.config import interpolation
 from bsmeta.config.describe import PARTS
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import show
 from bsmeta.core.resources import CONFIG_FOLDER
+
+MISSING = "???"  # OmegaConf's mark of a value that is still to be given
+NO_VALUE = "??? (no value)"
 
 
 @dataclass
 class Reading:
     """How Hydra reads its files in this process, and which it has read since `clear`."""
 
-    # The outermost keys of the schema. A folder of such a name is not a group: `metadata=…` is a
-    # key of generate.py, and a group of train.py.
-    no_groups: frozenset[str] = frozenset()
+    # Those of the schema. A folder of such a name is not a group: `metadata=…` is a key of
+    # generate.py, and a group of train.py.
+    keys: frozenset[str] = frozenset()
     own_folder: Path | None = None  # searched before all others
-    left_out: set[str] = field(default_factory=set)  # dotted keys that are dropped from files
-    left_out_defaults: set[str] = field(default_factory=set)  # GROUP/OPTION
+    main_folder: Path = CONFIG_FOLDER
+    left_out: set[str] = field(default_factory=set)  # entries of defaults lists, GROUP/OPTION
     files: list[Path] = field(default_factory=list)
     # For each config file: its package, such as `data_config` or "", and its keys and values.
     contents: dict[Path, tuple[str, dict[Any, Any]]] = field(default_factory=dict)
     written: dict[str, Any] = field(default_factory=dict)  # as composed, with every ${…}
+    overridden: tuple[str, ...] = ()  # the keys that the command line sets
 
     def clear(self) -> None:
         """Clears the record of files read."""
@@ -64,10 +67,9 @@ def install(keys: Iterable[str], own_folder: Path | None = None) -> None:
         own_folder: The config folder of the user; its files override others of the same name.
     """
     plugins = Plugins.instance()  # registers Hydra's own sources, which would replace ours later
-    reading.no_groups = frozenset({*keys, PARTS})
+    reading.keys = frozenset(keys)
     reading.own_folder = own_folder
     reading.left_out.clear()
-    reading.left_out_defaults.clear()
     reading.clear()
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = ExpandingSource
     plugins.register(OwnFolderFirst)
@@ -78,24 +80,52 @@ def composed_files() -> list[str]:
     return [shown_path(file) for file in reading.files]
 
 
-def note_written(composed: DictConfig) -> None:
-    """Keeps a composed configuration as it is written, before its `${…}` are replaced."""
-    written = OmegaConf.to_container(composed, resolve=False)
-    assert isinstance(written, dict)
-    reading.written = {str(name): value for name, value in written.items()}
-
-
 def unread_keys(name: str) -> list[str]:
     """The keys below a key of the configuration that no `${…}` of it names."""
     return interpolation.unread(reading.written, name) if name in reading.written else []
 
 
-def overridden_keys() -> list[str]:
-    """The keys that the command line of a run sets; [] if Hydra has refused it."""
-    if not HydraConfig.initialized():
-        return []
-    parsed = OverridesParser.create().parse_overrides([*HydraConfig.get().overrides.task])
-    return [override.key_or_group for override in parsed]
+def overridden_keys() -> tuple[str, ...]:
+    """The keys that the command line of this process sets."""
+    return reading.overridden
+
+
+def key_of(override: str) -> str:
+    """The key or group of an override, `+learning_rate=1` or `~model`."""
+    return override.partition("=")[0].lstrip("+~")
+
+
+def sets_key(override: str) -> bool:
+    """Whether an override sets a key: not a group, nor a setting of Hydra; and deletes nothing."""
+    name = key_of(override).partition("@")[0]
+    folders = [reading.main_folder, reading.own_folder or reading.main_folder]
+    is_group = _may_be_group(name) and any((at / name).is_dir() for at in folders)
+    return not override.startswith("~") and not name.startswith("hydra") and not is_group
+
+
+def _may_be_group(name: str) -> bool:
+    return name not in reading.keys and name != PARTS
+
+
+def settable(overrides: Sequence[str]) -> list[str]:
+    """Overrides with which Hydra sets any key: with `++`, unless the schema has the key.
+
+    Entries of mappings are free, and unknown keys are found later.
+    """
+
+    def forced(override: str) -> str:
+        bare, value = override.lstrip("+"), override.partition("=")[2]
+        is_known = key_of(override) in reading.keys and not value.startswith("{")
+        return bare if is_known else f"++{bare}"
+
+    return [forced(override) if sets_key(override) else override for override in overrides]
+
+
+def nested(name: str, content: Any) -> Any:
+    """Content below the sections of a dotted name, or itself without one."""
+    for section in reversed(name.split(".") if name else []):
+        content = {section: content}
+    return content
 
 
 def shown_path(file: Path) -> str:
@@ -116,7 +146,7 @@ class ExpandingSource(FileConfigSource):
     """Hydra's config file reader, with every `${from_file:…}` replaced by the file's content."""
 
     def is_group(self, config_path: str) -> bool:
-        return config_path not in reading.no_groups and super().is_group(config_path)
+        return _may_be_group(config_path) and super().is_group(config_path)
 
     def load_config(self, config_path: str) -> ConfigResult:
         file = Path(self.path) / self._normalize_file_name(config_path)
@@ -129,19 +159,24 @@ class ExpandingSource(FileConfigSource):
             raise ConfigurationError(f"{file}: found a list, expected keys and values")
         if file not in reading.files:
             reading.files.append(file)
-        if any(_default_name(entry) == config_path for entry in values.get("defaults") or ()):
+        entries = values.pop("defaults", None)
+        _check_defaults(entries, file)
+        if config_path in map(_default_name, entries or ()):
             raise ConfigurationError(
                 f"{file}: its defaults list names {config_path}, which is this file itself (the "
                 "files of --config-dir win over those of their name); give it another name, and "
                 "pass that as --config-name"
             )
         package = _package(result.header.get("package"), config_path)
-        kept = _without(values, package)
-        expanded = interpolation.expand(kept, Path(self.path), shown_path(file), reading.files)
-        content = {name: expanded[name] for name in expanded if name not in ("defaults", "hydra")}
+        expanded = interpolation.expand(values, Path(self.path), shown_path(file), reading.files)
+        content = {name: _marked(expanded[name]) for name in expanded if name != "hydra"}
         reading.contents[file] = (package, content)
-        if expanded != values:
-            result.config = OmegaConf.create(expanded)
+        whole = {**expanded, **content}
+        if entries is not None:
+            whole["defaults"] = [
+                entry for entry in entries if _default_name(entry) not in reading.left_out
+            ]
+        result.config = OmegaConf.create(whole)
         return result
 
 
@@ -152,32 +187,26 @@ def _package(header: str | None, config_path: str) -> str:
     return "" if header == "_global_" else header
 
 
-def nested(package: str, content: dict[Any, Any]) -> dict[Any, Any]:
-    """Nests the content of a file under the keys of its package."""
-    for name in reversed(package.split(".") if package else []):
-        content = {name: content}
-    return content
+def _marked(value: Any) -> Any:
+    """Values in which a `???` stays until another file or the command line replaces it.
+
+    OmegaConf would take what was there before, such as the default of the schema.
+    """
+    if isinstance(value, dict):
+        return {name: _marked(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [*map(_marked, value)]
+    return NO_VALUE if value == MISSING else value
 
 
-def _without(values: dict[Any, Any], package: str) -> dict[Any, Any]:
-    """The content of a file without the keys and defaults that are left out."""
-    if package in reading.left_out:
-        return {"defaults": values["defaults"]} if "defaults" in values else {}
-    kept = _dropped(values, f"{package}." if package else "")
-    defaults = kept.get("defaults")
-    if isinstance(defaults, list):
-        kept["defaults"] = [
-            entry for entry in defaults if _default_name(entry) not in reading.left_out_defaults
-        ]
-    return kept
-
-
-def _dropped(values: dict[Any, Any], prefix: str) -> dict[Any, Any]:
-    return {
-        name: _dropped(value, f"{prefix}{name}.") if isinstance(value, dict) else value
-        for name, value in values.items()
-        if f"{prefix}{name}" not in reading.left_out
-    }
+def _check_defaults(entries: Any, file: Path) -> None:
+    """Refuses a defaults list for which Hydra would have a traceback."""
+    expected = "expected a list: [causal_lm_config, {model: llama_tiny}, _self_], for example"
+    if entries is not None and not isinstance(entries, list):
+        raise ConfigurationError(f"{file}: defaults: found {show(entries)}, {expected}")
+    for entry in entries or ():
+        if not isinstance(entry, str) and not (isinstance(entry, dict) and len(entry) == 1):
+            raise ConfigurationError(f"{file}: defaults: found the entry {show(entry)}, {expected}")
 
 
 def _default_name(entry: Any) -> str:

@@ -32,7 +32,11 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+from omegaconf.errors import (
+    InterpolationResolutionError,
+    InterpolationValidationError,
+    OmegaConfBaseException,
+)
 
 from bsmeta.config.describe import type_name
 from bsmeta.core.errors import ConfigurationError
@@ -75,10 +79,7 @@ def expand(
     def text(path: str) -> str:
         content = _content(path, folder, where, files, chain)
         if not isinstance(content, str):
-            raise ConfigurationError(
-                f"{where}: {_OPENS}{path}}} stands within a text, but the file holds "
-                f"{type(content).__name__}; let it be the whole value, or name a text file"
-            )
+            raise _within_text(where, path, content)
         return content
 
     return "".join(text(part) if is_path else part for is_path, part in parts)
@@ -88,14 +89,22 @@ def expand_overrides(overrides: Sequence[str], folder: Path) -> list[str]:
     """Like `expand`, for `key=value` of a command line; writes the content in Hydra's grammar."""
 
     def expanded(text: str) -> str:
-        if _OPENS not in text:
-            return text
-        return "".join(
-            _literal(_content(part, folder, text)) if is_path else part
-            for is_path, part in _parts(text, "the command line")
-        )
+        written = ""
+        for is_path, part in _parts(text, "the command line"):
+            content = _content(part, folder, text) if is_path else part
+            if is_path and not isinstance(content, str) and not re.search(r"[=\[,:]\s*$", written):
+                raise _within_text("the command line", part, content)
+            written += _literal(content) if is_path else part
+        return written
 
     return [expanded(override) for override in overrides]
+
+
+def _within_text(where: str, path: str, content: Any) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where}: {_OPENS}{path}}} stands within a text, but the file holds "
+        f"{type(content).__name__}; let it be the whole value, or name a text file"
+    )
 
 
 def _parts(text: str, where: str) -> Iterator[tuple[bool, str]]:
@@ -322,11 +331,10 @@ def _problem(key: str, text: str, variables: list[str], kind: Any, error: Except
     values = [(name, os.environ.get(name)) for name in variables]
     named = [f"{name} is unset" if value is None else f"{name}={value}" for name, value in values]
     found = "; ".join([show(text), *named])
-    if isinstance(error, InterpolationResolutionError) and not variables:
-        expected, fix = (
-            "a key, or a resolver (oc.env, repo, from_file)",
-            f"correct it, or {pass_it}",
-        )
+    is_resolved = isinstance(error, InterpolationValidationError)
+    if isinstance(error, InterpolationResolutionError) and not is_resolved and not variables:
+        expected = "a key, or a resolver (oc.env, repo, from_file)"
+        fix = f"correct it, or {pass_it}"
     else:
         expected = f"a value of type {type_name(kind)}" if kind else "a value that fits"
         names = " or ".join(variables)

@@ -7,6 +7,7 @@ what cannot be read at all: `bsmeta.config.checks` compares the result with the 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,7 +144,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         num_processes=processes,
         expected_processes=_integer(environ, "BSMETA_WORLD_SIZE", processes),
         local_processes=_integer(environ, "LOCAL_WORLD_SIZE", 1),
-        gpus=_visible_gpus(),
+        gpus=_visible_gpus(hidden),
         wants_gpus=by_accelerate and kind != "NO" and not hidden,
         distributed_type=kind,
         use_cpu=flag("ACCELERATE_USE_CPU"),
@@ -298,7 +299,11 @@ def _number(environ: Mapping[str, str], name: str) -> Any:
         return text
 
 
-def _visible_gpus() -> int:
+def _visible_gpus(hidden: bool) -> int:
+    """The GPUs that this process may use."""
+    drivers = ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg", "/dev/kfd")  # NVIDIA (Tegra, WSL), AMD
+    if hidden or not any(map(os.path.exists, drivers)):
+        return 0  # torch, which takes seconds to import, would find none either
     import torch
 
     return torch.cuda.device_count()

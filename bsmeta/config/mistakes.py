@@ -1,10 +1,9 @@
-"""Finds every mistake in a command line or YAML files that Hydra refuses to compose.
+"""Composes overrides onto files, and finds every mistake in both.
 
-Hydra stops at the first mistake. `mistakes` drops the invalid keys of files one by one, then tries
-each override alone, so that one message can name all mistakes. It also returns the configuration
-without them, so that the checks of what is left can report in the same message. Values are checked
-against the schema key by key, because OmegaConf merges all or nothing, stops at the first error,
-and often does not report its location.
+Hydra only merges: what it composes has no types, and an override may set any key. One merge into
+the schema then types all of it. Where that fails, `misfits` walks along the schema and finds each
+value that does not fit. Hydra itself refuses only what is not in its grammar, groups and defaults
+lists; it stops at the first of these, so each override is then tried alone.
 """
 
 from __future__ import annotations
@@ -20,15 +19,36 @@ from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from bsmeta.config.command_line import COMMAND_LINE
-from bsmeta.config.describe import entries_of, group_options, key_names, keys, suggestion, type_name
-from bsmeta.config.hydra_ext import nested, reading, shown_path
-from bsmeta.core.problems import Problem, closest, nearest, show
+from bsmeta.config.describe import entries_of, group_options, key_names, suggestion, type_name
+from bsmeta.config.hydra_ext import (
+    MISSING,
+    NO_VALUE,
+    key_of,
+    nested,
+    reading,
+    sets_key,
+    settable,
+    shown_path,
+    store_name,
+)
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import HYDRA, Problem, closest, nearest, refuse, show
+
+ABSENT = object()
+HELP = "see --help for every key"
+Refusal = (HydraException, OmegaConfBaseException)
+Names = tuple[Any, ...]  # of sections and a key, from the outside in
+Composer = Callable[[Sequence[str]], dict[str, Any]]
+# Advice on "+key=value" cannot work, because the schema is closed; the rest is of no use to a user.
+_NOISE = ("To append", "Config search path", "provider=", "See https", "Error merging")
+_CONTEXT = ("object_type", "reference_type", "full_key", "In '", "Check that it's in")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,252 +56,269 @@ class Misfit:
     """A value that the schema does not accept.
 
     Attributes:
-        key: Its dotted key; entries of lists by their index.
+        path: The names of its sections, and its own; entries of lists by their index.
         expected: The type as text; None: there is no such key.
-        siblings: If there is no such key: the keys of the section.
         reason: OmegaConf's message, or "".
-        outermost: The key that must be removed for the rest to fit.
+        siblings: If there is no such key: the keys of the section.
+        dropped: The part of the path that must be removed for the rest to fit.
     """
 
-    key: str
+    path: Names
     value: Any
     expected: str | None
-    reason: str
-    outermost: str
+    reason: str = ""
     siblings: tuple[str, ...] = ()
+    dropped: Names
+
+    @property
+    def key(self) -> str:
+        return dotted(self.path)
 
 
-def misfits(values: Mapping[Any, Any], schema: type, prefix: str = "") -> Iterator[Misfit]:
+def dotted(path: Sequence[Any]) -> str:
+    """A path of names as one key."""
+    return ".".join(map(str, path))
+
+
+def misfits(values: Mapping[Any, Any], schema: type, path: Names = ()) -> Iterator[Misfit]:
     """Yields the values that do not fit the dataclass of a section.
 
     Args:
         values: The values as parsed from YAML; interpolations fit everywhere.
-        prefix: The dotted key of the section with a trailing dot, or "".
+        path: The names of the section.
     """
     types = typing.get_type_hints(schema)
-    leaves = {
-        name: value
-        for name, value in values.items()
-        if name in types and not _is_section(value, types[name]) and not _is_interpolation(value)
-    }
-    if _refusal(schema, leaves) is None:
-        leaves = {}  # one merge checks all values; one for each value takes seconds
     for name, value in values.items():
-        key = f"{prefix}{name}"
-        if name not in types:
-            siblings = tuple(f"{prefix}{type_}" for type_ in types)
-            yield Misfit(
-                key=key, value=value, expected=None, reason="", outermost=key, siblings=siblings
-            )
-        elif _is_section(value, types[name]):
-            yield from misfits(value, types[name], f"{key}.")
-        elif name in leaves:
-            yield from _of_value(schema, name, value, types[name], key)
+        at = (*path, name)
+        if name in types:
+            yield from _of_value(value, types[name], at)
+        else:
+            siblings = tuple(dotted((*path, known)) for known in types)
+            yield Misfit(path=at, value=value, expected=None, siblings=siblings, dropped=at)
 
 
-def _of_value(schema: type, name: str, value: Any, kind: Any, key: str) -> Iterator[Misfit]:
-    entries = entries_of(kind)
+def _of_value(value: Any, kind: Any, path: Names) -> Iterator[Misfit]:
+    entries, is_section = entries_of(kind), dataclasses.is_dataclass(kind)
+    if is_section and isinstance(value, Mapping):
+        yield from misfits(value, kind, path)
+        return
     if entries is not None and isinstance(value, list):
-        found: list[Misfit] = []
-        for number, entry in enumerate(value):
-            if isinstance(entry, Mapping):
-                found += misfits(entry, entries, f"{key}.{number}.")
-        if found:
-            yield from (dataclasses.replace(misfit, outermost=key) for misfit in found)
+        inside = [
+            dataclasses.replace(misfit, dropped=path)
+            for index, entry in enumerate(value)
+            if isinstance(entry, Mapping)
+            for misfit in misfits(entry, entries, (*path, index))
+        ]
+        if inside:
+            yield from inside
             return
-    if (error := _refusal(schema, {name: value})) is not None:
-        is_section = dataclasses.is_dataclass(kind)
-        expected = f"a value of type {type_name(kind)}"
-        if is_section:
-            expected = "keys and values (an empty section must be deleted)"
-        reason = str(error).splitlines()[0]
-        inner = re.search(rf"full_key: {re.escape(name)}[.\[](\w+)", str(error))
-        place = f"{key}.{inner[1]}" if inner else key
-        yield Misfit(key=place, value=value, expected=expected, reason=reason, outermost=key)
+    error = _refusal(kind, value)
+    if error is None and value not in (MISSING, NO_VALUE):
+        return
+    inner = re.search(r"full_key: value[.\[](\w+)", str(error))
+    expected = f"a value of type {type_name(typing.get_args(kind)[-1] if inner else kind)}"
+    if is_section:
+        expected = "keys and values"
+        if value is None:
+            expected += " (an empty section must be deleted)"
+    at = (*path, inner[1]) if inner else path
+    if inner and isinstance(value, Mapping):
+        value = value.get(inner[1], value)
+    reason = str(error or "").partition("\n")[0].replace("field 'value'", f"field '{dotted(path)}'")
+    yield Misfit(path=at, value=value, expected=expected, reason=reason, dropped=path)
 
 
-def _refusal(schema: type, values: Mapping[Any, Any]) -> OmegaConfBaseException | None:
-    """The error of merging values into a section."""
+def _refusal(kind: Any, value: Any) -> OmegaConfBaseException | None:
+    """The error of setting a field of a type to a value."""
+    if isinstance(value, str) and "${" in value:
+        return None
+    field = ("value", kind, dataclasses.field(default=MISSING))
+    holder = OmegaConf.structured(dataclasses.make_dataclass("Holder", [field]))
     try:
-        OmegaConf.merge(OmegaConf.structured(schema), values)
+        if entries_of(kind):
+            OmegaConf.merge(holder, {"value": value})
+        else:  # its messages name the type that was found
+            holder.value = value
     except OmegaConfBaseException as error:
         return error
     return None
 
 
-def _is_section(value: Any, kind: Any) -> bool:
-    return dataclasses.is_dataclass(kind) and isinstance(value, Mapping)
+def typed(values: dict[str, Any], schema: type) -> tuple[DictConfig, list[Misfit]]:
+    """The values in the types of the schema; what does not fit has the default of the schema.
+
+    Args:
+        values: The values as parsed from YAML; what does not fit is removed from them.
+    """
+    found: list[Misfit] = []
+    try:
+        merged = None if _has_missing(values) else _merged(values, schema)
+    except OmegaConfBaseException:
+        merged = None
+    if merged is None:
+        found = [*misfits(values, schema)]
+        for misfit in found:
+            section: Any = values
+            for name in misfit.dropped[:-1]:
+                section = section[name]
+            section.pop(misfit.dropped[-1], None)
+        merged = _merged(values, schema)
+    return merged, found
 
 
-def _is_interpolation(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value
+def _merged(values: dict[str, Any], schema: type) -> DictConfig:
+    merged = OmegaConf.merge(OmegaConf.structured(schema), values)
+    assert isinstance(merged, DictConfig)
+    return merged
 
 
-HELP = "see --help for every key"
-# Advice on "+key=value" cannot work, because the schema is closed; the rest is of no use to a user.
-_NOISE = ("To append", "Config search path", "provider=", "See https", "Error merging")
-_CONTEXT = ("object_type", "reference_type", "full_key", "In '", "Check that it's in")
-_PLACE = re.compile(r"In '(.+?)'")
-_FULL_KEY = re.compile(r"full_key: ([\w.\[\]-]+)")
-_UNKNOWN = re.compile(r"[Kk]ey '(.+?)' (?:is )?not in")
-Refusal = (HydraException, OmegaConfBaseException)
-Composer = Callable[[Sequence[str]], DictConfig]
+def _has_missing(value: Any) -> bool:
+    if isinstance(value, (dict, list)):
+        return any(map(_has_missing, value.values() if isinstance(value, dict) else value))
+    return value in (MISSING, NO_VALUE)
+
+
+def plain(composed: DictConfig) -> dict[str, Any]:
+    """What Hydra has composed, without its own settings; every `${…}` as it is written."""
+    values = OmegaConf.to_container(composed, resolve=False)
+    assert isinstance(values, dict)
+    return {str(name): value for name, value in values.items() if name != "hydra"}
 
 
 def composer(folder: Path, name: str) -> Composer:
     """Returns a function that composes overrides onto the file `name` of `folder` or the user's."""
 
-    def composed(overrides: Sequence[str]) -> DictConfig:
+    def composed(overrides: Sequence[str]) -> dict[str, Any]:
         GlobalHydra.instance().clear()
         reading.clear()
-        with hydra.initialize_config_dir(str(folder), version_base="1.3"):
-            return hydra.compose(name, [*overrides])
+        reading.main_folder = folder
+        try:
+            with hydra.initialize_config_dir(str(folder), version_base="1.3"):
+                whole = hydra.compose(name, settable(overrides), return_hydra_config=True)
+        except RecursionError as error:
+            files = ", ".join(map(shown_path, reading.files))
+            raise ConfigurationError(f"the defaults lists of {files} name each other") from error
+        HydraConfig.instance().set_config(whole)  # for ${hydra:…}
+        return plain(whole)
 
     return composed
 
 
-def mistakes(
-    error: Exception, overrides: Sequence[str], compose: Composer, schema: type
-) -> tuple[list[Problem], DictConfig | None]:
-    """Finds all that cannot be composed, and composes the rest.
+def compose_all(
+    compose: Composer, overrides: Sequence[str], schema: type
+) -> tuple[DictConfig, list[Problem]]:
+    """Composes all that can be composed.
 
     Args:
-        error: Hydra's error for all of it together.
         overrides: `key=value` as on the command line.
-        compose: Composes some of the overrides; raises Hydra's errors.
 
     Returns:
-        The mistakes, at least one; and the configuration without them (None if it fails, too).
+        The configuration without what is wrong, and the mistakes: those of the files first.
+
+    Raises:
+        ConfigurationError: Listing the mistakes, if nothing can be composed.
     """
-    found, is_whole = _of_files(compose, schema)
-    if not is_whole:
-        return found, None
-    fine = []
-    for override in overrides:
-        try:
-            compose([override])
-        except Refusal as refusal:
-            found += _of_section(override, schema) or [_of_override(override, refusal, schema)]
-        else:
-            fine.append(override)
+    of_files: list[Problem] = []
+    found = {override: _of_grammar(override) for override in overrides}
+
+    def fine() -> list[str]:
+        return [override for override in overrides if not found[override]]
+
+    def problems() -> list[Problem]:
+        return [*of_files, *(problem for override in overrides for problem in found[override])]
+
     try:
-        return found or [_of_file(error)], compose(fine)
+        values = compose(fine())
     except Refusal:
-        return found or [_of_file(error)], None
+        of_files += _of_files(compose, schema)
+        for override in fine():
+            try:
+                compose([override])
+            except Refusal as refusal:
+                found[override] = [_of_override(override, refusal, schema)]
+        try:
+            values = compose(fine())
+        except Refusal as refusal:
+            refuse(problems() or [_of_file(refusal, schema)])
+            raise
+    if not of_files:
+        of_files += _without_schema(values, overrides, schema)
+    config, wrong = typed(values, schema)
+    composed = [override for override in reversed(fine()) if sets_key(override)]
+    for misfit in wrong:
+        culprit = next((one for one in composed if _sets(one, misfit.path)), None)
+        if culprit is None:
+            of_files.append(_of_content(misfit, schema))
+        else:
+            found[culprit] = [*found[culprit], of_misfit(misfit, COMMAND_LINE, schema, culprit)]
+    if wrong and len(fine()) < len(overrides):
+        config, _ = typed(compose(fine()), schema)
+    return config, problems()
 
 
-def _of_files(compose: Composer, schema: type) -> tuple[list[Problem], bool]:
-    """Finds the mistakes in files, and drops them from everything composed from here on.
+def _sets(override: str, path: Names) -> bool:
+    """Whether an override sets a key, a section that it is in, or something in it."""
+    content = OverridesParser.create().parse_override(override).value()
+    return _at(nested(key_of(override), content), path) is not ABSENT
 
-    Returns:
-        The mistakes, and whether the files can be composed without them.
+
+def _without_schema(
+    values: Mapping[str, Any], overrides: Sequence[str], schema: type
+) -> Iterator[Problem]:
+    """Yields a problem unless the schema is among what was composed."""
+    deleted = {key_of(override) for override in overrides if override.startswith("~")}
+    if {field.name for field in dataclasses.fields(schema)} - deleted - {*values}:
+        expected = f"the schema of {schema.__name__} as its first entry"
+        fix = f"defaults: [{store_name(schema)}, …, _self_], as in hydra_configs/demo.yaml"
+        yield Problem("defaults", HYDRA, "no schema", expected, fix)
+
+
+def _of_files(compose: Composer, schema: type) -> list[Problem]:
+    """Finds the mistakes in defaults lists, and drops their entries from all that follows.
+
+    Raises:
+        ConfigurationError: If the files cannot be composed without them either.
     """
     found: list[Problem] = []
     while True:
         try:
             compose([])
         except Refusal as refusal:
+            found.append(_of_file(refusal, schema))
             missing = isinstance(refusal, MissingConfigException) and refusal.missing_cfg_file
-            fresh = [] if missing else [*_of_contents(schema)]
-            found += fresh or [_of_file(refusal)]
-            if missing and missing not in reading.left_out_defaults:
-                reading.left_out_defaults.add(missing)
-            elif not fresh:
-                return found, False
+            if not missing or missing in reading.left_out:
+                refuse(found)
+                raise
+            reading.left_out.add(str(missing))
         else:
-            return found, True
+            return found
 
 
-def _of_contents(schema: type) -> Iterator[Problem]:
-    """Yields and drops the values that do not fit the schema in the files that Hydra has read."""
-    for file, (package, content) in [*reading.contents.items()]:
-        section, known = package.partition(".")[0], key_names(schema)
-        if section and section not in known:
-            if section not in reading.left_out:
-                yield _without_package(section, shown_path(file))
-            reading.left_out.add(section)
-            continue
-        for misfit in misfits(nested(package, content), schema):
-            if misfit.outermost in reading.left_out:
-                continue
-            yield of_misfit(misfit, shown_path(file), schema)
-    for package, content in reading.contents.values():
-        reading.left_out |= {
-            misfit.outermost for misfit in misfits(nested(package, content), schema)
-        }
-
-
-def of_misfit(misfit: Misfit, file: str, schema: type) -> Problem:
-    """The problem of a value in a file that the schema does not accept."""
-    if misfit.expected is None:
-        return unknown_key(misfit.key, schema, file, misfit.siblings)
-    expected = f"{misfit.expected} ({misfit.reason})"
-    return Problem(misfit.key, file, show(misfit.value), expected, f"correct it; {HELP}")
-
-
-def _of_section(override: str, schema: type) -> list[Problem]:
-    """The misfits in an override that holds a mapping or a list."""
-    try:
-        parsed = OverridesParser.create().parse_override(override)
-    except HydraException:
-        return []
-    name, value = parsed.key_or_group, parsed.value()
-    if not isinstance(value, (dict, list)) or name not in key_names(schema):
-        return []
-    package, _, leaf = name.rpartition(".")
-    found = misfits(nested(package, {leaf: value}), schema)
-    return [of_misfit(misfit, COMMAND_LINE, schema) for misfit in found]
-
-
-def _of_override(override: str, error: Exception, schema: type) -> Problem:
-    name, equals, value = override.partition("=")
-    name = name.lstrip("+~")
-    message = explain(error)
-    if not equals and not override.startswith("~"):
-        fix = f"{name}=VALUE, or --config-name {name}, if that is meant"
-        return Problem(name, COMMAND_LINE, "no value", "key=value", fix)
-    if _UNKNOWN.search(_text(error)):
-        inner, place = _FULL_KEY.search(_text(error)), _PLACE.search(_text(error))
-        if place and place[1] == f"{name}/{value}":
-            return _without_package(name, _path_of(place[1]))
-        return unknown_key(inner[1] if inner else name, schema)
-    options = group_options().get(name.partition("@")[0], [])
-    if isinstance(error, MissingConfigException) and error.options:
-        options = [*error.options]
-    if "No match in the defaults list" in message and value in options:
-        expected = "a + before it: no configuration has it from the outset"
-        return Problem(name, COMMAND_LINE, show(value), expected, f"+{name}={value}")
-    if isinstance(error, MissingConfigException) or "No match in the defaults list" in message:
-        if options:
-            expected = f"one of {', '.join(options)}{nearest(value, options)}"
-            plus = "+" if override.startswith("+") or "No match" in message else ""
-            fix = f"{plus}{name}={closest(value, options)}"
-            return Problem(name, COMMAND_LINE, show(value), expected, fix)
-        return unknown_key(name, schema)
-    types = {key.name: key.type for key in keys(schema)}
-    expected = f"a value of type {types[name]} ({message})" if name in types else message
-    if isinstance(error, OverrideParseException):
-        expected = f"key=value in Hydra's grammar ({message})"
-        fix = f"put the value within two kinds of quotes: \"{name}='{value}'\"; {HELP}"
-        return Problem(name, COMMAND_LINE, value or "nothing", expected, fix)
-    return Problem(name, COMMAND_LINE, value or "nothing", expected, f"correct it; {HELP}")
-
-
-def _of_file(error: Exception) -> Problem:
-    """A mistake in how YAML files are combined, or in a combination of overrides."""
-    message, place = explain(error), _PLACE.search(_text(error))
+def _of_file(error: Exception, schema: type) -> Problem:
+    """A mistake in a defaults list, or in a combination of overrides."""
+    place = re.search(r"In '(.+?)'", _text(error))
     file = _path_of(place[1]) if place else "the configuration"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        options = [name.removesuffix(".yaml") for name in error.options or ()]
-        expected = f"one of {', '.join(options)}" if options else "a file of a config folder"
-        fix = f"- {group}: {closest(option, options)}" if options else "correct it, or delete it"
-        return Problem(
-            group or "defaults", file, show(option), expected + nearest(option, options), fix
-        )
-    where = _FULL_KEY.search(_text(error))
-    key = where[1] if where else "(the whole)"
-    return Problem(key, file, message, "something that Hydra can compose", f"correct it; {HELP}")
+    if unmade := re.search(r"You must specify '(.+?)'", _text(error)):
+        options = group_options().get(unmade[1], ["NAME"])
+        expected = f"a choice, which the files leave open (???): {', '.join(options)}"
+        return Problem(unmade[1], HYDRA, "none", expected, f"{unmade[1]}={options[0]}")
+    if not isinstance(error, MissingConfigException) or not error.missing_cfg_file:
+        expected = "something that Hydra can compose"
+        return Problem("defaults", file, explain(error), expected, f"correct it; {HELP}")
+    group, _, option = error.missing_cfg_file.rpartition("/")
+    options = [name.removesuffix(".yaml") for name in error.options or ()]
+    if not group:
+        beside = [path.stem for path in reading.files[-1].parent.glob("*.yaml")] if place else []
+        near = nearest(option, [*beside, store_name(schema)])
+        expected = f"a file of a config folder, or a schema{near}"
+        return Problem("defaults", file, show(option), expected, "correct it, or delete it")
+    if not options:
+        groups = [*group_options()]
+        expected = f"one of the groups {', '.join(groups)}{nearest(group, groups)}"
+        fix = f"- {closest(group, groups)}: {option}"
+        return Problem("defaults", file, show(f"{group}: {option}"), expected, fix)
+    expected = f"one of {', '.join(options)}{nearest(option, options)}"
+    return Problem(group, file, show(option), expected, f"- {group}: {closest(option, options)}")
 
 
 def _path_of(name: str) -> str:
@@ -290,11 +327,91 @@ def _path_of(name: str) -> str:
     return shown_path(same[0]) if same else f"{name}.yaml"
 
 
-def _without_package(group: str, file: str) -> Problem:
-    """The problem of a group's file whose keys would be nested under the group's name."""
-    expected = "# @package _global_ in its first line: it sets keys of the whole configuration"
-    fix = "write that line, and the keys as in a main configuration"
-    return Problem(group, file, "no such line", expected, fix)
+def _of_grammar(override: str) -> list[Problem]:
+    """What makes an override unreadable for Hydra, whatever the configuration is."""
+    name, (_, equals, value) = key_of(override), override.partition("=")
+    if not name or not (equals or override.startswith("~")):
+        fix = f"{name}=VALUE, or --config-name {name}, if that is meant" if name else "drop it"
+        found = "no key" if equals else "no value"
+        return [Problem(name or show(override), COMMAND_LINE, found, "key=value", fix)]
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException as error:
+        reason = str(error).partition("\n")[0]
+        expected = f"key=value in Hydra's grammar ({reason})"
+        fix = f"put the value within two kinds of quotes: \"{name}='{value}'\"; {HELP}"
+        return [Problem(name, COMMAND_LINE, value or "nothing", expected, fix)]
+    if parsed.is_sweep_override():
+        fix = f"{name}=[{value}], or --multirun to run with each of them"
+        return [Problem(name, COMMAND_LINE, value, "one value, or a list in brackets", fix)]
+    return []
+
+
+def _of_override(override: str, error: Exception, schema: type) -> Problem:
+    """The problem of an override that Hydra cannot compose onto the files."""
+    name, value = key_of(override), override.partition("=")[2]
+    message, options = explain(error), group_options().get(name.partition("@")[0], [])
+    if override.startswith("~"):
+        if not options and name not in key_names(schema):
+            return unknown_key(name, schema)
+        expected = "a choice that the configuration has made"
+        return Problem(override, COMMAND_LINE, "nothing to delete", expected, "drop it")
+    is_unlisted = "No match in the defaults list" in message
+    if is_unlisted and value in options:
+        expected = "a + before it: no configuration has it from the outset"
+        return Problem(name, COMMAND_LINE, show(value), expected, f"+{name}={value}")
+    if isinstance(error, MissingConfigException):
+        options = [*(error.options or options)]
+    elif not is_unlisted:
+        options = []
+    if options:
+        expected = f"one of {', '.join(options)}{nearest(value, options)}"
+        plus = "+" if override.startswith("+") or is_unlisted else ""
+        fix = f"{plus}{name}={closest(value, options)}"
+        return Problem(name, COMMAND_LINE, show(value), expected, fix)
+    return Problem(name, COMMAND_LINE, value or "nothing", message, f"correct it; {HELP}")
+
+
+def _of_content(misfit: Misfit, schema: type) -> Problem:
+    """The problem of a value that one of the files that Hydra has read sets."""
+    places = {
+        file: _at(nested(package, content), misfit.path)
+        for file, (package, content) in reading.contents.items()
+    }
+    sure = [file for file, value in places.items() if value == misfit.value]
+    file = next((file for file in (*sure, *places) if places[file] is not ABSENT), None)
+    if file is None:
+        return of_misfit(misfit, HYDRA, schema)
+    package = reading.contents[file][0]
+    if misfit.expected is None and misfit.path == (package.partition(".")[0],):
+        expected = "# @package _global_ in its first line: it sets keys of the whole configuration"
+        fix = "write that line, and the keys as in a main configuration"
+        return Problem(package, shown_path(file), "no such line", expected, fix)
+    return of_misfit(misfit, shown_path(file), schema)
+
+
+def _at(content: Any, path: Names) -> Any:
+    """The value at a path of nested mappings and lists, or the value before it; or ABSENT."""
+    for name in path:
+        if isinstance(content, Mapping):
+            inside = {str(key): value for key, value in content.items()}
+            content = inside.get(str(name), ABSENT)
+        elif isinstance(content, list) and isinstance(name, int) and name < len(content):
+            content = content[name]
+    return content
+
+
+def of_misfit(misfit: Misfit, file: str, schema: type, override: str = "") -> Problem:
+    """The problem of a value in a file, or in an override, that the schema does not accept."""
+    if misfit.expected is None:
+        return unknown_key(misfit.key, schema, file, misfit.siblings)
+    found = show(misfit.value)
+    if key_of(override) == misfit.key:
+        found = override.partition("=")[2]
+    if misfit.value in (MISSING, NO_VALUE):
+        return Problem(misfit.key, file, NO_VALUE, misfit.expected, f"{misfit.key}=VALUE")
+    expected = f"{misfit.expected} ({misfit.reason})"
+    return Problem(misfit.key, file, found, expected, f"correct it; {HELP}")
 
 
 def unknown_key(

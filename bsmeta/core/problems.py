@@ -38,7 +38,8 @@ class Problem:
 
 
 def refuse(problems: Sequence[Problem | str]) -> None:
-    """Raises one error that lists every problem, numbered."""
+    """Raises one error that lists every problem once, numbered."""
+    problems = [*dict.fromkeys(problems)]
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         listed = "\n".join(f"{n}. {problem}" for n, problem in enumerate(problems, 1))

@@ -11,14 +11,13 @@ import bisect
 import math
 import re
 import string
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
-from typing import ClassVar
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, ClassVar
 from urllib.parse import unquote_plus, urlsplit
 
-import tldextract
 import xxhash
 from dateutil import parser as date_parser  # type: ignore[import-untyped]
 
@@ -26,8 +25,16 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.problems import HYDRA, Problem
 from bsmeta.metadata.records import BadDocument, Record
 
-extract = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
-"""Splits a host into subdomain, domain and public suffix."""
+if TYPE_CHECKING:
+    from tldextract import ExtractResult
+
+
+@cache
+def _extract() -> Callable[[str], ExtractResult]:
+    """The function that splits a host into subdomain, domain and public suffix."""
+    from tldextract import TLDExtract  # slow to load, and most configurations do not need it
+
+    return TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 MONTHS = (
@@ -117,9 +124,7 @@ def readable_url(url: str, granularity: str) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _domain_and_suffix(host: str) -> tuple[str, str]:
-    # Imported here: it is slow to load, and most configurations do not need it.
-
-    parts = extract(host)
+    parts = _extract()(host)
     return parts.top_domain_under_public_suffix or host, parts.suffix
 
 

@@ -33,7 +33,7 @@ TRAIN = Path(__file__).resolve().parents[2] / "bsmeta" / "train.py"
         ("max_train_steps=1.5", "could not be converted to Integer"),
         (f"{METADATA}.metadata_list=url", "metadata_list"),
         (f"{METADATA}.schedule=[{{shar: 1}}]", f"did you mean {METADATA}.schedule.0.share?"),
-        (f"{METADATA}={{prefix: 1, max_seq_len: x}}", f"2. {METADATA}.max_seq_len in the command"),
+        (f"{METADATA}={{prefix: 1, max_seq_len: x}}", f"1. {METADATA}.max_seq_len in the command"),
         (f"{METADATA}.value_bucket_scale={{length: x}}", f"{METADATA}.value_bucket_scale.length"),
     ],
 )

@@ -81,14 +81,14 @@ def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None
     assert done.returncode == 2
     assert named(done.stderr)[:11] == [
         "model",
+        "adam_beta1",
+        "data_config.metadata_config.metadata_list",
+        "data_config.metadata_config.random_sample_metadata_weights.url",
+        "data_config.metadata_config.schedule.0.shar",
+        "data_config.metadata_config.html_parser_config",
         "data_config.num_workers",
         "learning_rat",
-        "adam_beta1",
         "optimizer",
-        "data_config.metadata_config.metadata_list",
-        "data_config.metadata_config.schedule.0.shar",
-        "data_config.metadata_config.random_sample_metadata_weights.url",
-        "data_config.metadata_config.html_parser_config",
         "seed",
         "mixed_precision",
     ]
@@ -111,7 +111,7 @@ def test_every_fault_of_the_files_is_named_with_its_path(tmp_path: Path) -> None
         ("- a", "own.yaml: found a list, expected keys and values"),
         ("3", "own.yaml: cannot be read: Invalid loaded object type: int"),
         ("a: [", "a YAML file cannot be read"),
-        ("seed: 1", "its defaults list must start with the schema of CausalLMConfig"),
+        ("seed: 1", "expected the schema of CausalLMConfig as its first entry"),
     ],
 )
 def test_a_file_that_cannot_be_composed_at_all(text: str, told: str, tmp_path: Path) -> None:

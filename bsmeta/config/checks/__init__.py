@@ -51,8 +51,7 @@ def check_run(
     try:
         launch = read_launch(environ, config.accelerate_config_file)
     except ConfigurationError as error:  # the rest can be reported without it
-        own = dict.fromkeys(_own_problems(config, entry, overridden))
-        refuse([*found, str(error), *own])
+        refuse([*found, str(error), *_own_problems(config, entry, overridden)])
         raise
     return check(config, launch, entry, found, overridden)
 
@@ -81,7 +80,7 @@ def check(
             problems += model_problems(document, reported, str(launch.deepspeed_config_file))
     problems += loop_problems(config, launch, document, entry)
     problems += entry.start_problems(config, launch, document)
-    refuse([*dict.fromkeys(problems)])  # a section is also checked by those who use it alone
+    refuse(problems)
     filled = None if document is None else fill(document, config, launch)
     return CheckedRun(launch=launch, deepspeed_config=filled)
 

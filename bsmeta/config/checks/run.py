@@ -180,7 +180,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
         expected = "a path without '=' (an override that names a checkpoint would not parse)"
         yield Problem("out_dir", HYDRA, show(out_dir), expected, "out_dir=runs/first, for example")
         return
-    folder = Path(out_dir).expanduser().resolve()
+    folder = Path(out_dir).resolve()
     if folder in (Path("/"), Path.home(), Path.cwd().resolve()):
         expected = "a folder of its own for the run, which overwrite_out_dir=true may empty"
         yield Problem("out_dir", HYDRA, show(out_dir), expected, "out_dir=runs/first, for example")
