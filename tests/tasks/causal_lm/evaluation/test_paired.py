@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerBase
 
 from bsmeta.config.data import DataConfig
@@ -156,7 +157,8 @@ def test_any_number_of_ranks_gives_the_same_sums_in_step(
 
     def rank(number: int) -> dict[str, ComparisonSums]:
         evaluation = all_and_each(data_config, tokenizer, ranks=shared.of(number))
-        return evaluation.run(copies[number], CPU)
+        # wrapped, as whatever is spread over ranks: else batches would be scored by several threads
+        return evaluation.run(nn.DataParallel(copies[number]), CPU)
 
     with ThreadPoolExecutor(world_size) as pool:
         results = list(pool.map(rank, range(world_size)))
