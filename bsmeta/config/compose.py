@@ -29,14 +29,13 @@ from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import describe, key_names
 from bsmeta.config.hydra_ext import choose, key_of, reading, settable, store_name
 from bsmeta.config.interpolation import resolve
+from bsmeta.config.misfits import of_misfit, typed
 from bsmeta.config.mistakes import (
     Refusal,
     compose_all,
     composer,
     explain,
-    of_misfit,
     plain,
-    typed,
 )
 from bsmeta.core.errors import ConfigurationError, UserError, missing_extra
 from bsmeta.core.keys import expand_home
@@ -116,11 +115,10 @@ def _run(schema: type, config_name: str, call: Callable[..., int]) -> int:
     compose = composer(line.folder, line.config_name)
     sys.argv[1:] = map(redact, sys.argv[1:])  # trackers and model cards copy it
     if not line.runs_by_hydra:
-        composed, problems = compose_all(compose, overrides, schema)
-        return call(composed, [*line.problems, *problems])
+        return call(*compose_all(compose, overrides, schema, line.problems))
     found = [*line.problems]
     for alternative in command_line.alternatives(overrides):
-        found += compose_all(compose, alternative, schema)[1]
+        found = compose_all(compose, alternative, schema, found)[1]
     refuse(found)
     return _run_by_hydra([*line.options, *_for_hydra(line, overrides)], config_name, schema, call)
 

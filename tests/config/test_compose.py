@@ -98,6 +98,26 @@ def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "status.json").read_text())["exit_code"] == 2
 
 
+def test_a_check_without_gpus_loads_no_torch(tmp_path: Path) -> None:
+    """Which takes longer to load than all the rest."""
+    program = (
+        "import atexit, runpy, sys\n"
+        "atexit.register(lambda: print('torch' in sys.modules))\n"
+        f"sys.argv = [{str(TRAIN)!r}, '--config-name', 'demo', 'check_only=true']\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "-1"},
+        capture_output=True,
+        text=True,
+        timeout=STUCK_S,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "False"
+
+
 def test_help_all_names_every_key_and_its_deepspeed_twin(tmp_path: Path) -> None:
     text = start(tmp_path, "--help", "all").stdout
     assert "learning_rate: float = 5e-05" in text
