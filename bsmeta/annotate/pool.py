@@ -2,7 +2,8 @@
 
 A worker records which page it works on, and since when. If it hangs, or dies twice on one page,
 the chunk is redone without the step of that page that was running; other pages are not affected.
-Results come in the order of the chunks, whatever the number of workers.
+Results come in the order of the chunks, whatever the number of workers. `pebble.ProcessPool` is not
+used: its time limit is that of a whole task, and it does not report on which page a worker died.
 """
 
 from __future__ import annotations

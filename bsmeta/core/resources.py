@@ -15,4 +15,3 @@ ROOT = _INSTALLED if _INSTALLED.is_dir() else _PACKAGE.parent
 """The folder that contains `hydra_configs/`, `deepspeed_configs/`, `experiments/`, `examples/`."""
 
 CONFIG_FOLDER = ROOT / "hydra_configs"
-LAUNCH_FOLDER = ROOT / "experiments" / "accelerate"

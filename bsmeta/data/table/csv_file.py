@@ -1,6 +1,7 @@
 """The rows of a CSV file as it is found: streamed, each with its number, or why it is bad.
 
-Memory is bounded by the longest row.
+Memory is bounded by the longest row. Python's `csv` reads the file: to the readers of pyarrow and
+polars, the rows after an unclosed quote are part of its cell, and they report no lines.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Each array is a file of bare values. `manifest.json` says which files and how much of each belong to
 the current version, so that replacing it is what changes the folder: values after the end of an
 array, and files that it does not name, were left by an interrupted change. It also has a checksum
-of each array.
+of each array. numpy's own `.npy` files can neither be appended to nor replaced together.
 """
 
 from __future__ import annotations

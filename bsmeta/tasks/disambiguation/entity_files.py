@@ -41,7 +41,6 @@ CONNECTED = "connected to"
 
 Mentions = dict[str, list[tuple[str, float]]]
 Names = dict[str, list[int | str]]
-Objects = dict[str, list[str]]
 
 
 def build_from_files(

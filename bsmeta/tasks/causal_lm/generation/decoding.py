@@ -3,6 +3,9 @@
 With guidance g, the next token is drawn from `null + g (metadata - null)`, in log-probabilities
 (classifier-free guidance; Sanchez et al. 2023, equation 7; Fan et al. 2025 use it with URLs). A
 text then has two rows in the batch, one for each context. Rows are padded on the left.
+
+`generate()` of transformers is not used: its settings and its random numbers are those of a batch,
+where here each text has its own, so that a text does not depend on the others.
 """
 
 from __future__ import annotations
