@@ -20,9 +20,10 @@ from pydantic import BaseModel, ValidationError
 
 from bsmeta.config.checks.deepspeed_blocks import (
     GATHER,
+    REMOVED,
     STAGE,
     auto_left,
-    optimizer_problems,
+    removed_problems,
     zero_problems,
 )
 from bsmeta.config.describe import keys
@@ -31,6 +32,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import BatchPlan
 from bsmeta.core.problems import (
     AUTO,
+    MISSING,
     Problem,
     Shared,
     compare,
@@ -63,31 +65,8 @@ ELSEWHERE = {
 # Keys of `checkpoint` that the trainer sets, or that would split a checkpoint across machines.
 CHECKPOINT = ("load_universal", "use_node_local_storage")
 
-# DeepSpeed refuses unknown keys here, but only once the model is loaded.
-ZERO = {
-    "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
-    "use_multi_rank_bucket_allreduce", "allgather_partitions", "allgather_bucket_size",
-    "overlap_comm", "load_from_fp32_weights", "elastic_checkpoint", "offload_param",
-    "offload_optimizer", "sub_group_size", "stage3_prefetch_bucket_size",
-    "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-    "stage3_max_live_parameters", "stage3_max_reuse_distance",
-    "stage3_gather_16bit_weights_on_model_save", "stage3_module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-    "ignore_unused_parameters", "round_robin_gradients", "zero_hpz_partition_size",
-    "zero_quantized_weights", "zero_quantized_nontrainable_weights", "zero_quantized_gradients",
-    "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
-    "log_trace_cache_warnings", "leaf_module",
-}  # fmt: skip
-
-# Blocks for what the trainer builds itself: they must agree with Hydra, and are then removed.
-REMOVED = ("optimizer", "scheduler")
-
-# Names that DeepSpeed has dropped, and their replacements.
-RENAMED = {
-    "cpu_offload": 'offload_optimizer, as {"device": "cpu"}',
-    "cpu_offload_params": 'offload_param, as {"device": "cpu"}',
-    "cpu_offload_use_pin_memory": "pin_memory of offload_optimizer",
-}
+# Keys of `zero_optimization` without which the trainer cannot do its work, or that replace it.
+NOT_RUN = ("compute_grad_norm", "legacy_stage1", "zenflow")
 
 WHOLE = "(the file)"
 
@@ -127,8 +106,6 @@ def _object(pairs: list[tuple[str, Any]], twice: list[str]) -> dict[str, Any]:
 
 
 def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
-    zero = document.get("zero_optimization")
-    below = zero if isinstance(zero, dict) else {}
     for name, owner in ELSEWHERE.items():
         if name in document:
             fix = f"delete it, and pass {owner}=… instead"
@@ -137,15 +114,16 @@ def _unknown(document: dict[str, Any], file: str) -> Iterator[Problem]:
         if look_up(document, f"checkpoint.{name}") is True:
             expected = "no such key: the trainer keeps whole checkpoints, and converts them itself"
             yield Problem(f"checkpoint.{name}", file, show(True), expected, "delete it")
-    for prefix, names, known in (("", document, TOP_LEVEL), ("zero_optimization.", below, ZERO)):
-        for name in names:
-            if name not in known and name not in ELSEWHERE:
-                expected = f"a key that this trainer runs DeepSpeed with{nearest(name, known)}"
-                fix = "correct the name, or delete it"
-                if name in RENAMED:
-                    expected = f"its new name, {RENAMED[name]}"
-                    fix = f"write {RENAMED[name]}"
-                yield Problem(prefix + name, file, "an unknown key", expected, fix)
+    for name in NOT_RUN:
+        found = look_up(document, f"zero_optimization.{name}")
+        if found is not MISSING:
+            expected = "no such key: the trainer does not run DeepSpeed with it"
+            yield Problem(f"zero_optimization.{name}", file, show(found), expected, "delete it")
+    for name in document:
+        if name not in TOP_LEVEL and name not in ELSEWHERE:
+            expected = f"a key that this trainer runs DeepSpeed with{nearest(name, TOP_LEVEL)}"
+            fix = "correct the name, or delete it"
+            yield Problem(name, file, "an unknown key", expected, fix)
 
 
 def deepspeed_problems(
@@ -156,7 +134,8 @@ def deepspeed_problems(
     values = shared_values(config, launch)
     for shared in values:
         yield from compare(document, shared, file)
-    yield from optimizer_problems(document, config, file)
+    owned = {shared.key: shared for shared in _equal(config)}
+    yield from removed_problems(document, config, owned, file)
     yield from zero_problems(document, launch, file)
     # The optimizer and scheduler blocks are compared above, and removed before filling in.
     rest = {key: value for key, value in document.items() if key not in REMOVED}
@@ -184,16 +163,15 @@ def shared_values(config: RunConfig, launch: Launch) -> list[Shared]:
     ]
     precision = [_precision(name, config) for name in ("bf16", "fp16")]
     calculated = {shared.key for shared in (*batch, *precision)}
-    return [*batch, *_equal(config, calculated), *precision]
+    equal = [shared for shared in _equal(config) if shared.key.partition(".")[0] not in REMOVED]
+    return [*batch, *(shared for shared in equal if shared.key not in calculated), *precision]
 
 
-def _equal(config: RunConfig, calculated: set[str]) -> Iterator[Shared]:
+def _equal(config: RunConfig) -> Iterator[Shared]:
     """Yields the keys of the JSON that a key of the schema names and that have its value."""
     for key in keys(type(config)):
         twin = key.deepspeed
-        if twin is None or twin.partition(".")[0] in REMOVED:
-            continue
-        if calculated.isdisjoint(twin.split(", ")):
+        if twin is not None and ", " not in twin:
             yield Shared(
                 key=twin,
                 owner=f"{key.name} of Hydra",
@@ -284,10 +262,17 @@ def _models() -> dict[str, type[BaseModel]]:
 def _block_problems(
     content: Mapping[str, Any], block: str, model: type[BaseModel], known: set[str], file: str
 ) -> Iterator[Problem]:
+    old = {}
+    for name, field in model.model_fields.items():
+        extra = field.json_schema_extra
+        if name in content and isinstance(extra, dict) and extra.get("deprecated"):
+            old[name] = extra["new_param"]
+            expected, fix = f"its new name, {old[name]}", f"write {old[name]} instead"
+            yield Problem(f"{block}.{name}", file, "an old name", expected, fix)
     values = {
         name: value
         for name, value in _without_auto(content).items()
-        if f"{block}.{name}" not in known
+        if f"{block}.{name}" not in known and name not in old
     }
     try:
         model(**values)
