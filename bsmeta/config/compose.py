@@ -106,6 +106,7 @@ def _log_to_console() -> None:
 
 def _run(schema: type, config_name: str, call: Callable[..., int]) -> int:
     """Composes the command line of this process, and runs it; returns the exit code."""
+    register(schema)  # its name may itself be the --config-name
     line = command_line.read(sys.argv[1:], schema, config_name)
     for remark in command_line.repeated(line.overrides) if rank() == 0 else ():
         logger.warning(remark)

@@ -79,6 +79,11 @@ def start_cold(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     )
 
 
+def test_a_schema_is_a_configuration(tmp_path: Path) -> None:
+    done = start(tmp_path, "--config-name", "causal_lm_config", "check_only=true")
+    assert "data_config.train_file in Hydra configuration: found null" in done.stderr
+
+
 def test_exit_codes_and_no_files_beside_the_run(tmp_path: Path) -> None:
     fine = start_cold(tmp_path, "check_only=true", "--config-name", "demo", "seed=1")
     assert (fine.returncode, fine.stderr) == (0, "")
