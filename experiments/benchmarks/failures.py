@@ -12,10 +12,10 @@ as a share of its mean). docs/scaling.md has the formulas and their sources.
 from __future__ import annotations
 
 import math
-import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
+from scaling import given
 from scipy.integrate import quad
 from scipy.stats import norm
 
@@ -152,15 +152,7 @@ def slowest_table(setting: Setting) -> str:
 
 def main() -> None:
     """Prints the tables for the keys of the command line."""
-    if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return
-    known = [field.name for field in fields(Setting)]
-    given = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
-    unknown = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in known]
-    if unknown:
-        sys.exit(f"{', '.join(unknown)}: expected key=value with a key of {', '.join(known)}")
-    setting = Setting(**{name: float(value) for name, value in given.items()})
+    setting = given(Setting, __doc__)
     failure_s = setting.failure_s
     least = [best_interval_s(pause, failure_s) / 60 for pause in (setting.save_s, setting.pause_s)]
     print(f"a failure every {failure_s / 3600:.2f} hours")

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
+Keys = TypeVar("Keys", bound=Any)
 GPUS = (8, 64, 512)
 ACCUMULATIONS = (1, 8)
 STAGES = (1, 2, 3)
@@ -130,17 +132,26 @@ def states_table(setting: Setting) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Print the tables for the keys of the command line."""
+def given(kind: type[Keys], page: str | None) -> Keys:
+    """Settings with the values of the command line; ends the process after `--help`, or an error.
+
+    Args:
+        kind: A dataclass of numbers, whose fields are the keys.
+        page: What `--help` prints.
+    """
     if {"-h", "--help"} & set(sys.argv[1:]):
-        print(__doc__)
-        return
-    known = [field.name for field in fields(Setting)]
-    given = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
+        sys.exit(print(page))
+    known = [field.name for field in fields(kind)]
+    values = dict(one.split("=", 1) for one in sys.argv[1:] if "=" in one)
     unknown = [one for one in sys.argv[1:] if one.split("=", 1)[0] not in known]
     if unknown:
         sys.exit(f"{', '.join(unknown)}: expected key=value with a key of {', '.join(known)}")
-    setting = Setting(**{name: float(value) for name, value in given.items()})
+    return kind(**{name: float(value) for name, value in values.items()})
+
+
+def main() -> None:
+    """Print the tables for the keys of the command line."""
+    setting = given(Setting, __doc__)
     print(f"one micro-batch on one GPU: {setting.compute_s:.3f} s\n")
     print(table(setting))
     print("\nGB of weights, gradients and optimizer on each of 8 GPUs:\n")
