@@ -99,7 +99,10 @@ class Writer:
 
     def _begin(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-        (self.folder / "rng").mkdir(parents=True)
+        # Not the run folder: if that is deleted, `RunFolder.keep` rebuilds it with all that marks
+        # it as a run's, and would take a folder that it does not know for the user's own.
+        self.folder.mkdir()
+        (self.folder / "rng").mkdir()
 
     def write_json(self, file: str, value: Any) -> None:
         """Writes a JSON file (rank 0)."""

@@ -89,11 +89,15 @@ class Saver:
         """
         began = time.perf_counter()
         self.finish()
-        self._processes.on_main(lambda: check_room(self._out_dir))
+        self._processes.on_main(self._prepare)
         if self._config.async_save and isinstance(self._engine, PlainEngine):
             self._save_aside(step, state, data, self._engine, began)
         else:
             self._save_now(step, state, data, began)
+
+    def _prepare(self) -> None:
+        self._run.keep()
+        check_room(self._out_dir)
 
     @property
     def failed(self) -> bool:

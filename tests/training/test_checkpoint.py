@@ -107,6 +107,13 @@ def test_what_is_deleted_while_it_is_written_is_not_committed(tmp_path: Path, pa
     assert list_checkpoints(tmp_path) == []
 
 
+def test_a_deleted_run_folder_is_not_made_by_a_save(tmp_path: Path) -> None:
+    """Whoever rebuilds it would find a folder without the mark of a run, as if it were a user's."""
+    with pytest.raises(FileNotFoundError):
+        checkpoint.Writer(tmp_path / "deleted", 5, ALONE)
+    assert not (tmp_path / "deleted").exists()
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [

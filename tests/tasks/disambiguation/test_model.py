@@ -128,7 +128,7 @@ def test_only_the_last_layers_are_trained(encoder: Path) -> None:
     model = built(encoder, train_layers=1)
     of_encoder = model.mention_encoder.named_parameters()
     assert {name.split(".")[0] for name, p in of_encoder if p.requires_grad} == {"encoder"}
-    with pytest.raises(ConfigurationError, match="train_layers=2: the encoder has 1 layers"):
+    with pytest.raises(ConfigurationError, match="train_layers=2: expected at most 1, the layers"):
         built(encoder, train_layers=2)
 
 
