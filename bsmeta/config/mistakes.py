@@ -102,6 +102,8 @@ def compose_all(
         of_files, is_whole = _of_files(compose, schema)
         if not is_whole:
             refuse(problems())
+        if any(_without_schema(compose([]), (), schema)):
+            reading.keys = frozenset()  # nothing has them, so that overrides have to add them
         for override in fine():
             try:
                 compose([override])
