@@ -73,6 +73,7 @@ def test_no_gpu_is_selected_if_none_can_be_used(answer: str | None, tmp_path: Pa
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.slow
 @pytest.mark.faults
 def test_the_soak_test_with_one_kill(tmp_path: Path) -> None:
     command = [sys.executable, str(EXPERIMENTS / "soak.py"), "steps=30", "kills=1"]

@@ -15,7 +15,7 @@ import yaml
 from tests.launching.helpers import EXPERIMENTS, SMALL, end, environment
 from tests.waiting import wait_until
 
-STEPS = 40
+STEPS = 16
 
 
 def study_file(folder: Path) -> Path:
@@ -24,7 +24,7 @@ def study_file(folder: Path) -> Path:
         "url": {"overrides": ["data_config.metadata_config.metadata_list=[url]"]},
     }
     overrides = [one for one in SMALL if not one.startswith("save_steps")]
-    overrides += [f"max_train_steps={STEPS}", "save_steps=10", "eval_documents=1"]
+    overrides += [f"max_train_steps={STEPS}", "save_steps=5", "eval_documents=1"]
     study = {
         "out_dir": "study", "config": "demo", "seeds": [1], "baseline": "none", "arms": arms,
         "overrides": overrides, "curve": [0.5, 1.0],
@@ -64,7 +64,7 @@ def trainers(folder: Path) -> list[int]:
 def test_a_killed_study_continues(tmp_path: Path) -> None:
     none, url = (tmp_path / "study/runs" / f"{arm}-seed1" for arm in ("none", "url"))
     first = start(tmp_path)
-    wait_for_step(none, 13, first)
+    wait_for_step(none, 7, first)
     os.killpg(first.pid, signal.SIGKILL)
     for process in trainers(tmp_path):  # torchrun's processes have sessions of their own
         os.kill(process, signal.SIGKILL)
