@@ -26,16 +26,18 @@ class OptimizerEntry:
     Attributes:
         place: The class, as `module:name`; it is imported when it is built.
         options: Computes the options of the class from the configuration.
+        keys: The keys that these depend on.
         state_values: The number of values (float32) that it keeps for a parameter of a given shape;
             the flag says whether that is a matrix of a repeated layer.
         matrices_apart: Whether the matrices of repeated layers are in groups of their own.
         by_element: Whether each element is updated by itself, so that ZeRO can partition the
-            parameters.
+            parameters, and runs under DeepSpeed have been tried; others are refused there.
     """
 
     place: str
     options: Callable[[RunConfig], Mapping[str, Any]]
     state_values: Callable[[Sequence[int], bool], int]
+    keys: tuple[str, ...] = ()
     matrices_apart: bool = False
     by_element: bool = False
 
@@ -43,6 +45,9 @@ class OptimizerEntry:
         """The class."""
         module, _, name = self.place.partition(":")
         return getattr(import_module(module), name)
+
+
+_ADAM_KEYS = ("adam_beta1", "adam_beta2", "adam_epsilon")
 
 
 def _adam(config: RunConfig) -> dict[str, Any]:
@@ -65,6 +70,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     ADAMW: OptimizerEntry(
         place="torch.optim:AdamW",
         options=lambda config: {**_adam(config), "fused": True},
+        keys=_ADAM_KEYS,
         state_values=lambda shape, _: _adam_values(shape),
         by_element=True,
     ),
@@ -73,6 +79,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     "muon": OptimizerEntry(
         place="bsmeta.training.optimizers:MuonWithAdamW",
         options=lambda config: {**_adam(config), "momentum": config.momentum},
+        keys=(*_ADAM_KEYS, "momentum"),
         state_values=lambda shape, in_layers: (
             math.prod(shape) if in_layers else _adam_values(shape)
         ),
@@ -89,6 +96,15 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
     "sgd": OptimizerEntry(
         place="torch.optim:SGD",
         options=lambda config: {"momentum": config.momentum},
+        keys=("momentum",),
         state_values=lambda shape, _: math.prod(shape),
     ),
 }
+
+UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
+"""The optimizers that a run under DeepSpeed may have."""
+
+
+def users_of(key: str) -> str:
+    """The optimizers that a key has a meaning for."""
+    return ", ".join(name for name, entry in OPTIMIZERS.items() if key in entry.keys)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED, users_of
 from bsmeta.core.keys import key
 
 WSD = "wsd"
@@ -43,7 +43,7 @@ class RunConfig:
     optimizer_type: str = key(
         ADAMW,
         "update rule; muon: of the matrices of repeated layers, and adamw of the rest (under "
-        "DeepSpeed: adamw)",
+        f"DeepSpeed: {UNDER_DEEPSPEED})",
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )
@@ -56,13 +56,15 @@ class RunConfig:
         finite=True,
     )
     adam_beta1: float = key(
-        0.9, "adamw, muon", deepspeed="optimizer.params.betas.0", at_least=0, below=1
+        0.9, users_of("adam_beta1"), deepspeed="optimizer.params.betas.0", at_least=0, below=1
     )
     adam_beta2: float = key(
-        0.999, "adamw, muon", deepspeed="optimizer.params.betas.1", at_least=0, below=1
+        0.999, users_of("adam_beta2"), deepspeed="optimizer.params.betas.1", at_least=0, below=1
     )
-    adam_epsilon: float = key(1e-8, "adamw, muon", deepspeed="optimizer.params.eps", above=0)
-    momentum: float = key(0.95, "muon, sgd", above=0, below=1)
+    adam_epsilon: float = key(
+        1e-8, users_of("adam_epsilon"), deepspeed="optimizer.params.eps", above=0
+    )
+    momentum: float = key(0.95, users_of("momentum"), above=0, below=1)
     gradient_clipping: float = key(
         1.0,
         "largest norm of the gradient; 0 clips nothing",

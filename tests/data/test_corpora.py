@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import yaml
 from _pytest.mark import ParameterSet
 
 from bsmeta.config.causal_lm import CausalLMConfig
@@ -18,6 +19,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.stream.preview import column_problems, missing_types
 from bsmeta.data.stream.train_stream import TrainStream
+from tests.conftest import REPOSITORY
 from tests.data.corpora import CORPORA, SIZES, TEXT_OF, URL_OF, overrides, write_corpus
 from tests.data.helpers import Run, run, same, small_tokenizer
 from tests.data.hub_server import Hub
@@ -54,6 +56,16 @@ def config(name: str, folder: Path, *more: str) -> DataConfig:
     return compose(
         CausalLMConfig, "demo", [*overrides(name, folder / name), *small, *more]
     ).data_config
+
+
+def test_every_group_that_maps_columns_is_tested_and_documented() -> None:
+    files = (REPOSITORY / "hydra_configs/data").glob("*.yaml")
+    groups = {
+        file.stem for file in files if "columns" in yaml.safe_load(file.read_text())["data_config"]
+    }
+    assert groups == set(CORPORA) == set(PREFIXES)
+    page = (REPOSITORY / "docs/data.md").read_text()
+    assert [name for name in sorted(groups) if f"\n| `data={name}` |" not in page] == []
 
 
 @pytest.mark.parametrize("name", CORPORA)

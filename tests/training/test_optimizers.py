@@ -17,6 +17,7 @@ from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.engines import PlainEngine, make_engine, to_memory
 from bsmeta.training.optimizers import build_optimizer, learning_rate, matrices_in_layers
+from tests.conftest import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -177,6 +178,26 @@ def test_a_loaded_state_continues_with_the_settings_of_the_run(name: str, tmp_pa
     same.engine.load(tmp_path / "state")
     assert same.step() == saved.step()
     assert_equal(same.state(), saved.state())
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_keys_of_an_optimizer_are_those_that_it_reads(name: str) -> None:
+    read = set()
+
+    class Reading(CausalLMConfig):
+        def __getattribute__(self, key: str) -> Any:
+            read.add(key)
+            return super().__getattribute__(key)
+
+    config = Reading()
+    read.clear()
+    OPTIMIZERS[name].options(config)
+    assert read == set(OPTIMIZERS[name].keys)
+
+
+def test_the_page_on_training_has_a_row_for_each_optimizer() -> None:
+    page = (REPOSITORY / "docs/training.md").read_text()
+    assert [name for name in OPTIMIZERS if f"\n| `{name}` |" not in page] == []
 
 
 def test_muon_updates_the_matrices_of_repeated_layers() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.launch import FILE_KEYS, Launch
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED
 from bsmeta.config.schema import TRACKERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
 from bsmeta.config.task_entry import TaskEntry
@@ -111,7 +111,10 @@ def loop_problems(
         yield Problem("on_nonfinite", HYDRA, show("skip"), expected, fix)
     optimizer = OPTIMIZERS.get(config.optimizer_type)
     if launch.deepspeed and optimizer is not None and not optimizer.by_element:
-        expected = f"{ADAMW} under DeepSpeed, which cuts the parameters into parts without a shape"
+        expected = (
+            f"{UNDER_DEEPSPEED} under DeepSpeed, which cuts the parameters into parts without a "
+            "shape"
+        )
         fix = f"optimizer_type={ADAMW}, or a launch file without DeepSpeed"
         yield _refused(config, "optimizer_type", expected, fix)
     if config.async_save and launch.deepspeed:
