@@ -55,6 +55,8 @@ BASE = [
 ]
 EXTRAS = {
     "tf": ["tensorflow-cpu>=2.21"],  # the reader of data_config.reader=tf
+    # s3:// and gs://: signatures and credentials
+    "object-stores": ["botocore>=1.35", "google-auth>=2.35,<3", "requests>=2.32"],
     # tasks with a table of samples, which `datasets` stores
     "tables": ["datasets>=5,<6", "scikit-learn>=1.6"],  # splits, metrics, the linear baseline
     "spelling": [

@@ -26,6 +26,12 @@ BY_TEXT = "text"
 SCHEME = "hf://"
 """The scheme of the address of a file on the Hugging Face Hub."""
 
+OBJECT_STORES = ("s3://", "gs://")
+"""The schemes of the addresses of objects in buckets."""
+
+REMOTE = (SCHEME, *OBJECT_STORES)
+"""The schemes of files that are read in ranges, without downloading them first."""
+
 
 @dataclass(kw_only=True)
 class SourceConfig:
@@ -45,14 +51,15 @@ class DataConfig:
 
     train_file: Any = key(
         None,
-        "training shards: a path, a glob, or a list of them; also on the Hub: "
-        "hf://datasets/OWNER/NAME[@REVISION]/GLOB",
+        "training shards: a path, a glob, or a list of them; also on the Hub "
+        "(hf://datasets/OWNER/NAME[@REVISION]/GLOB) and in buckets (s3://BUCKET/GLOB, "
+        "gs://BUCKET/GLOB)",
         is_path=True,
     )
     validation_file: str | None = key(
         None,
-        "the held-out shard (a path, or one file on the Hub), which must be readable; a training "
-        "shard of this name is always left out",
+        "the held-out shard (a path, or one file at hf://, s3:// or gs://), which must be "
+        "readable; a training shard of this name is always left out",
         is_path=True,
     )
     dataset_name: str | None = key(
@@ -155,18 +162,19 @@ class DataConfig:
     cache_dir: str | None = key(
         None,
         "folder for access points of shards, hashes of held-out documents and what is read from "
-        "the Hub; null: bsmeta in the user's cache folder",
+        "the Hub and from buckets; null: bsmeta in the user's cache folder",
         is_path=True,
     )
     hub_cache_gb: float = key(
         20.0,
-        "most GB of shards from the Hub that are kept in cache_dir, by all processes together; "
-        "0: none",
+        "size limit in GB of the shards from the Hub and from buckets that are kept in cache_dir, "
+        "by all processes together; 0: none",
         at_least=0,
     )
     hub_retries: int = key(
         10,
-        "failures of the Hub in a row (5xx, 429, timeouts, cut connections) that are retried",
+        "failures in a row of the Hub or a bucket (5xx, 429, timeouts, cut connections) that are "
+        "retried",
         at_least=0,
     )
 

@@ -16,6 +16,9 @@ EXTRA_OF = {
     "fastwarc": "annotate",
     "htmldate": "annotate",
     "pycld2": "annotate",
+    "botocore": "object-stores",
+    "google": "object-stores",
+    "google.auth": "object-stores",
 }
 """Module -> the extra of setup.py that installs it, for modules that a base install lacks."""
 

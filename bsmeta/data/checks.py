@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 
 from bsmeta.config.data import (
     MOST_PARTS,
+    REMOTE,
     SCHEME,
     DataConfig,
     in_dataset,
@@ -20,6 +21,8 @@ from bsmeta.core.problems import HYDRA, Problem, bound_problems, refuse, show
 
 _HELD_OUT = "data_config.validation_file"
 _WEB = ("http://", "https://")
+_ALIASES = {"s3a://": "s3://", "s3n://": "s3://", "gcs://": "gs://"}
+"""Other names of the schemes of buckets."""
 
 
 def check_data(config: DataConfig) -> None:
@@ -99,10 +102,12 @@ def _address_problems(config: DataConfig) -> Iterator[Problem]:
         if by_tensorflow and scheme in (SCHEME, *_WEB):
             expected = "a path or address that TensorFlow reads (data_config.reader=tf)"
             yield Problem(key, HYDRA, show(entry), expected, "data_config.reader=native")
-        elif not by_tensorflow and scheme != SCHEME:
-            expected = f"a path, or a file on the Hugging Face Hub ({SCHEME}datasets/OWNER/NAME/…)"
+        elif not by_tensorflow and scheme not in REMOTE:
+            expected = f"a path, or {SCHEME}datasets/OWNER/NAME/…, s3://BUCKET/… or gs://BUCKET/…"
             fix = f"copy the files here, or mount {scheme}… as a folder, and name the path"
-            if key != _HELD_OUT and scheme not in _WEB:
+            if scheme in _ALIASES:
+                fix = f"{key}={_ALIASES[scheme]}{entry[len(scheme) :]}"
+            elif key != _HELD_OUT and scheme not in _WEB:
                 fix += "; data_config.reader=tf reads what TensorFlow has a file system for"
             if scheme == "file://":
                 fix = f"{key}={entry[len(scheme) :]}"

@@ -539,12 +539,12 @@ BROKEN: dict[str, Broken] = {
         hydra={"data_config.validation_file": SAMPLE.replace("webdocs", "webdoc")},
     ),
     "data on S3": Broken(
-        {"data_config.train_file": "mount s3://… as a folder, and name the path; data_config.read"},
-        hydra={"data_config.train_file": ["s3://bucket/web/*.jsonl.gz", SAMPLE]},
+        {"data_config.train_file": "mount az://… as a folder, and name the path; data_config.read"},
+        hydra={"data_config.train_file": ["az://bucket/web/*.jsonl.gz", SAMPLE]},
     ),
     "a held-out file on S3, with TensorFlow": Broken(
-        {"data_config.validation_file": "mount s3://… as a folder, and name the path"},
-        hydra={"data_config.reader": "tf", "data_config.validation_file": "s3://b/test.jsonl.gz"},
+        {"data_config.validation_file": "data_config.validation_file=s3://b/test.jsonl.gz"},
+        hydra={"data_config.reader": "tf", "data_config.validation_file": "s3a://b/test.jsonl.gz"},
     ),
     "data on the web, and a path as an address": Broken(
         {

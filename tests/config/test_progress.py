@@ -27,7 +27,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from bsmeta.core import progress
 from bsmeta.core.files import file_hash
-from bsmeta.data.io import hub
+from bsmeta.data.io import remote
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import SAMPLES, Shard, shards_fingerprint
@@ -96,14 +96,14 @@ def scored_batches() -> None:
 
 
 def downloaded() -> None:
-    assert b"".join(hub.steady(iter([b"part"] * 7))) == b"part" * 7
+    assert b"".join(remote.steady(iter([b"part"] * 7), 10.0)) == b"part" * 7
 
 
 def retried() -> None:
     cancelled: Any = SimpleNamespace(wait=lambda _: False)
-    retries = hub.Retries(5, cancelled)
+    retries = remote.Retries(5, "start again", cancelled)
     for _ in range(5):
-        retries.wait("a file", hub.TransientError("HTTP 503"))
+        retries.wait("a file", remote.TransientError("HTTP 503"))
 
 
 def spread_batches() -> None:

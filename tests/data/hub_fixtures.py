@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from huggingface_hub import close_session, constants
 
-from bsmeta.data.io import files
-from bsmeta.data.io import hub as hub_requests
-from bsmeta.data.io.hub import FileRef, HubSettings
+from bsmeta.data.io import files, remote
+from bsmeta.data.io.hub import HubRef
 from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.remote import RemoteSettings
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
 
 BLOCK = 1000
@@ -23,8 +23,8 @@ CONTENT = random.Random(0).randbytes(7700)
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A server with one file, small blocks and short delays."""
     monkeypatch.setattr(files, "BLOCK", BLOCK)
-    monkeypatch.setattr(hub_requests, "FIRST_DELAY", 0.01)
-    monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 0.02)
+    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_IMPLICIT_TOKEN", False)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
@@ -36,7 +36,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     close_session()
 
 
-def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> FileRef:
+def hub_file(folder: Path, *, cache_bytes: int = 10**6, retries: int = 4) -> HubRef:
     """The one file of the server."""
-    settings = HubSettings(str(folder), cache_bytes, retries)
-    return FileRef(REPO, COMMIT, "data.bin", len(CONTENT), etag_of(CONTENT), settings)
+    settings = RemoteSettings(str(folder), cache_bytes, retries)
+    return HubRef(len(CONTENT), etag_of(CONTENT), settings, REPO, COMMIT, "data.bin")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.data.io.cache import Arrays, BlockCache, Cache, evict
-from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.remote import FileRef
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import Hub
 from tests.data.test_files import ranges, read

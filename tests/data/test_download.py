@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import hub
+from bsmeta.data.io import remote
 from bsmeta.data.io.download import Source, download
 from tests.data.file_server import FileServer, Request
 from tests.waiting import STUCK_S
@@ -22,7 +22,7 @@ HTML = b"<html>Please log in</html>"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FileServer]:
-    monkeypatch.setattr(hub, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
     with FileServer({"/data.bin": CONTENT}).running() as running:
         yield running
 

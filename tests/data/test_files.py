@@ -14,9 +14,9 @@ import pytest
 from huggingface_hub import constants
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import hub as hub_requests
-from bsmeta.data.io.files import HubFile, open_file, size_of
-from bsmeta.data.io.hub import FileRef, requested_wait
+from bsmeta.data.io import remote
+from bsmeta.data.io.files import RemoteFile, open_file, size_of
+from bsmeta.data.io.remote import FileRef, requested_wait
 from tests.data.hub_fixtures import BLOCK, CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Hub, cutting, failing, is_anything, is_content
 from tests.waiting import STUCK_S
@@ -54,7 +54,7 @@ def test_any_place_in_any_order(hub: Hub, tmp_path: Path) -> None:
 def test_the_next_block_is_fetched_ahead_only_when_the_file_is_read_on(
     hub: Hub, tmp_path: Path
 ) -> None:
-    with HubFile(hub_file(tmp_path)) as file:
+    with RemoteFile(hub_file(tmp_path)) as file:
         assert file.read(10) == CONTENT[:10]
         assert ranges(hub) == ["0-999"]
         assert file.read(10) == CONTENT[10:20]
@@ -257,11 +257,11 @@ def test_the_asked_wait_is_kept_and_delays_grow(
             waited.append(timeout or 0.0)
             return False
 
-    monkeypatch.setattr(hub_requests, "FIRST_DELAY", 1.0)
-    monkeypatch.setattr(hub_requests, "LONGEST_DELAY", 4.0)
+    monkeypatch.setattr(remote, "FIRST_DELAY", 1.0)
+    monkeypatch.setattr(remote, "LONGEST_DELAY", 4.0)
     hub.faults = [failing(429, 1, {"Retry-After": "30"}), failing(500, 4)]
     path = hub_file(tmp_path, retries=5)
-    assert hub_requests.read_range(path, 0, 10, Clock()) == CONTENT[:10]
+    assert remote.read_range(path, 0, 10, Clock()) == CONTENT[:10]
     bounds = [(30, 31), (1, 2), (2, 4), (2, 4), (2, 4)]
     assert len(waited) == 5
     assert all(low <= one <= high for one, (low, high) in zip(waited, bounds, strict=True))
@@ -269,7 +269,7 @@ def test_the_asked_wait_is_kept_and_delays_grow(
 
 def test_closing_ends_what_is_fetched_ahead(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [failing(500, 10**6, where=lambda one: "-1999" in one.range)]
-    file = HubFile(hub_file(tmp_path, retries=10**6))
+    file = RemoteFile(hub_file(tmp_path, retries=10**6))
     assert file.read(20) + file.read(20) == CONTENT[:40]
     thread = file._ahead._thread
     file.close()

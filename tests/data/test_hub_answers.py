@@ -14,7 +14,7 @@ from huggingface_hub import constants
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io import hub as hub_module
+from bsmeta.data.io import remote
 from bsmeta.data.io.hub_listing import commit_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.hub_fixtures import CONTENT, hub_file
@@ -155,7 +155,7 @@ def test_an_answer_that_drips_is_given_up(
 ) -> None:
     """Each byte comes before the timeout, and so no timeout ever ends it."""
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 5)
-    monkeypatch.setattr(hub_module, "SLOW_TIMEOUTS", 0.02)  # 0.1 s
+    monkeypatch.setattr(remote, "SLOW_TIMEOUTS", 0.02)  # 0.1 s
     hub.faults = [dripping(is_content, 0.02)]
     with pytest.raises(
         DataError, match=r"given up after 2 failures .*: only \d+ bytes came in \d+\.\d s; see"
@@ -166,7 +166,7 @@ def test_an_answer_that_drips_is_given_up(
 def test_a_listing_that_drips_is_given_up(
     files: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hub_module, "SLOW_TIMEOUTS", 0.02)
+    monkeypatch.setattr(remote, "SLOW_TIMEOUTS", 0.02)
     files.faults = [dripping(lambda answer: "/tree/" in answer.path, 0.02)]
     with pytest.raises(DataError, match=r"given up after 4 failures .*: only \d+ bytes came in"):
         names(tmp_path)
@@ -175,7 +175,7 @@ def test_a_listing_that_drips_is_given_up(
 def test_a_long_wait_that_the_hub_asks_for_is_bounded_and_named(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hub_module, "LONGEST_WAIT", 0.01)
+    monkeypatch.setattr(remote, "LONGEST_WAIT", 0.01)
     hub.faults = [failing(429, 1, {"Retry-After": "86400"}, is_anything)]
     with caplog.at_level(logging.WARNING):
         assert read(hub_file(tmp_path)) == CONTENT

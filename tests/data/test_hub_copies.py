@@ -17,9 +17,10 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import inflate
 from bsmeta.data.io.files import BadCopyError, Blocks, ContentHash
-from bsmeta.data.io.hub import FileRef, HubSettings
+from bsmeta.data.io.hub import HubRef
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import LineReader
+from bsmeta.data.io.remote import RemoteSettings
 from bsmeta.data.io.shards import list_shards
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import run, same, small_config
@@ -52,15 +53,15 @@ def config(folder: Path, **values: Any) -> DataConfig:
     return small_config(folder, train_file=url, cache_dir=str(folder / "cache"), **values)
 
 
-def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> FileRef:
+def shard(hub: Hub, folder: Path, name: str, content: bytes, **values: Any) -> HubRef:
     """The one file of the server."""
     hub.files = hub.listed = {name: content}
     (found,) = list_shards(config(folder, **values))
-    assert isinstance(found.path, FileRef)
+    assert isinstance(found.path, HubRef)
     return found.path
 
 
-def read_lines(ref: FileRef) -> tuple[list[bytes], str]:
+def read_lines(ref: HubRef) -> tuple[list[bytes], str]:
     """All lines, and the damage that was found after them."""
     reader = LineReader(ref)
     lines: list[bytes] = []
@@ -291,7 +292,7 @@ def test_the_hash_of_git_for_small_files() -> None:
     content = b"hello\n"
     assert hashlib.sha256(content).hexdigest().startswith("5891b5b522d5df08")
     for etag, right in [("ce013625030ba8dba906f756967f9e9ca394464a", True), ("0" * 40, False)]:
-        found = ContentHash(FileRef("a/b", "c", "f", 6, etag, HubSettings("", 0, 0)))
+        found = ContentHash(HubRef(6, etag, RemoteSettings("", 0, 0), "a/b", "c", "f"))
         found.add(0, content[:2])
         assert found.is_right is None
         found.add(2, content[2:])

@@ -12,8 +12,8 @@ import pytest
 
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import BadCopyError
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.parquet import ParquetReader
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import list_shards
 from tests.data.helpers import small_config
 from tests.data.hub_fixtures import BLOCK

@@ -1,8 +1,8 @@
 """Two caches on disk, which all processes of a machine share.
 
 `Cache` holds facts about a file that take a full pass over it to compute. Their file's name derives
-from the size, the modification time and the first bytes of the file described (on the Hub: from its
-size and hash), so it never describes other content.
+from the size, the modification time and the first bytes of the file described (a remote one: from
+its size and hash), so it never describes other content.
 
 `BlockCache` holds blocks of remote files, each in a file of its own: its content, then a checksum.
 One process downloads a block while the others that need it wait. The least recently read blocks are
@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 
 from bsmeta.core.files import replacing, sync
 from bsmeta.core.progress import exclusively, report_progress
-from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.remote import FileRef
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class Cache:
 
     def _file(self, path: str | FileRef, kind: str) -> Path:
         if isinstance(path, FileRef):  # its hash is in the listing
-            key = xxhash.xxh3_64(f"{VERSION} {path.size} {path.etag}".encode())
+            key = xxhash.xxh3_64(f"{VERSION} {path.size} {path.content_id}".encode())
         else:
             status = os.stat(path)
             with open(path, "rb") as file:

@@ -19,15 +19,15 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 import httpx2
 
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.hub import (
+from bsmeta.data.io.remote import (
     CONTENT_RANGE,
     TRANSIENT_ERRORS,
-    TRANSIENT_STATUS,
     Retries,
     SlowError,
     TransientError,
+    check_encoding,
+    check_transient,
     error_message,
-    requested_wait,
     steady,
 )
 
@@ -101,7 +101,7 @@ def _complete(source: Source, part: Path, retries: int, timeout: float, advance:
     with open(part, "ab") as file:
         if file.tell() > source.bytes:
             file.truncate(0)
-        attempts = Retries(retries, advice=_ADVICE)
+        attempts = Retries(retries, _ADVICE)
         while (place := file.tell()) < source.bytes:
             try:
                 with _opened(source, place, timeout) as blocks:
@@ -175,16 +175,13 @@ def _checked_start(response: httpx2.Response, source: Source, start: int) -> int
         TransientError: If it is not the file, but may be when the request is repeated.
         DataError: If it is another file.
     """
+    check_transient(response)
     status = response.status_code
-    if status in TRANSIENT_STATUS or status >= 500:
-        raise TransientError(f"HTTP {status}", requested_wait(response.headers))
     if status == 416:
         raise DataError(f"{source} has fewer than {start:,} of {source.bytes:,} bytes")
     if status not in (200, 206):
         raise DataError(f"{source}: the server answers HTTP {status}; correct the address")
-    encoding = response.headers.get("Content-Encoding", "identity")
-    if encoding != "identity":
-        raise TransientError(f"Content-Encoding {encoding}, which was not requested")
+    check_encoding(response)
     length = response.headers.get("Content-Length")
     stated = response.headers.get("Content-Range", "")
     if status == 206:

@@ -1,14 +1,13 @@
-"""Open files of documents, on the local disk (`str`) or on the Hub (`FileRef`), the same way.
+"""Open files of documents, on the local disk (`str`) or remote (`FileRef`), the same way.
 
-A `HubFile` fetches blocks of several megabytes through a `BlockCache` and prefetches the next in a
-thread. A faulty download must not stay in the cache: a file is compared with its hash when it has
+A `RemoteFile` fetches blocks of several megabytes through a `BlockCache` and prefetches the next in
+a thread. A faulty download must not stay in the cache: a file is compared with its hash when it has
 been read completely, and when it turns out to be damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import sys
 import threading
@@ -19,29 +18,28 @@ from typing import BinaryIO, cast
 
 import xxhash
 from fsspec.spec import AbstractBufferedFile
-from huggingface_hub import constants
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import BlockCache
-from bsmeta.data.io.hub import CancelledError, FileRef, read_range
 from bsmeta.data.io.inflate import AccessPoint, DamagedFileError, content
+from bsmeta.data.io.remote import CancelledError, FileRef, read_range
 
 BLOCK = 4 << 20  # bytes of a file per request
 
 
 class BadCopyError(DataError):
-    """A file of the Hub was read from a cached copy that does not match its hash."""
+    """A remote file was read from a cached copy that does not match its hash."""
 
 
 def open_file(path: str | FileRef, blocks: int = 1) -> BinaryIO:
     """Opens a file for reading.
 
     Args:
-        blocks: Number of the most recently read blocks to keep in memory, if it is on the Hub.
+        blocks: Number of the most recently read blocks to keep in memory, if it is remote.
     """
     if isinstance(path, FileRef):
-        return cast(BinaryIO, HubFile(path, blocks))
+        return cast(BinaryIO, RemoteFile(path, blocks))
     return open(path, "rb")
 
 
@@ -55,20 +53,20 @@ def shard_content(
 ) -> Generator[bytes, None, None]:
     """The content of a shard in blocks; see `inflate.content`.
 
-    If a file of the Hub is damaged, its cached copy is checked and, if it is bad, downloaded again;
+    If a remote file is damaged, its cached copy is checked and, if it is bad, downloaded again;
     reading then resumes at the same byte.
 
     Raises:
-        DamagedFileError: If the file on the Hub is damaged; everything before the damage is yielded
-            first.
-        DataError: If the content read before the damage differs from the content on the Hub.
+        DamagedFileError: If the remote file itself is damaged; everything before the damage is
+            yielded first.
+        DataError: If the content read before the damage differs from the content of the server.
     """
     if not isinstance(path, FileRef):
         yield from reporting(content(path, file, point))
         return
     read, count = xxhash.xxh3_64(), 0
     try:
-        for block in content(path.file, file, point):
+        for block in content(path.place, file, point):
             read.update(block)
             count += len(block)
             yield block
@@ -78,7 +76,7 @@ def shard_content(
     except DamagedFileError:
         check_copy(path)
     with open_file(path) as again:
-        blocks = content(path.file, again, point)
+        blocks = content(path.place, again, point)
         yield skip_same(blocks, count, read.digest(), path)
         yield from blocks
 
@@ -99,23 +97,27 @@ def skip_same(blocks: Iterator[bytes], count: int, digest: bytes, ref: FileRef) 
 def check_copy(ref: FileRef) -> bool:
     """Compares a file with its hash, and downloads it again if the cached content differs.
 
+    Without a known hash, it is downloaded again and compared with the cached content.
+
     Returns:
         Whether the cached copy was already right.
 
     Raises:
-        DataError: If the Hub sends other content than it lists, or cannot be reached.
+        DataError: If the server sends other content than it lists, or cannot be reached.
     """
     blocks = Blocks(ref)
-    if blocks.are_right():
+    is_right, digest = blocks.check()
+    if is_right:
         return True
     blocks.drop()
-    if not blocks.are_right():
+    is_right_now, digest_now = blocks.check()
+    if is_right_now is False:
         blocks.drop()
         raise DataError(
-            f"{ref}: the Hub sends another content than it lists (hash {ref.etag}), twice; see "
-            "whether a proxy changes it, or read another revision (data_config.dataset_revision)"
+            f"{ref}: the server sends another content than it lists (hash {ref.etag}), twice; see "
+            f"whether a proxy changes it, or start a new run, {ref.fixed_version}"
         )
-    return False
+    return is_right is None and digest == digest_now
 
 
 def refuse_bad_copy(path: str | FileRef) -> None:
@@ -125,7 +127,7 @@ def refuse_bad_copy(path: str | FileRef) -> None:
     try:
         was_right = check_copy(path)
     except DataError:
-        if not constants.is_offline_mode():
+        if not path.is_offline():
             raise
         return  # partly not in the cache: the copy cannot be blamed
     if not was_right:
@@ -142,7 +144,7 @@ def bad_copy(ref: FileRef) -> BadCopyError:
 
 
 class Blocks:
-    """The blocks of a file of the Hub, cached or downloaded."""
+    """The blocks of a remote file, cached or downloaded."""
 
     def __init__(self, ref: FileRef) -> None:
         self._ref = ref
@@ -154,12 +156,14 @@ class Blocks:
         make = partial(read_range, self._ref, start, stop, cancelled)
         return self._cache.get(key, stop - start, make, cancelled)
 
-    def are_right(self) -> bool:
-        """Whether the content of the file matches the listed hash."""
-        found, never = ContentHash(self._ref), threading.Event()
+    def check(self) -> tuple[bool | None, bytes]:
+        """Whether the file matches its hash (None: not known), and the xxh3 of its content."""
+        found, digest, never = ContentHash(self._ref), xxhash.xxh3_64(), threading.Event()
         for start in range(0, self._ref.size, BLOCK):
-            found.add(start, self.fetch(start, never))
-        return found.is_right is not False
+            block = self.fetch(start, never)
+            found.add(start, block)
+            digest.update(block)
+        return found.is_right, digest.digest()
 
     def drop(self) -> None:
         """Removes the blocks from the cache."""
@@ -169,37 +173,34 @@ class Blocks:
     def _key(self, start: int) -> tuple[str, int]:
         """The cache key of a block's content, and the end of the block."""
         stop = min(start + BLOCK, self._ref.size)
-        return f"{self._ref.etag} {self._ref.size} {start} {stop}", stop
+        return f"{self._ref.content_id} {self._ref.size} {start} {stop}", stop
 
 
 class ContentHash:
-    """The hash of a file, as the Hub lists it, computed from blocks added in order.
+    """Compares a file with its listed hash, from blocks added in order.
 
     Attributes:
-        is_right: Whether the file matches its hash; None until its last block is added.
+        is_right: Whether the file matches its hash; None until its last block is added, and if no
+            hash of its content is known.
     """
 
     def __init__(self, ref: FileRef) -> None:
         self._ref = ref
         self._place = 0
-        self._hash = (
-            hashlib.sha256()
-            if len(ref.etag) == 64
-            else hashlib.sha1(f"blob {ref.size}\0".encode(), usedforsecurity=False)
-        )
+        self._verifier = ref.verifier()
         self.is_right: bool | None = None
 
     def add(self, start: int, block: bytes) -> None:
         """Adds the block at byte `start`, unless blocks before it were skipped."""
-        if start == self._place:
-            self._hash.update(block)
+        if self._verifier is not None and start == self._place:
+            self._verifier.update(block)
             self._place += len(block)
             if self._place == self._ref.size:
-                self.is_right = self._hash.hexdigest() == self._ref.etag
+                self.is_right = self._verifier.is_right()
 
 
-class HubFile(AbstractBufferedFile):
-    """A file on the Hub, for reading.
+class RemoteFile(AbstractBufferedFile):
+    """A remote file, for reading.
 
     Its errors are `DataError`s, never `OSError`s, by which readers recognize a damaged file: an
     unreachable file must not be mistaken for the end of a shard.

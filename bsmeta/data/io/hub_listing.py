@@ -1,16 +1,15 @@
 """Which files an `hf://` pattern matches, at one commit.
 
-`shards` gets `FileRef`s from here. The listing of a commit never changes, so it is kept in the
-cache folder; with HF_HUB_OFFLINE it is read from there.
+`remote.remote_files` chooses from the `HubRef`s of this module. The listing of a commit never
+changes, so it is kept in the cache folder; with HF_HUB_OFFLINE it is read from there.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -23,9 +22,11 @@ from huggingface_hub import constants
 from huggingface_hub.errors import HfUriError
 from huggingface_hub.utils import parse_hf_uri
 
+from bsmeta.config.data import SCHEME
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.cache import replacing
-from bsmeta.data.io.hub import FileRef, HubSettings, get_json
+from bsmeta.core.files import replacing
+from bsmeta.data.io.hub import HubRef, get_json
+from bsmeta.data.io.remote import FileRef, RemotePattern, RemoteSettings
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +64,39 @@ class Listing(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class HubPattern:
+class HubPattern(RemotePattern):
     """Files of a data set.
 
     Attributes:
         repo: `owner/name` of the data set.
         revision: A branch, a tag or a commit.
-        pattern: A file, a folder or a glob (with `**`) in the data set.
     """
 
     repo: str
     revision: str
-    pattern: str
+
+    def __str__(self) -> str:
+        return f"{self.pattern} at revision {self.revision}"
+
+    @property
+    def place(self) -> str:
+        """The data set."""
+        return f"{SCHEME}datasets/{self.repo}"
+
+    @property
+    def hint(self) -> str:
+        """How local files are named beside those of a data set."""
+        return (
+            " (where data_config.dataset_name is set, a local file is named by its absolute path)"
+        )
+
+    def with_pattern(self, pattern: str) -> HubPattern:
+        """Another pattern in the same revision."""
+        return replace(self, pattern=pattern)
+
+    def list_files(self, settings: RemoteSettings) -> list[tuple[str, FileRef]]:
+        """The files at the commit of the revision."""
+        return [(ref.file, ref) for ref in list_files(self, settings)]
 
     @classmethod
     def parse(cls, url: str, revision: str | None, key: str) -> HubPattern:
@@ -93,7 +115,7 @@ class HubPattern:
             pattern = (uri.path_in_repo or EVERYWHERE).strip("/")
             glob_translate(pattern)
             if uri.type == "dataset":
-                return cls(uri.id, uri.revision or revision or constants.DEFAULT_REVISION, pattern)
+                return cls(pattern, uri.id, uri.revision or revision or constants.DEFAULT_REVISION)
             problem = f"found a {uri.type}"
         except (HfUriError, ValueError) as error:
             problem = str(error)
@@ -102,57 +124,8 @@ class HubPattern:
             f"where PATH is a file, a folder or a glob ({problem})"
         )
 
-    @property
-    def folder(self) -> str:
-        """The folder that contains everything that the pattern may match."""
-        parts = self.pattern.split("/")
-        fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-        return "/".join(parts[:fixed])
 
-    @property
-    def is_deep(self) -> bool:
-        """Whether it matches files in folders below `folder`."""
-        below = self.pattern.removeprefix(self.folder).strip("/")
-        return "/" in below or "**" in below
-
-    def matches(self, file: str) -> bool:
-        """Whether the glob matches a file; as in a shell, only `**` matches several folders."""
-        return re.match(glob_translate(self.pattern), file) is not None
-
-
-def hub_files(
-    pattern: HubPattern, suffixes: tuple[str, ...], settings: HubSettings, key: str
-) -> list[FileRef]:
-    """The files that a pattern matches: a file, those of a folder, or those of a glob.
-
-    Args:
-        suffixes: File name suffixes of the files to take from a folder.
-        key: The key that contains the pattern, for the message.
-
-    Raises:
-        DataError: If the Hub refuses or cannot be reached, or nothing matches.
-    """
-    files = list_files(pattern, settings)
-    if glob.has_magic(pattern.pattern):
-        chosen = [ref for ref in files if pattern.matches(ref.file)]
-    else:
-        chosen = [ref for ref in files if ref.file == pattern.pattern]
-        if not chosen and not pattern.pattern.endswith(suffixes):
-            folder = HubPattern(pattern.repo, pattern.revision, f"{pattern.pattern}/*")
-            files = list_files(folder, settings)
-            chosen = [ref for ref in files if ref.file.endswith(suffixes)]
-    if not chosen:
-        others = [ref.file for ref in files if ref.file.endswith(suffixes)]
-        found = f"; there is, for example, {others[0]}" if others else ""
-        raise DataError(
-            f"{key}: hf://datasets/{pattern.repo}: nothing matches {pattern.pattern} at revision "
-            f"{pattern.revision}{found} (where data_config.dataset_name is set, a local file is "
-            "named by its absolute path)"
-        )
-    return chosen
-
-
-def list_files(pattern: HubPattern, settings: HubSettings) -> list[FileRef]:
+def list_files(pattern: HubPattern, settings: RemoteSettings) -> list[HubRef]:
     """The files in the folder of a pattern (and below it, for a deep one)."""
     kept = Path(settings.folder) / "listings"
     of_revision = kept / listing_name(pattern, pattern.revision)
@@ -174,7 +147,7 @@ def list_files(pattern: HubPattern, settings: HubSettings) -> list[FileRef]:
         if of_revision != of_commit:
             save(of_revision, listing)
     return [
-        FileRef(pattern.repo, listing.commit, file, size, etag, settings)
+        HubRef(size, etag, settings, pattern.repo, listing.commit, file)
         for file, size, etag in listing.files
     ]
 

@@ -28,8 +28,8 @@ from bsmeta.core.errors import UserError
 from bsmeta.core.progress import reporting
 from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.files import open_file, size_of
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.inflate import BLOCK, AccessPoint, DamagedFileError, zst_blocks
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import check_are_files, expand, is_parquet
 
 log = logging.getLogger(__name__)

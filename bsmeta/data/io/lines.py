@@ -11,9 +11,9 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from bsmeta.data.io.files import open_file, shard_content
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import IndexCache, ShardIndex
 from bsmeta.data.io.inflate import LFS, LFS_POINTER, AccessPoint, DamagedFileError
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import is_parquet
 
 Line = bytes | memoryview

@@ -32,9 +32,9 @@ from pyarrow import types
 from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.inflate import LFS, LFS_POINTER
 from bsmeta.data.io.lines import Line
+from bsmeta.data.io.remote import FileRef
 
 BATCH_BYTES = 2 << 20  # decoded at a time
 VALUE_BYTES = 16  # memory of a value, at least, decoded and converted

@@ -18,14 +18,15 @@ from typing import Any, BinaryIO
 
 import xxhash
 
-from bsmeta.config.data import SCHEME, DataConfig, in_dataset
+from bsmeta.config.data import REMOTE, SCHEME, DataConfig, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file, size_of
-from bsmeta.data.io.hub import FileRef, HubSettings
-from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern, hub_files
+from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern
+from bsmeta.data.io.objects import ObjectPattern
+from bsmeta.data.io.remote import FileRef, RemotePattern, RemoteSettings, remote_files
 
 PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
@@ -42,7 +43,7 @@ class Shard:
     Attributes:
         name: Its name for documents and seeds: the file name (with the folders in which the shards
             differ, if several share a file name). It does not depend on where the data is stored.
-        path: Its path; a `FileRef` for a shard on the Hub.
+        path: Its path; a `FileRef` for a remote shard.
         size: Size of the file in bytes.
     """
 
@@ -94,7 +95,7 @@ def list_shards(config: DataConfig) -> list[Shard]:
 
 
 def entries_of(config: DataConfig) -> list[str]:
-    """The entries of `train_file` and `dataset_name`: paths and globs, also `hf://`."""
+    """The entries of `train_file` and `dataset_name`: paths, globs and URLs."""
     entries = config.train_file
     if not entries:
         if config.dataset_name:
@@ -111,11 +112,11 @@ def expand(entry: str, config: DataConfig) -> list[str | FileRef]:
     """The files that one entry of `train_file` names: a file, a folder, or a glob (with `**`).
 
     Raises:
-        ConfigurationError: If it begins with `hf://` but is malformed.
-        DataError: If there is none, or the Hub refuses or cannot be reached.
+        ConfigurationError: If it is a malformed URL.
+        DataError: If there is none, or a server refuses or cannot be reached.
     """
-    if entry.startswith(SCHEME):
-        return [*_on_the_hub(entry, config, "data_config.train_file")]
+    if entry.startswith(REMOTE):
+        return [*_remote(entry, config, "data_config.train_file")]
     return [os.path.abspath(path) for path in expand_local(entry)]
 
 
@@ -161,11 +162,13 @@ def what_it_is(path: str) -> str:
     return "no regular file"
 
 
-def hub_settings(config: DataConfig) -> HubSettings:
-    """The configured settings for reading files from the Hub."""
+def remote_settings(config: DataConfig) -> RemoteSettings:
+    """The configured settings for reading remote files."""
     check_data(config)
-    folder = Cache(config.cache_dir).folder / "hub"
-    return HubSettings(str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries)
+    folder = Cache(config.cache_dir).folder / "hub"  # of all servers
+    return RemoteSettings(
+        str(folder.absolute()), int(config.hub_cache_gb * 1e9), config.hub_retries
+    )
 
 
 def validation_path(config: DataConfig) -> str | FileRef | None:
@@ -175,16 +178,16 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
     prepared and has been filtered.
 
     Raises:
-        ConfigurationError: If it begins with `hf://` but is malformed.
-        DataError: If it is on the Hub but not a single file, or the Hub refuses or cannot be
+        ConfigurationError: If it is a malformed URL.
+        DataError: If it is remote but not a single file, or the server refuses or cannot be
             reached.
     """
     if not config.validation_file:
         return None
     entry = in_dataset(config.validation_file, config)
-    if not entry.startswith(SCHEME):
+    if not entry.startswith(REMOTE):
         return entry
-    found = _on_the_hub(entry, config, "data_config.validation_file")
+    found = _remote(entry, config, "data_config.validation_file")
     if len(found) > 1:
         raise DataError(
             f"data_config.validation_file={config.validation_file}: expected one file, found "
@@ -193,9 +196,13 @@ def validation_path(config: DataConfig) -> str | FileRef | None:
     return found[0]
 
 
-def _on_the_hub(entry: str, config: DataConfig, key: str) -> list[FileRef]:
-    pattern = HubPattern.parse(entry, config.dataset_revision, key)
-    return hub_files(pattern, SUFFIXES, hub_settings(config), key)
+def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
+    pattern: RemotePattern
+    if entry.startswith(SCHEME):
+        pattern = HubPattern.parse(entry, config.dataset_revision, key)
+    else:
+        pattern = ObjectPattern.parse(entry, key)
+    return remote_files(pattern, SUFFIXES, remote_settings(config), key)
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
@@ -225,7 +232,7 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     names = [os.path.basename(str(path)) for path in paths]
     if len(set(names)) == len(names):
         return names
-    places = [f"/{path.repo}/{path.file}" if isinstance(path, FileRef) else path for path in paths]
+    places = [path.place if isinstance(path, FileRef) else path for path in paths]
     common = os.path.commonpath([os.path.dirname(place) for place in places])
     return [Path(place).relative_to(common).as_posix() for place in places]
 
@@ -240,24 +247,26 @@ def shards_fingerprint(
 ) -> dict[str, Any]:
     """The facts about shards that must not change before a run is resumed; JSON-serializable.
 
-    For a shard on the Hub: its size, and the commit of its data set. For others: the size, and a
+    Remote shards are identified by their listing (`FileRef.identity`), others by their size and a
     hash of samples of the content, which is equal for a copy of the file, wherever and whenever it
     was made, and almost surely differs for other content of the same size (a gzip file ends with a
     checksum of its content).
 
     Args:
-        opened: Opens a shard that is not on the Hub.
+        opened: Opens a shard that is not remote.
     """
     refs = {shard.name: shard.path for shard in shards if isinstance(shard.path, FileRef)}
     others = [shard for shard in shards if shard.name not in refs]
-    commits = {ref.dataset: ref.commit for ref in refs.values()}
+    listed: dict[str, Any] = {}
+    for name, ref in refs.items():
+        listed |= ref.identity(name)
     with ThreadPoolExecutor(READERS) as pool:
         hashes = pool.map(lambda shard: sampled_hash(shard, opened), others)
         samples = {
             shard.name: {"bytes": shard.size, "sampled_xxh3": found}
             for shard, found in zip(others, hashes, strict=True)
         }
-    return {**commits, **{name: ref.size for name, ref in refs.items()}, **samples}
+    return listed | samples
 
 
 def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:

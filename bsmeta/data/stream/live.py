@@ -20,8 +20,8 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import some_of, validation_path, what_it_is
 from bsmeta.data.stream.counts import HALF_USED, REASONS, skipped_counts
 from bsmeta.data.stream.dealing import Share, deal, order_of

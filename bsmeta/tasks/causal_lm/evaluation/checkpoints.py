@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import (
-    SCHEME,
+    REMOTE,
     DataConfig,
     metadata_room,
     row_length,
@@ -30,7 +30,7 @@ from bsmeta.config.data import (
 from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import size_of
-from bsmeta.data.io.hub import FileRef
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import (
     Shard,
     list_shards,
@@ -182,7 +182,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
     The shards are those that a checkpoint of the run lists, and those in its configuration that
     still exist on this machine. Local shards are identified by their content, shards on the Hub by
-    name and size.
+    name and size, objects in buckets by their ETag.
 
     Args:
         data: The data configuration of the evaluation.
@@ -233,7 +233,7 @@ def _listed_by_checkpoint(location: Location) -> dict[str, Any]:
 def _on_this_machine(train: CausalLMConfig) -> list[Shard]:
     """The training shards of the configuration, if all of them are local files."""
     data = train.data_config
-    if any(entry.startswith(SCHEME) for _, entry in train_entries(data)):
+    if any(entry.startswith(REMOTE) for _, entry in train_entries(data)):
         return []
     try:
         return [

@@ -28,8 +28,8 @@ from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import refuse_bad_copy
-from bsmeta.data.io.hub import FileRef
 from bsmeta.data.io.lines import Line, open_shard
+from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered, validation_path
 from bsmeta.data.stream.counts import check_length, reason_of
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder

@@ -1,0 +1,367 @@
+"""Objects on a local S3 server: listed, read in ranges, retried, checked, and refused."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.io import files, objects, remote
+from bsmeta.data.io.files import BadCopyError, open_file
+from bsmeta.data.io.objects import ObjectRef
+from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from tests.data.helpers import Run, run, same, small_config, write_shards
+from tests.data.hub_server import shards_in
+from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, cutting, failing, is_content
+
+CONTENT = random.Random(0).randbytes(7700)
+URL = f"s3://{BUCKET}"
+STEPS = 8
+
+
+def forget() -> None:
+    """Lists and connects anew, as a new process does."""
+    objects.list_objects.cache_clear()
+    objects.store_of.cache_clear()
+    objects.REGIONS.clear()
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
+    """A server with one bucket, small blocks and short delays."""
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    monkeypatch.setattr(remote, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(remote, "LONGEST_DELAY", 0.02)
+    server = S3Server()
+    environment = {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE",
+        "AWS_SECRET_ACCESS_KEY": SECRET,
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    forget()
+    server.connect()
+    yield server
+    server.client.close()
+    server.close()
+    _reset_moto()
+    forget()
+
+
+def _reset_moto() -> None:
+    from moto.s3.models import s3_backends
+
+    s3_backends.reset()
+
+
+def config(folder: Path, **values: Any) -> DataConfig:
+    return DataConfig(**{"cache_dir": str(folder / "cache"), "hub_retries": 4, **values})
+
+
+def names(folder: Path, train_file: Any, **values: Any) -> list[str]:
+    return [shard.name for shard in list_shards(config(folder, train_file=train_file, **values))]
+
+
+def one(s3: S3Server, folder: Path, content: bytes = CONTENT, **values: Any) -> ObjectRef:
+    s3.put({"web/data.jsonl": content})
+    (shard,) = list_shards(config(folder, train_file=f"{URL}/web/data.jsonl", **values))
+    assert isinstance(shard.path, ObjectRef)
+    s3.requests.clear()
+    return shard.path
+
+
+def read(ref: ObjectRef) -> bytes:
+    with open_file(ref) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize(
+    ("train_file", "expected"),
+    [
+        (f"{URL}/web/*.jsonl.gz", ["a b+ü.jsonl.gz", "test.jsonl.gz"]),
+        (f"{URL}/web/[a]*", ["a b+ü.jsonl.gz"]),
+        (f"{URL}/web/", ["a b+ü.jsonl.gz", "test.jsonl.gz"]),
+        (f"{URL}/web/**", ["a b+ü.jsonl.gz", "c.jsonl", "notes.txt", "test.jsonl.gz"]),
+        (f"{URL}/*/2020/c.*", ["c.jsonl"]),
+        ([f"{URL}/web/test.jsonl.gz", f"{URL}/top.jsonl"], ["test.jsonl.gz", "top.jsonl"]),
+        (URL, ["top.jsonl"]),
+    ],
+)
+def test_what_is_meant(s3: S3Server, tmp_path: Path, train_file: Any, expected: list[str]) -> None:
+    keys = ["web/", "web/a b+ü.jsonl.gz", "web/test.jsonl.gz", "web/notes.txt"]
+    s3.put(dict.fromkeys([*keys, "web/2020/c.jsonl", "webs/d.jsonl", "top.jsonl"], b"x"))
+    assert names(tmp_path, train_file) == expected
+
+
+def test_a_listing_of_several_pages(s3: S3Server, tmp_path: Path) -> None:
+    s3.put({f"web/{number:04}.jsonl": b"x" for number in range(1003)})
+    s3.faults = [failing(503, "SlowDown", 2, where=lambda one: True)]
+    found = names(tmp_path, f"{URL}/web/*.jsonl")
+    assert found == [f"{number:04}.jsonl" for number in range(1003)]
+
+
+def test_the_held_out_object_is_left_out_by_its_name(s3: S3Server, tmp_path: Path) -> None:
+    s3.put({f"{key}.jsonl": b"x" for key in "ab"})
+    held_out = f"{URL}/b.jsonl"
+    assert names(tmp_path, f"{URL}/*.jsonl", validation_file=held_out) == ["a.jsonl"]
+    path = validation_path(config(tmp_path, validation_file=held_out))
+    assert str(path) == held_out
+
+
+def test_the_content_in_blocks_and_from_the_cache(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path)
+    assert read(ref) == CONTENT
+    assert len(s3.content_requests()) == 8
+    assert read(ref) == CONTENT
+    assert len(s3.content_requests()) == 8
+
+
+def test_bad_answers_are_retried_and_a_cut_one_resumed(
+    s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    s3.faults = [failing(503, "SlowDown", 3), cutting(333, 2)]
+    assert read(one(s3, tmp_path)) == CONTENT
+    assert "bytes=333-999" in s3.content_requests()
+    assert "HTTP 503 (SlowDown); tried again" in caplog.text
+
+
+def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path)
+    s3.faults = [failing(503, "SlowDown", 10**6)]
+    with pytest.raises(DataError) as error:
+        read(ref)
+    assert str(error.value).startswith(
+        f"{URL}/web/data.jsonl, byte 0 of 7700: given up after 5 failures in a row, the last one: "
+        f"HTTP 503 (SlowDown); see whether {s3.endpoint} can be reached from here (AWS_ENDPOINT_URL"
+    )
+
+
+@pytest.mark.parametrize("is_ignored", [False, True])
+def test_an_object_that_is_overwritten(s3: S3Server, tmp_path: Path, is_ignored: bool) -> None:
+    """Also where the server ignores the condition on the ETag."""
+    ref = one(s3, tmp_path)
+
+    def ignoring(environ: Environ) -> None:
+        if is_ignored:
+            environ.pop("HTTP_IF_MATCH", None)
+
+    s3.faults = [ignoring]
+    s3.put({"web/data.jsonl": CONTENT[::-1]})
+    with pytest.raises(DataError, match=r"data\.jsonl: the file has changed since it was listed"):
+        read(ref)
+    forget()
+    assert read(one(s3, tmp_path, CONTENT[::-1])) == CONTENT[::-1]
+
+
+def test_an_object_that_is_deleted(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path)
+    s3.client.delete_object(Bucket=BUCKET, Key="web/data.jsonl")
+    with pytest.raises(DataError, match=r"has changed .*: found HTTP 404 \(NoSuchKey\)"):
+        read(ref)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message"),
+    [
+        (403, "AccessDenied", r"do not permit s3:ListBucket of the bucket and s3:GetObject"),
+        (403, "SignatureDoesNotMatch", "not valid for this endpoint; correct AWS_ACCESS_KEY_ID"),
+        (400, "ExpiredToken", "the credentials have expired; renew them"),
+        (403, "InvalidObjectState", "the object is archived; restore it first"),
+        (400, "InvalidRequest", "the request is refused"),
+    ],
+)
+def test_refusals_are_named_and_not_tried_again(
+    s3: S3Server, tmp_path: Path, status: int, code: str, message: str
+) -> None:
+    ref = one(s3, tmp_path)
+    s3.faults = [failing(status, code, 10**6)]
+    with pytest.raises(DataError, match=message) as error:
+        read(ref)
+    assert str(error.value).startswith(f"{URL}/web/data.jsonl, bytes 0 to 1000: {s3.endpoint} ")
+    assert f"HTTP {status} ({code})" in str(error.value)
+    assert len(s3.requests) == 1
+
+
+def test_an_answer_that_is_no_listing(s3: S3Server, tmp_path: Path) -> None:
+    s3.faults = [lambda environ: (200, {}, b"<html>sign in</html>")]
+    with pytest.raises(DataError, match="after 5 failures .*: the answer is not a listing, but ht"):
+        names(tmp_path, f"{URL}/*.jsonl")
+
+
+def test_a_malformed_endpoint(
+    s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
+    with pytest.raises(ConfigurationError, match=r"^s3://… cannot be read: ValueError: In"):
+        names(tmp_path, f"{URL}/*.jsonl")
+
+
+def test_wrong_names(s3: S3Server, tmp_path: Path) -> None:
+    s3.put({"web/a.jsonl": b"x"})
+    with pytest.raises(DataError, match="there is no such bucket: corpse; correct its name"):
+        names(tmp_path, "s3://corpse/*.jsonl")
+    with pytest.raises(DataError, match=f"{URL}: nothing matches web/b.jsonl"):
+        names(tmp_path, f"{URL}/web/b.jsonl")
+    with pytest.raises(ConfigurationError, match="expected s3://BUCKET/PATH"):
+        names(tmp_path, "s3:///web/b.jsonl")
+
+
+def test_without_credentials(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are not signed: a public bucket can be read, another is refused."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    ref = one(s3, tmp_path)
+    with pytest.raises(DataError, match=r"HTTP 403.*: it is not public, and there are no cred"):
+        read(ref)
+    s3.client.put_object_acl(Bucket=BUCKET, Key="web/data.jsonl", ACL="public-read")
+    assert read(ref) == CONTENT
+    assert s3.content_requests()
+    assert "Signature" not in "".join(path for _, path, _ in s3.requests)
+
+
+def test_a_bucket_in_another_region(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path)
+
+    def elsewhere(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if "%2Feu-west-1%2F" in environ["QUERY_STRING"]:
+            return None
+        return 301, {"x-amz-bucket-region": "eu-west-1"}, b""
+
+    s3.faults = [elsewhere]
+    assert read(ref) == CONTENT
+    assert len(s3.requests) == 9
+
+
+def test_no_secret_is_said(s3: S3Server, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "bsmeta")
+    ref = one(s3, tmp_path)
+    s3.faults = [failing(500, "InternalError", 10**6)]
+    with pytest.raises(DataError) as error:
+        read(ref)
+    said = f"{error.value}" + "".join(
+        one.getMessage() for one in caplog.records if one.name.startswith("bsmeta")
+    )
+    assert "HTTP 500" in said
+    assert not any(secret in said for secret in (SECRET, "Signature", "AKIA"))
+
+
+def test_without_the_library(s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "botocore"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setattr(sys, "path_importer_cache", {})
+    with pytest.raises(ConfigurationError, match=r"pip install 'bsmeta\[object-stores\]'"):
+        names(tmp_path, f"{URL}/*.jsonl")
+
+
+def flipping(start: int) -> Any:
+    """The first answer with the bytes from `start` has a wrong one."""
+    left = [1]
+
+    def fault(environ: Environ) -> tuple[int, dict[str, str], bytes] | None:
+        if not is_content(environ) or not environ["HTTP_RANGE"].startswith(f"bytes={start}-"):
+            return None
+        left[0] -= 1
+        if left[0] < 0:
+            return None
+        last = int(environ["HTTP_RANGE"].rpartition("-")[2])
+        part = bytearray(CONTENT[start : last + 1])
+        part[5] ^= 1
+        return 206, {"Content-Range": f"bytes {start}-{last}/{len(CONTENT)}"}, bytes(part)
+
+    return fault
+
+
+def test_a_wrong_byte_is_found_by_the_md5(s3: S3Server, tmp_path: Path) -> None:
+    ref = one(s3, tmp_path)
+    s3.faults = [flipping(7000)]
+    with pytest.raises(BadCopyError, match="did not have the listed hash"):
+        read(ref)
+    assert read(ref) == CONTENT
+
+
+def test_the_hash_of_an_object_that_was_uploaded_in_parts(s3: S3Server, tmp_path: Path) -> None:
+    part = random.Random(1).randbytes(5 << 20)
+    content = part + part[::-1] + b"the rest"
+    key = {"Bucket": BUCKET, "Key": "parts.jsonl"}
+    upload = key | {"UploadId": s3.client.create_multipart_upload(**key)["UploadId"]}
+    parts = []
+    for number, data in enumerate((part, part[::-1], b"the rest"), 1):
+        answer = s3.client.upload_part(**upload, PartNumber=number, Body=data)
+        parts.append({"ETag": answer["ETag"], "PartNumber": number})
+    s3.client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    (shard,) = list_shards(config(tmp_path, train_file=f"{URL}/parts.jsonl"))
+    assert isinstance(shard.path, ObjectRef)
+    assert shard.path.etag.endswith("-3")
+    for changed, expected in ((content, True), (content[:-1] + b"T", False)):
+        verifier = shard.path.verifier()
+        assert verifier is not None
+        for start in range(0, len(content), 3_000_000):
+            verifier.update(changed[start : start + 3_000_000])
+        assert verifier.is_right() is expected
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_shards(tmp_path_factory.mktemp("shards"), [30, 41, 17, 26])
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Run:
+    """The run from local files."""
+    return run(small_config(folder), STEPS)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_batches_of_local_files(
+    s3: S3Server, tmp_path: Path, folder: Path, whole: Run, workers: int
+) -> None:
+    """Before and after a resume, through bad answers."""
+    s3.put({f"web/{name}": content for name, content in shards_in(folder).items()})
+    values = {"train_file": f"{URL}/web/*.jsonl.gz", "hub_retries": 50, "num_workers": workers}
+    own = small_config(tmp_path, cache_dir=str(tmp_path / "cache"), **values)
+    s3.faults = [failing(503, "SlowDown", 3), cutting(120, 5)]
+    first = run(own, 3)
+    forget()
+    rest = run(own, STEPS - 3, state=first.state)
+    assert same(Run(first.steps + rest.steps, first.documents + rest.documents, {}), whole)
+
+
+def test_a_resumed_run_whose_objects_are_others(s3: S3Server, tmp_path: Path, folder: Path) -> None:
+    s3.put(shards_in(folder))
+    own = small_config(tmp_path, train_file=f"{URL}/*.gz", cache_dir=str(tmp_path / "cache"))
+    first = run(own, 2)
+    s3.put({"part-00.jsonl.gz": (folder / "part-01.jsonl.gz").read_bytes()})
+    forget()
+    with pytest.raises(ConfigurationError, match=r"shards\.part-00\.jsonl\.gz\.etag: "):
+        run(own, 1, state=first.state)
+    assert set(shards_fingerprint(list_shards(own))["part-00.jsonl.gz"]) == {"bytes", "etag"}
+
+
+def test_documents_of_the_held_out_object_are_not_trained_on(
+    s3: S3Server, tmp_path: Path, folder: Path
+) -> None:
+    held_out = (folder / "part-01.jsonl.gz").read_bytes()
+    s3.put({**shards_in(folder), "copy.jsonl.gz": held_out})
+    own = small_config(
+        tmp_path,
+        train_file=f"{URL}/*.gz",
+        validation_file=f"{URL}/part-01.jsonl.gz",
+        cache_dir=str(tmp_path / "cache"),
+    )
+    with pytest.raises(DataError, match=r"/copy\.jsonl\.gz, line \d+: the document has the text"):
+        run(own, 40)
