@@ -1,4 +1,4 @@
-"""What an annotator is: one class that makes the columns of one metadata type."""
+"""The base class of annotators: a subclass makes the columns of one metadata type."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Annotator(ABC):
         """
 
     def fingerprint(self) -> str:
-        """Identifies what its records depend on, beside the pages and the annotators it needs."""
+        """Identifies what its records depend on, besides the pages and the annotators it needs."""
         return self.digest({})
 
     def digest(self, more: dict[str, Any]) -> str:

@@ -160,7 +160,7 @@ def _collect(
 
 PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
 TITLE_SCORE = 0.5
-"""The score of a page's title as its alias, beside its count: below that of any mention."""
+"""Score added to the count of a page's title as its alias: less than that of any mention."""
 
 RELATION = "links_to"
 

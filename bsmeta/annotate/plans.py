@@ -1,4 +1,4 @@
-"""What is to be done for each input file: its shard is compared with what it would be made from.
+"""Plans the work for each input file: compares its shard with what it would be made from now.
 
 While its pages and their text stay the same, a shard is updated column by column. If they change,
 it is rebuilt. A rebuild that would lose columns, because the command does not make all of them

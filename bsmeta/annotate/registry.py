@@ -126,7 +126,7 @@ def _in_order(kinds: Sequence[type[Annotator]]) -> list[type[Annotator]]:
 
 
 def fingerprints(annotators: Sequence[Annotator]) -> dict[str, str]:
-    """What the records of each annotator depend on, those that it needs included."""
+    """What the records of each annotator depend on, including the annotators that it needs."""
     makers = {column: one for one in annotators for column in one.columns}
     found: dict[str, str] = {}
     for annotator in annotators:

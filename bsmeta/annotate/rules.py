@@ -34,7 +34,7 @@ NOTHING, SPACE, LINE = range(3)  # separators; each number above LINE adds an em
 KEEP, HOLLOW, BREAK, SKIP = range(4)
 
 Rule = tuple[int, str, int, int, bool, bool]
-"""What is done with the nodes of a name, except text.
+"""How nodes of one name (not text) are handled.
 
 The fields: the action (`KEEP`, `HOLLOW` to keep the tag without its content, `BREAK`, `SKIP` with
 everything in it); the name; the separator that sets the element off, or what is removed; the number

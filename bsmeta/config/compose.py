@@ -143,7 +143,7 @@ def _run_by_hydra(
 
 
 def _for_hydra(line: CommandLine, overrides: Sequence[str]) -> list[str]:
-    """The overrides for Hydra's runner, without folders and files of Hydra beside the run's."""
+    """The overrides for Hydra's runner; Hydra adds no folders or files of its own."""
     quiet = ["hydra/job_logging=none", "hydra/hydra_logging=none", "hydra.output_subdir=null"]
     if not line.is_multirun:
         quiet.append("hydra.run.dir=.")

@@ -1,4 +1,4 @@
-"""What is known about a task before it is loaded: its schema, checks and rows of the summary."""
+"""The parts of a task needed before it is loaded: its schema, checks and rows of the summary."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas of tools beside training: `download.py`, `entities.py`, `generate.py`, `predict.py`."""
+"""Schemas of the other tools: `download.py`, `entities.py`, `generate.py`, `predict.py`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ _CLOSING, _EMPTY_OPENING, _EMPTY_CLOSING, _OPENING = range(_ZONES)
 
 @dataclass(frozen=True, slots=True)
 class LocalTags:
-    """What the local records of one type insert: one row per record, in the order of the data.
+    """The insertions of one type's local records: one row per record, in the order of the data.
 
     Attributes:
         token_type: Token type: 1 + the type's index in `metadata_list`.

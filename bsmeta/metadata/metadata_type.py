@@ -257,7 +257,7 @@ class MetadataType:
         return f"{self.label or self.key}{self._separator}{value}"
 
     def local_text(self, record: Record, length: int) -> tuple[str, str] | None:
-        """What a local record inserts at the start and the end of its span; None drops it.
+        """The text that a local record inserts at the start and end of its span; None drops it.
 
         Args:
             length: Characters in its span.

@@ -15,7 +15,7 @@ import msgspec
 NO_COLUMN = msgspec.Raw()
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What the decoder raises if a line or column is not JSON of the expected types."""
+"""Raised by the decoder if a line or column is not JSON of the expected types."""
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
 

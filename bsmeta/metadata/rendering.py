@@ -192,7 +192,7 @@ class Renderer:
         return [text for text in texts if text]
 
     def _local_tags(self, key: str, records: Sequence[Record], text: str) -> LocalTags:
-        """What the local records of a type insert, without the records that the type drops."""
+        """The insertions of a type's local records, without the records that the type drops."""
         spans = record_spans(key, records, len(text))
         relative = record_relatives(key, records)
         lengths = (spans[:, 1] - spans[:, 0]).tolist()

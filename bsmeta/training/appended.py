@@ -1,4 +1,4 @@
-"""Files to which a run appends, and which outlive their deletion.
+"""Files to which a run appends, and which survive their deletion.
 
 A deleted file exists until the last process closes it, so everything that was written to it can be
 copied to a new file of the same name.

@@ -1,8 +1,8 @@
 """Branched decays: runs that continue a run at a constant rate, and only decay (`decay_from`).
 
-So one run at a constant rate, with kept checkpoints, gives a curve of finished models. A branch
-equals the run of warm-up, stable rate and decay that was never stopped: it has the same steps on
-the same data. Hägele et al. 2024 (arXiv 2405.18392) compare such branches with whole runs.
+So one run at a constant rate, with kept checkpoints, yields finished models of several lengths. A
+branch equals an uninterrupted run of warm-up, stable rate and decay: the same steps on the same
+data. Hägele et al. 2024 (arXiv 2405.18392) compare such branches with whole runs.
 """
 
 from __future__ import annotations

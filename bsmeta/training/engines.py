@@ -24,7 +24,7 @@ _TAG = "pytorch_model"
 
 
 class Engine(Protocol):
-    """What the loop needs from an engine. All ranks call each method together."""
+    """The interface of an engine to the loop. All ranks call each method together."""
 
     name: str
     """Identifies the engine that a checkpoint belongs to."""

@@ -1,4 +1,4 @@
-"""Where the model of a checkpoint, a run or the Hub is, and what was saved beside it."""
+"""Locates the model of a checkpoint, a run or the Hub, and the files saved with it."""
 
 from __future__ import annotations
 

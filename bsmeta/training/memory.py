@@ -5,11 +5,11 @@ the number of processes N (Rajbhandari et al. 2020, section 3); activations from
 model and the micro-batch (after Korthikanti et al. 2022, section 4). All sizes in bytes.
 
 DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3_...`) are not used:
-they have one number for stages 2 and 3 alone, for weights that are all trained and in half
-precision, where a run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the
-share of each of the three. The sizes here are compared with those of real optimizers. What only
-theirs count: stage 2 the float32 copy of the gradients that a step makes (4 bytes per parameter
-/ N), stage 3 the largest layer that is gathered, and both the host memory for offload.
+they return a single number, and only for stages 2 and 3 with all weights trained in half precision.
+A run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the share of each of
+the three. The sizes here are compared with those of real optimizers. Only DeepSpeed's estimators
+count the float32 copy of the gradients that a step makes in stage 2 (4 bytes per parameter / N),
+the largest gathered layer in stage 3, and the host memory for offload in both.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from bsmeta.config.steps import decay_start, warm_up_steps
 from bsmeta.core.errors import ConfigurationError
 
 RATE_SCALE = "rate_scale"
-"""What the learning rate of a parameter group is multiplied with."""
+"""Key of a parameter group: the factor of its learning rate."""
 IN_LAYERS = "in_layers"
 """Whether a parameter group holds matrices of repeated layers that are apart from the others."""
 
@@ -30,7 +30,7 @@ SHAPES: dict[str, Callable[[float], float]] = {
     "1-sqrt": lambda progress: 1.0 - math.sqrt(progress),
     "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
 }
-"""What is left of the learning rate after a share of its decay."""
+"""Factor of the learning rate after a given share of the decay."""
 
 
 def build_optimizer(

@@ -1,7 +1,7 @@
 """The processes that share an evaluation: rank, world size, and a gather function.
 
-The numeric code of this package knows nothing of the launcher except a `Ranks`, so it runs the same
-way in one process, under any launcher, and inside a training run.
+The numeric code of this package sees only a `Ranks`, not the launcher, so it runs the same way in
+one process, under any launcher, and inside a training run.
 """
 
 from __future__ import annotations

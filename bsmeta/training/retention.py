@@ -1,6 +1,6 @@
 """The disk: room for a checkpoint before it is saved, and which checkpoints are kept after it.
 
-Kept are the last k, every n-th, the best, and those marked by the user. Called on rank 0 after a
+The last k, every n-th, the best, and those marked by the user are kept. Called on rank 0 after a
 checkpoint is committed, so that there is always an intact one. Only intact checkpoints count among
 the last k; otherwise damaged ones would displace those that a run can resume from.
 """

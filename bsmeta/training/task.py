@@ -65,7 +65,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class EvaluationContext:
-    """What an evaluation needs to know about the processes that run it together.
+    """The processes that run an evaluation together.
 
     Attributes:
         rank: The rank of this process.
@@ -100,7 +100,7 @@ class FinishContext(EvaluationContext):
 
 
 class Task(Protocol):
-    """What the trainer requires of every task."""
+    """The methods that the trainer requires of every task."""
 
     def build_model(self) -> nn.Module:
         """Builds the model to train, on the CPU; called once, after the processes have started."""

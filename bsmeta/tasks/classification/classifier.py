@@ -238,7 +238,7 @@ def random_head(size: int, labels: int) -> nn.Linear:
 
 
 def without_pooler(encoder: PreTrainedModel) -> PreTrainedModel:
-    """The encoder without the pooler that some have beside their tokens' vectors."""
+    """The encoder, without the pooler that some encoders have in addition to token vectors."""
     if isinstance(getattr(encoder, "pooler", None), nn.Module):
         encoder.pooler = None
     return encoder

@@ -1,4 +1,4 @@
-"""What a model predicts for a split: of the logits, only the labels, losses and probabilities.
+"""Predictions of a model for a split: of the logits, only the labels, losses and probabilities.
 
 The logits of a source text are the mean over its chunks, and of a model with word features those of
 the words of the whole text beside them. Those of many texts and labels would not fit into memory,

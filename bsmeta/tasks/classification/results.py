@@ -241,7 +241,7 @@ def test_results(
     others: Mapping[str, np.ndarray],
     choice: Choice | None,
 ) -> Results:
-    """The scores of the test split, beside baselines that learn from the training split."""
+    """The scores of the model on the test split, and of baselines fitted on the training split."""
     return results_of(
         scored,
         [text for _, text, _ in examples.texts("test")],
@@ -271,6 +271,6 @@ def training_texts(config: ClassificationConfig, examples: Examples) -> Training
 
 
 def unit_of(config: ClassificationConfig) -> str:
-    """What is resampled for intervals."""
+    """The unit that is resampled for intervals, in words."""
     group = config.data_config.split_by
     return "distinct texts" if group is None else f"values of {group}"

@@ -65,7 +65,7 @@ MOST_LOGITS = 1 << 23
 STRENGTHS = (0.001, 0.01, 0.1, 1.0)
 """Inverse regularization strengths of the logistic regression on standardized vectors."""
 VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
-"""Norms of the vectors beside that of the words, which is 1; weight 0 is the linear system."""
+"""Norms of the vectors relative to that of the words, which is 1; 0 is the linear system."""
 
 _ABSENT = -1e4  # the logit of a label without a training text
 _NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors

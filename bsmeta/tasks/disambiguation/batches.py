@@ -162,7 +162,7 @@ class TrainingBatches:
 
 @dataclass(frozen=True)
 class _Compared:
-    """What the mentions of a micro-batch are compared with.
+    """The candidates that the mentions of a micro-batch are compared with.
 
     Attributes:
         entities: int64 [columns].

@@ -1,4 +1,4 @@
-"""What is known about a disambiguation run before anything is loaded: problems and summary."""
+"""Checks and summary of a disambiguation run, before anything is loaded."""
 
 from __future__ import annotations
 

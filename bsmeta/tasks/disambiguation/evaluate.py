@@ -1,4 +1,4 @@
-"""A trained model on a split, beside the baselines: after the last step, and by `evaluate.py`.
+"""Scores a trained model and the baselines on a split: after the last step, and by `evaluate.py`.
 
 `evaluate.py` scores the test split again, or another file of sentences. Bands follow from the
 training data of the run, which must still be there. Another model is scored beside with
@@ -168,5 +168,5 @@ def compared_data(config: DisambiguationConfig) -> tuple[Location, Data]:
 
 
 def label_of(folder: str) -> str:
-    """What the report calls the other model: the name of its run folder."""
+    """The other model's name in the report: the name of its run folder."""
     return Path(folder).resolve().name.replace("_", " ")

@@ -174,7 +174,7 @@ def _valid(lines: Iterable[tuple[int, _Raw]], problems: Problems) -> Iterator[Li
 
 
 def _problems(raw: _Raw) -> Iterator[str]:
-    """What is wrong with a line."""
+    """Yields the problems of a line."""
     spans = raw.spans if raw.char_spans is None else raw.char_spans
     if spans is None:
         yield "neither spans (in words) nor char_spans (in characters)"

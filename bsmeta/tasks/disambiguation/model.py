@@ -36,7 +36,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 @dataclass(frozen=True)
 class Settings:
-    """What the model needs to know of the configuration; saved with it."""
+    """The part of the configuration that the model needs; saved with it."""
 
     embedding_size: int
     temperature: float
@@ -61,7 +61,7 @@ class Settings:
 
 @dataclass
 class Output(ModelOutput):
-    """What a forward pass has computed; None where its inputs were not given.
+    """The outputs of a forward pass; None where the inputs were not given.
 
     Attributes:
         mentions: Embeddings float [mentions, size].

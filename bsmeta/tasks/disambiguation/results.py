@@ -1,4 +1,4 @@
-"""The result on held-out mentions: each slice, the model beside its baselines, with intervals.
+"""Results on held-out mentions, by slice: the model and its baselines, with intervals.
 
 Slices are those of seed documents 000 and 001. Bands follow from how often the training data has
 the gold entity: toes 0 (TS); tail up to 10, toes included (TL); torso 11 to 1,000 (TO); head more

@@ -1,4 +1,4 @@
-"""What a model must be better than: a dictionary, and changing nothing.
+"""The baselines that a model must beat: a dictionary, and changing nothing.
 
 The dictionary is that of symspellpy (82,765 English words with their frequencies, MIT licence), or
 any list of words with counts. A word that it lacks is an error; its correction is the most frequent

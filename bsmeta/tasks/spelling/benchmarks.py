@@ -1,4 +1,4 @@
-"""Test sets in folders TASK/GROUP/SPLIT/{corrupt,correct}.txt: the model beside its baselines.
+"""Scores the model and its baselines on test sets TASK/GROUP/SPLIT/{corrupt,correct}.txt.
 
 `correct.txt` has labels for detection (0 or 1 for each word, or for the line) and text for
 correction. Where the folder also has the correct text of a group (that of `sec`), false alarms are

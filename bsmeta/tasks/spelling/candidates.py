@@ -1,4 +1,4 @@
-"""What a word may have been meant to be: candidates with what is known about each.
+"""Candidate corrections of a word, with their features.
 
 The candidates of a word are words within two edits, the words of which it is a known misspelling,
 two words that were written as one, and all these in lower case and with a capital. What is known
@@ -34,7 +34,7 @@ SHORT = 3
 LEAST_CAPITAL_SHARE = 0.05
 """Occurrences with a capital from which a candidate is also written with one, inside a sentence."""
 EDIT_COST = 5.0
-"""What an edit costs when candidates are chosen, in nats of the frequency of a word."""
+"""Cost of an edit in the choice of candidates, in nats of word frequency."""
 LONG = 7
 """Characters from which words at three edits are candidates."""
 FORMS_IN_MEMORY = 200_000
@@ -345,7 +345,7 @@ def _single_edit(right: str, wrong: str) -> list[float]:
 
 
 def _are_neighbors(one: str, other: str) -> bool:
-    """Whether two letters are beside each other on a keyboard (QWERTY)."""
+    """Whether two letters are adjacent on a QWERTY keyboard."""
     if one not in _KEYS or other not in _KEYS:
         return False
     (row, column), (other_row, other_column) = _KEYS[one], _KEYS[other]

@@ -1,4 +1,4 @@
-"""How well candidates fit the words beside them: the features that depend on the text.
+"""Context features of candidates: how well they fit the neighboring words.
 
 The probability of a word after (and before) its neighbors is that of the counted texts, smoothed
 with listed pairs of words and then with its frequency. The neighbors may be wrong themselves, so
@@ -193,7 +193,7 @@ class RowBuilder:
     def _conditional(
         self, pairs: np.ndarray, context: np.ndarray, own: np.ndarray, frequency: np.ndarray
     ) -> np.ndarray:
-        """The probability of each row beside a word of the context.
+        """The probability of each row next to a word of the context.
 
         Args:
             pairs: Their hashes as a pair.

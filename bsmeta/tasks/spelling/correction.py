@@ -36,7 +36,7 @@ from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 THRESHOLD = "correction.json"
-"""The file beside the model with the probability from which a correction is made."""
+"""File in the model's folder with the probability threshold for making a correction."""
 
 
 class Choice(NamedTuple):

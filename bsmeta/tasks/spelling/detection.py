@@ -40,7 +40,7 @@ from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 logger = logging.getLogger(__name__)
 
 CALIBRATION = "calibration.json"
-"""The file beside the model with the threshold for `wanted_precision`, a logit."""
+"""File in the model's folder with the threshold for `wanted_precision`, a logit."""
 
 
 class Detection(SpellingTask):
@@ -151,7 +151,7 @@ class Detection(SpellingTask):
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
-        """What is flagged in each text: words, or sentences."""
+        """The flags in each text: of words, or of sentences."""
         parts = [self._parts(text) for text in texts]
         chosen = [
             text[start:end].split()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 UNUSED, TRAIN, VALIDATION, COUNTED = range(4)
-"""What a sample is used for."""
+"""The uses of a sample."""
 USES = {"train": TRAIN, "validation": VALIDATION, "counted": COUNTED}
 BATCH = 1000
 """Samples that are read or written at once."""
@@ -121,7 +121,7 @@ class Table:
         return folder
 
     def _once(self, file: Path, write: Callable[[Path], None]) -> None:
-        """Writes a file or folder beside the samples if there is none, in one process."""
+        """Writes a file or folder next to the samples if there is none, in one process."""
         with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
             if not file.exists():
                 with replacing(file) as part:

@@ -1,4 +1,4 @@
-"""What the spelling tasks share: samples with noise, steps, test sets, and predictions."""
+"""Base of the spelling tasks: samples with noise, steps, test sets, and predictions."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class SpellingTask(ABC):
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> Sequence[Any]:
-        """What the model makes of each line (see `baseline.Judge`)."""
+        """The model's output for each line (see `baseline.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""
@@ -149,7 +149,7 @@ class SpellingTask(ABC):
 
     @abstractmethod
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Any]]:
-        """What the model flags or corrects in each text, with character offsets."""
+        """The model's flags or corrections in each text, with character offsets."""
 
     def predict(
         self, model: nn.Module, records: Iterable[Mapping[str, Any]]

@@ -100,7 +100,7 @@ def ranked(model: ModelReport) -> list[Row]:
 
 
 def main_tables(report: Report) -> list[Table]:
-    """The tables that answer the question: the comparisons, each set beside its controls."""
+    """The main tables: the comparisons, each against its controls."""
     tables = [checkpoint_table(report)] if len(report.models) > 1 else []
     tables += [pair_table(report)] if report.pairs else []
     for model in report.models:
