@@ -70,6 +70,7 @@ VECTOR_WEIGHTS = (0.25, 0.5, 1.0, 2.0)
 _ABSENT = -1e4  # the logit of a label without a training text
 _NORMAL_95 = 1.96  # half the width of a 95% interval, in standard errors
 _LARGEST_SCALE = 5.0  # of logits, as a natural logarithm
+_LEAST_DEVIATION = 1e-5  # of a dimension, as a share of the largest; float32 has seven digits
 
 Array = np.ndarray
 
@@ -417,6 +418,10 @@ def _head(weight: Array | None, bias: Array) -> nn.Linear | None:
 class Standard:
     """Standardizes vectors: each dimension to mean 0 and an equal variance.
 
+    A dimension that hardly varies is left out (scale 0). Pretrained encoders have dimensions of
+    rounding errors (all-MiniLM-L6-v2: two of 1e-31, one of 1e-8). Scaled up, they are noise, and
+    the folded weights become so large that gradients through them overflow.
+
     Attributes:
         mean, scale: float64 [hidden size].
     """
@@ -428,8 +433,10 @@ class Standard:
     def of(cls, vectors: Array, norm: float) -> Standard:
         """Such that the root mean square of the norms of these vectors becomes `norm`."""
         deviation = vectors.std(0, dtype=np.float64)
-        deviation[deviation == 0] = 1.0
-        return cls(vectors.mean(0, dtype=np.float64), norm / vectors.shape[1] ** 0.5 / deviation)
+        varies = deviation > _LEAST_DEVIATION * deviation.max()
+        scale = np.zeros_like(deviation)
+        scale[varies] = norm / max(varies.sum(), 1) ** 0.5 / deviation[varies]
+        return cls(vectors.mean(0, dtype=np.float64), scale)
 
     def apply(self, vectors: Array) -> Array:
         """The standardized vectors, float64 [texts, hidden size]."""

@@ -31,7 +31,7 @@ from bsmeta.tasks.classification.classifier import (
 )
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.model import load_model, untouched_encoder
-from bsmeta.tasks.classification.systems import best_scale, choose
+from bsmeta.tasks.classification.systems import Standard, best_scale, choose
 from bsmeta.tasks.classification.task import TextClassifier
 from bsmeta.training.optimizers import build_optimizer, set_learning_rate
 from tests.conftest import REPOSITORY
@@ -367,3 +367,15 @@ def test_a_damaged_folder_is_refused(
     change(tmp_path / "model")
     with pytest.raises(DataError, match=message):
         load(tmp_path / "model")
+
+
+def test_a_dimension_of_rounding_errors_is_left_out() -> None:
+    """As in all-MiniLM-L6-v2, whose vectors have dimensions of 1e-31 and 1e-8."""
+    draw = np.random.default_rng(0)
+    vectors = (draw.normal(size=(50, 4)) * [1.0, 0.1, 1e-31, 1e-8] + [0, 3, 0, 1]).astype("f4")
+    standard = Standard.of(vectors, 4.0)
+    columns = standard.apply(vectors)
+    assert (columns**2).mean(0) == pytest.approx([8, 8, 0, 0])  # 4² on the two that vary
+    head, bias = standard.fold(np.ones((3, 4)), np.zeros(3))
+    assert np.abs(head).max() < 100
+    assert vectors @ head.T + bias == pytest.approx(columns @ np.ones((4, 3)), abs=1e-4)
