@@ -79,6 +79,9 @@ OWNED_ELSEWHERE = """## What is not Hydra's
 batch arithmetic, streams, GPUs of the machine; `BSMETA_WORLD_SIZE`, where it is set |
 | ZeRO stage, offload, bucket sizes | `zero_optimization` of the DeepSpeed JSON | stage and what \
 is saved, ZeRO-3 initialisation, offload and devices |
+| whether FSDP2 frees the weights of a layer after its forward pass | `fsdp_reshard_after_forward` \
+of the launch file | all other fields of `fsdp_config`: version 2, and nothing else about \
+recomputation, loading or what is saved |
 | which DeepSpeed JSON | the launch file (`deepspeed_config_file`) | that it is there, whole and \
 known |
 | precision, accumulation, clipping, compiler | Hydra; a launch file or the environment may repeat \

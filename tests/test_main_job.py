@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.conftest import run_warm
 from tests.waiting import STUCK_S, wait_until
@@ -100,7 +102,12 @@ def figures(steps: dict[int, dict[str, Any]]) -> dict[int, tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    "launch_file", [pytest.param("cpu.yaml", marks=pytest.mark.slow), "cpu_zero2.yaml"]
+    "launch_file",
+    [
+        pytest.param("cpu.yaml", marks=pytest.mark.slow),
+        "cpu_zero2.yaml",
+        pytest.param("cpu_fsdp2.yaml", marks=pytest.mark.slow),
+    ],
 )
 def test_killed_and_resumed_equals_never_stopped(
     launch_file: str, steps: Steps, documents: Documents, tmp_path: Path
@@ -118,6 +125,39 @@ def test_killed_and_resumed_equals_never_stopped(
     assert documents(killed) == documents(whole)
     status = json.loads((killed / "status.json").read_text())
     assert (status["state"], status["step"], status["exit_code"]) == ("done", STEPS, 0)
+
+
+def test_fsdp2_trains_and_exports_what_data_parallel_does(
+    steps: Steps, documents: Documents, tmp_path: Path
+) -> None:
+    """With recomputed layers, an evaluation, and weights that the model has under two names."""
+    plain, sharded = tmp_path / "plain", tmp_path / "sharded"
+    keys = ("max_train_steps=6", "eval_steps=3", "gradient_checkpointing=true")
+    run(job("cpu.yaml", plain, *keys), tmp_path)
+    run(job("cpu_fsdp2.yaml", sharded, *keys, "async_save=true"), tmp_path)
+    assert documents(sharded) == documents(plain)
+    for step, event in steps(plain).items():
+        for name in ("loss", "grad_norm"):
+            assert steps(sharded)[step][name] == pytest.approx(event[name], rel=1e-4)
+    lines = [(out / "metrics.jsonl").read_text().splitlines() for out in (plain, sharded)]
+    ours, theirs = (
+        [event for event in map(json.loads, read) if event["event"] == "eval"] for read in lines
+    )
+    assert [event["step"] for event in ours] == [3, 6]
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["text_bits_per_byte"] == pytest.approx(other["text_bits_per_byte"], rel=1e-4)
+    for folder in ("model", "checkpoint-6step/model"):
+        assert_same_model(plain / folder, sharded / folder)
+
+
+def assert_same_model(plain: Path, sharded: Path) -> None:
+    """The same files and names; weights that are equal up to rounding."""
+    assert {file.name for file in plain.iterdir()} == {file.name for file in sharded.iterdir()}
+    assert (plain / "config.json").read_text() == (sharded / "config.json").read_text()
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (plain, sharded))
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        torch.testing.assert_close(theirs[name], weight, rtol=1e-3, atol=1e-4)
 
 
 def test_one_process_sees_the_documents_of_two(

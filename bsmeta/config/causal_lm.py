@@ -68,7 +68,7 @@ class CausalLMConfig(PretrainedConfig):
         at_least=0,
     )
     torch_compile: bool = key(
-        False, "torch.compile each layer for batches of one shape (not under ZeRO-3)"
+        False, "torch.compile each layer for batches of one shape (not under ZeRO-3 or FSDP2)"
     )
     liger_kernel: bool = key(
         False, "Liger's Triton kernels for norms, rotary positions and MLP (pip install, GPUs only)"

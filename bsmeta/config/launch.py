@@ -41,17 +41,38 @@ ZERO_VARIABLES = {
     }.items()
 }
 
+# The fields of a launch file's `fsdp_config`: the variable that `accelerate launch` sets from each,
+# and the value that it sets where the file has none ("": it sets no variable).
+FSDP_FIELDS = {
+    "fsdp_version": ("FSDP_VERSION", "1"),
+    "fsdp_reshard_after_forward": ("FSDP_RESHARD_AFTER_FORWARD", "true"),
+    "fsdp_auto_wrap_policy": ("FSDP_AUTO_WRAP_POLICY", ""),
+    "fsdp_transformer_layer_cls_to_wrap": ("FSDP_TRANSFORMER_CLS_TO_WRAP", ""),
+    "fsdp_min_num_params": ("FSDP_MIN_NUM_PARAMS", "100000000"),
+    "fsdp_ignored_modules": ("FSDP_IGNORED_MODULES", ""),
+    "fsdp_offload_params": ("FSDP_OFFLOAD_PARAMS", "false"),
+    "fsdp_cpu_ram_efficient_loading": ("FSDP_CPU_RAM_EFFICIENT_LOADING", "true"),
+    "fsdp_state_dict_type": ("FSDP_STATE_DICT_TYPE", ""),
+    "fsdp_activation_checkpointing": ("FSDP_ACTIVATION_CHECKPOINTING", "false"),
+    "fsdp_activation_checkpointing_offload": ("FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD", "false"),
+    "fsdp_sharding_strategy": ("FSDP_SHARDING_STRATEGY", "full_shard"),
+    "fsdp_backward_prefetch": ("FSDP_BACKWARD_PREFETCH", ""),
+    "fsdp_forward_prefetch": ("FSDP_FORWARD_PREFETCH", "false"),
+    "fsdp_use_orig_params": ("FSDP_USE_ORIG_PARAMS", "true"),
+    "fsdp_sync_module_states": ("FSDP_SYNC_MODULE_STATES", "true"),
+}
+
 # The keys of a launch file as of Accelerate 1.15 (its ClusterConfig), except those for what is not
-# supported here (FSDP, Megatron, TPUs, …). Accelerate fails with its own error on any other key.
+# supported here (Megatron, TPUs, …). Accelerate fails with its own error on any other key.
 FILE_KEYS = {
     "compute_environment", "distributed_type", "mixed_precision", "use_cpu", "debug",
     "num_processes", "machine_rank", "num_machines", "gpu_ids", "main_process_ip",
     "main_process_port", "rdzv_backend", "same_network", "main_training_function",
-    "enable_cpu_affinity", "deepspeed_config", "downcast_bf16", "dynamo_config",
+    "enable_cpu_affinity", "deepspeed_config", "fsdp_config", "downcast_bf16", "dynamo_config",
 }  # fmt: skip
 # Keys that `accelerate config` also writes; without effect here as long as they are empty.
 EMPTY_FILE_KEYS = {
-    "command_file", "commands", "fp8_config", "fsdp_config", "megatron_lm_config", "mpirun_config",
+    "command_file", "commands", "fp8_config", "megatron_lm_config", "mpirun_config",
     "parallelism_config", "tpu_env", "tpu_name", "tpu_use_cluster", "tpu_use_sudo", "tpu_vm",
     "tpu_zone",
 }  # fmt: skip
@@ -73,6 +94,7 @@ class Launch:
     zero_options: Mapping[str, str] = field(default_factory=dict)  # those of ZERO_VARIABLES
     deepspeed_config_file: Path | None = None  # resolved; None under DeepSpeed: none was named
     zero3_init: bool | None = None
+    fsdp: Mapping[str, str] | None = None  # values of FSDP_FIELDS, in lower case; None: no FSDP
     mixed_precision: Any = None
     gradient_accumulation_steps: Any = None
     gradient_clipping: Any = None
@@ -138,6 +160,9 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
     if precision == "no" and "mixed_precision" not in fields:
         precision = None  # what Accelerate exports if nothing is stated
     zero3 = environ.get("ACCELERATE_DEEPSPEED_ZERO3_INIT")
+    fsdp = None
+    if kind == "FSDP":
+        fsdp = {name: environ.get(*source).lower() for name, source in FSDP_FIELDS.items()}
     json_file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE")
     return Launch(
         source=ENVIRONMENT,
@@ -153,6 +178,7 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         zero_options={name: environ[name] for name in ZERO_VARIABLES if name in environ},
         deepspeed_config_file=find_file(json_file) if json_file else None,
         zero3_init=None if zero3 is None else zero3.lower() in _TRUE,
+        fsdp=fsdp,
         mixed_precision=precision,
         gradient_accumulation_steps=_number(environ, "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
         gradient_clipping=_number(environ, "ACCELERATE_GRADIENT_CLIPPING"),
@@ -161,7 +187,10 @@ def _from_environment(environ: Mapping[str, str]) -> Launch:
         if "WORLD_SIZE" not in environ
         else None,
         rank=_integer(environ, "RANK", 0, least=0),
-        unset=tuple(name for name in _MEETING if processes > 1 and name not in environ),
+        unset=tuple(
+            name for name in _MEETING if (processes > 1 or fsdp is not None) and name not in environ
+        ),
+        unsupported=("parallelism_config",) if flag("ACCELERATE_USE_PARALLELISM_CONFIG") else (),
         misplaced=tuple(name for name in fields if name not in _LAUNCH_FIELDS),
     )
 
@@ -187,7 +216,20 @@ def _from_file(path: Path) -> Launch:
         fields.append("mixed_precision")  # as accelerate launch does
     elif precision == "no":
         precision = None  # what `accelerate config` writes if nothing is chosen
+    sharding = {
+        name if name.startswith("fsdp") else f"fsdp_{name}": value  # as accelerate reads it
+        for name, value in _section(content, "fsdp_config", path).items()
+    }
+    fsdp = None
+    if kind == "FSDP":
+        fsdp = {
+            name: _text(sharding.get(name, default)) for name, (_, default) in FSDP_FIELDS.items()
+        }
     known = FILE_KEYS | EMPTY_FILE_KEYS
+    unknown = [str(name) for name in content if name not in known]
+    unknown += [f"fsdp_config.{name}" for name in sharding if name not in FSDP_FIELDS]
+    unsupported = [name for name in content if name in EMPTY_FILE_KEYS and content[name]]
+    unsupported += ["fsdp_config"] if sharding and fsdp is None else []
     return Launch(
         source=str(path),
         num_processes=processes,
@@ -196,12 +238,13 @@ def _from_file(path: Path) -> Launch:
         use_cpu=content.get("use_cpu") is True,
         deepspeed_config_file=find_file(str(json_file)) if json_file else None,
         zero3_init=None if zero3 is None else str(zero3).lower() in _TRUE,
+        fsdp=fsdp,
         mixed_precision=precision,
         gradient_accumulation_steps=deepspeed.get("gradient_accumulation_steps"),
         gradient_clipping=deepspeed.get("gradient_clipping"),
         compiler=_compiler(dynamo.get("dynamo_backend")),
-        unknown=tuple(str(name) for name in content if name not in known),
-        unsupported=tuple(name for name in content if name in EMPTY_FILE_KEYS and content[name]),
+        unknown=tuple(unknown),
+        unsupported=tuple(unsupported),
         machines=_count(content, "num_machines", path),
         machine_rank=content.get("machine_rank", 0),
         main_process_ip=content.get("main_process_ip"),
@@ -246,6 +289,11 @@ def _check_types(content: Mapping[str, Any], path: Path) -> None:
     ]
     if found := [message for is_wrong, message in problems if is_wrong]:
         raise ConfigurationError("; ".join(found))
+
+
+def _text(value: Any) -> str:
+    """A value of `fsdp_config` as `accelerate launch` exports it, in lower case."""
+    return ",".join(map(str, value)).lower() if isinstance(value, list) else str(value).lower()
 
 
 def _compiler(backend: Any) -> str | None:

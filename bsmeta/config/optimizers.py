@@ -32,6 +32,8 @@ class OptimizerEntry:
         matrices_apart: Whether the matrices of repeated layers are in groups of their own.
         by_element: Whether each element is updated by itself, so that ZeRO can partition the
             parameters, and runs under DeepSpeed have been tried; others are refused there.
+        takes_shards: Whether it works on parameters that FSDP2 has sharded (DTensors), and runs
+            have been tried; others are refused there.
     """
 
     place: str
@@ -40,6 +42,7 @@ class OptimizerEntry:
     keys: tuple[str, ...] = ()
     matrices_apart: bool = False
     by_element: bool = False
+    takes_shards: bool = False
 
     def load(self) -> Callable[..., Any]:
         """The class."""
@@ -73,6 +76,7 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         keys=_ADAM_KEYS,
         state_values=lambda shape, _: _adam_values(shape),
         by_element=True,
+        takes_shards=True,
     ),
     # Jordan et al. 2024 for the matrices of repeated layers, AdamW for the rest; with the rates of
     # Liu et al. 2025 (arXiv 2502.16982), under which both have the learning rate of AdamW.
@@ -84,8 +88,10 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
             math.prod(shape) if in_layers else _adam_values(shape)
         ),
         matrices_apart=True,
+        takes_shards=True,
     ),
-    # Shazeer and Stern 2018: the second moment of a matrix by its rows and columns.
+    # Shazeer and Stern 2018: the second moment of a matrix by its rows and columns, which torch
+    # 2.13 cannot compute of shards.
     "adafactor": OptimizerEntry(
         place="torch.optim:Adafactor",
         options=lambda _: {},
@@ -98,11 +104,15 @@ OPTIMIZERS: dict[str, OptimizerEntry] = {
         options=lambda config: {"momentum": config.momentum},
         keys=("momentum",),
         state_values=lambda shape, _: math.prod(shape),
+        takes_shards=True,
     ),
 }
 
 UNDER_DEEPSPEED = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.by_element)
 """The optimizers that a run under DeepSpeed may have."""
+
+UNDER_FSDP2 = ", ".join(name for name, entry in OPTIMIZERS.items() if entry.takes_shards)
+"""The optimizers that a run under FSDP2 may have."""
 
 
 def users_of(key: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED, users_of
+from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED, UNDER_FSDP2, users_of
 from bsmeta.core.keys import key
 
 WSD = "wsd"
@@ -43,7 +43,7 @@ class RunConfig:
     optimizer_type: str = key(
         ADAMW,
         "update rule; muon: of the matrices of repeated layers, and adamw of the rest (under "
-        f"DeepSpeed: {UNDER_DEEPSPEED})",
+        f"DeepSpeed: {UNDER_DEEPSPEED}; under FSDP2: {UNDER_FSDP2})",
         choices=tuple(OPTIMIZERS),
         heading="Optimizer, schedule and batch",
     )
@@ -249,7 +249,7 @@ class RunConfig:
     )
     check_only: bool = key(False, "compose, check, print the start-up table, and stop")
     estimate: bool = key(
-        False, "print parameters, memory by ZeRO stage, speed and time to finish, and stop"
+        False, "print parameters, memory by engine, speed and time to finish, and stop"
     )
     estimate_steps: int = key(
         10,

@@ -97,7 +97,7 @@ def _launch(config: RunConfig, launch: Launch) -> str:
     if launch.deepspeed:
         parts.append(f"DeepSpeed with {launch.deepspeed_config_file}")
     elif launch.distributed_type != "NO":
-        names = {"MULTI_GPU": "data parallel"}
+        names = {"MULTI_GPU": "data parallel", "FSDP": "FSDP2"}
         parts.append(names.get(launch.distributed_type, launch.distributed_type))
     return ", ".join([*parts, f"precision {config.mixed_precision}"])
 

@@ -40,6 +40,7 @@ TASKS: dict[str, TaskEntry] = {
         notes=imported(f"{_CAUSAL_LM}.summary:notes"),
         evaluate=imported(f"{_CAUSAL_LM}.evaluate:run"),
         programs=("evaluate.py", "explain.py", "generate.py"),
+        fully_shards=True,
     ),
     "classification": TaskEntry(
         config=ClassificationConfig,

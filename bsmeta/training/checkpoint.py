@@ -318,9 +318,12 @@ def _describe(folder: Path, processes: Processes) -> dict[str, FileEntry]:
 def _share(
     files: list[str], processes: Processes, action: Callable[[str], Result]
 ) -> dict[str, Result]:
-    """Calls `action` on each of rank 0's files, split among the ranks; all get the results."""
+    """Calls `action` on each of rank 0's files, split among the ranks; all get the results.
+
+    An error of a rank is raised on every rank: the others do not wait for it.
+    """
     mine = processes.broadcast(files)[processes.rank :: processes.size]
     merged: dict[str, Result] = {}
-    for part in processes.gather({file: action(file) for file in mine}):
+    for part in processes.all_or_none(lambda: {file: action(file) for file in mine}):
         merged.update(part)
     return dict(sorted(merged.items()))

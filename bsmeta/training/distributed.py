@@ -27,15 +27,18 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import (
     DeepSpeedPlugin,
     DistributedType,
+    FullyShardedDataParallelPlugin,
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     ProjectConfiguration,
 )
+from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from bsmeta.config.checks.fsdp import FullyShard
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import GROUP_TIMEOUT
@@ -47,13 +50,19 @@ Result = TypeVar("Result")
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
 
 
-def start(config: RunConfig, deepspeed_config: dict[str, Any] | None) -> Accelerator:
+def start(
+    config: RunConfig,
+    deepspeed_config: dict[str, Any] | None,
+    fully_shard: FullyShard | None = None,
+) -> Accelerator:
     """Creates the Accelerator of this process; all processes of the launch must call it.
 
     Args:
         config: The run; its precision, accumulation and trackers are passed to Accelerate.
-        deepspeed_config: The DeepSpeed configuration without any `"auto"`, or None for plain
-            (distributed data parallel) training.
+        deepspeed_config: The DeepSpeed configuration without any `"auto"`, or None without
+            DeepSpeed.
+        fully_shard: The settings of FSDP2, or None without it. With neither, training is plain
+            (distributed data parallel).
 
     Raises:
         ConfigurationError: If fewer processes joined than were launched, or another machine of
@@ -62,8 +71,10 @@ def start(config: RunConfig, deepspeed_config: dict[str, Any] | None) -> Acceler
     _quiet_libraries()
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")  # TF32 for matmuls that stay in float32
-    plugin = None
-    if deepspeed_config is not None:
+    plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None
+    if fully_shard is not None:
+        plugin = _fsdp_plugin(config, fully_shard)
+    elif deepspeed_config is not None:
         plugin = DeepSpeedPlugin(hf_ds_config=deepspeed_config)
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
@@ -81,20 +92,48 @@ def start(config: RunConfig, deepspeed_config: dict[str, Any] | None) -> Acceler
     return accelerator
 
 
-def _accelerator(config: RunConfig, plugin: DeepSpeedPlugin | None) -> Accelerator:
-    return Accelerator(
+def _accelerator(
+    config: RunConfig, plugin: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None
+) -> Accelerator:
+    deepspeed = plugin if isinstance(plugin, DeepSpeedPlugin) else None
+    fsdp = plugin if isinstance(plugin, FullyShardedDataParallelPlugin) else None
+    accelerator = Accelerator(
         # Without this, Accelerate forms a group of N processes on a machine without a GPU and
         # then does not wrap the model: gradients are never averaged. (With it, DeepSpeed is off.)
-        cpu=plugin is None and not torch.accelerator.is_available(),
+        cpu=deepspeed is None and not torch.accelerator.is_available(),
         mixed_precision=config.mixed_precision,
         # Passed as a plugin; otherwise ACCELERATE_GRADIENT_ACCUMULATION_STEPS would override it.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
             num_steps=config.gradient_accumulation_steps, sync_with_dataloader=False
         ),
-        deepspeed_plugin=plugin,
+        deepspeed_plugin=deepspeed,
+        fsdp_plugin=fsdp,
         log_with=list(config.trackers) or None,
         project_config=ProjectConfiguration(project_dir=config.out_dir),
         kwargs_handlers=_process_group() if "WORLD_SIZE" in os.environ else [],
+    )
+    if fsdp is not None and accelerator.distributed_type == DistributedType.MULTI_CPU:
+        # Accelerate turns FSDP on for GPUs only, although all that follows works on CPUs as well.
+        for state in (PartialState(), accelerator.state):
+            state.distributed_type = DistributedType.FSDP
+        accelerator.state.fsdp_plugin = fsdp
+    return accelerator
+
+
+def _fsdp_plugin(config: RunConfig, fully_shard: FullyShard) -> FullyShardedDataParallelPlugin:
+    """Every setting of FSDP2: Accelerate takes what is not passed from the environment."""
+    half = {"no": None, "bf16": torch.bfloat16}[config.mixed_precision]
+    return FullyShardedDataParallelPlugin(
+        fsdp_version=2,
+        reshard_after_forward=fully_shard.reshard_after_forward,
+        auto_wrap_policy="TRANSFORMER_BASED_WRAP",
+        # Not Accelerate's own for bf16, which would also sum gradients and return losses in it.
+        mixed_precision_policy=MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32),
+        cpu_offload=False,
+        cpu_ram_efficient_loading=False,
+        activation_checkpointing=False,
+        activation_checkpointing_offload=False,
+        state_dict_type="SHARDED_STATE_DICT",
     )
 
 
@@ -153,15 +192,26 @@ def seed_everything(seed: int) -> None:
 class Processes:
     """Communication among the processes of a run; trivial for a single process."""
 
-    def __init__(self, rank: int, size: int, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, size: int, device: torch.device, group: dist.ProcessGroup | None = None
+    ) -> None:
         self.rank = rank
         self.size = size
         self.device = device
+        self.group = group  # None: torch's default one
         self._hosts: Any = None
 
     @classmethod
     def of(cls, accelerator: Accelerator) -> Processes:
         return cls(accelerator.process_index, accelerator.num_processes, accelerator.device)
+
+    def aside(self) -> Processes:
+        """The same processes in a group of their own, for a thread of each beside the main one.
+
+        Their hosts communicate, whatever the device. All ranks call it together.
+        """
+        group = dist.new_group(backend="gloo", timeout=GROUP_TIMEOUT)
+        return Processes(self.rank, self.size, torch.device("cpu"), group)
 
     @property
     def is_main(self) -> bool:
@@ -170,28 +220,39 @@ class Processes:
     def barrier(self) -> None:
         """Returns when every process has reached this point."""
         if self.size > 1:
-            dist.barrier()
+            dist.barrier(self.group)
 
     def gather(self, value: Any) -> list[Any]:
         """Returns the values of all ranks, in rank order, on every rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, self.group)
         return values
+
+    def all_or_none(self, action: Callable[[], Result]) -> list[Result]:
+        """Runs `action` on every rank; returns all results, or raises one error, on every rank."""
+        try:
+            own: tuple[Any, Exception | None] = action(), None
+        except Exception as error:
+            own = None, _portable(error)
+        found = self.gather(own)
+        if failure := next((failure for _, failure in found if failure is not None), None):
+            raise failure
+        return [result for result, _ in found]
 
     def broadcast(self, value: Any) -> Any:
         """Returns rank 0's value on every rank."""
         if self.size == 1:
             return value
         values = [value]
-        dist.broadcast_object_list(values, src=0)
+        dist.broadcast_object_list(values, src=0, group=self.group)
         return values[0]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
         """Sums over the ranks, in place, on every rank."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.group)
         return values
 
     def agree(self, value: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The engines that step the optimizer: plain torch (also data parallel), and DeepSpeed.
+"""The engines that step the optimizer: plain torch (also data parallel), FSDP2, and DeepSpeed.
 
 They differ in how they clip and step, and in how they save weights and optimizer.
 """
@@ -6,18 +6,23 @@ They differ in how they clip and step, and in how they save weights and optimize
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import convert_outputs_to_fp32
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bsmeta.core.errors import CheckpointError, TrainingError
-from bsmeta.core.progress import opaque_work
+from bsmeta.core.progress import opaque_work, report_progress
+from bsmeta.training.distributed import ALONE, Processes
 from bsmeta.training.optimizers import own_settings
+from bsmeta.training.sharded_state import described, read_shards, read_whole, write_shards
 
 _PLAIN_FILE = "torch.pt"
 _TAG = "pytorch_model"
@@ -58,17 +63,47 @@ class Engine(Protocol):
         """Reads what `save` wrote."""
 
 
+@dataclass(frozen=True)
+class Snapshot:
+    """A copy of an engine's state in main memory, to be written while training continues.
+
+    Attributes:
+        processes: Those that write it together, each in a thread.
+        write: Writes weights and optimizer into a new folder, as `Engine.save` does.
+        weights: Returns the full state dict of the model, given the folder that `write` has
+            written; called by rank 0 of the processes.
+    """
+
+    processes: Processes
+    write: Callable[[Path], None]
+    weights: Callable[[Path], dict[str, torch.Tensor]]
+
+
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[nn.Module, Any]:
+    """Passes model and optimizer to Accelerate, which wraps or shards them."""
+    prepared, wrapped = accelerator.prepare(model, optimizer)
+    if accelerator.is_fsdp2 and accelerator.native_amp:
+        # As Accelerate does for plain torch: evaluations compute in the precision of training.
+        prepared.forward = convert_outputs_to_fp32(accelerator.autocast()(prepared.forward))
+    return prepared, wrapped
+
+
 def make_engine(accelerator: Accelerator, model: nn.Module, optimizer: Any) -> Engine:
     """Creates the engine of a prepared model and optimizer."""
-    if accelerator.state.deepspeed_plugin is None:
-        return PlainEngine(accelerator, model, optimizer)
-    return DeepSpeedEngine(accelerator, model)
+    if accelerator.state.deepspeed_plugin is not None:
+        return DeepSpeedEngine(accelerator, model)
+    kind = FSDPEngine if accelerator.is_fsdp2 else PlainEngine
+    return kind(accelerator, model, optimizer)
 
 
 def engine_name(accelerator: Accelerator) -> str:
     """The name of the engine that this launch uses."""
     plugin = accelerator.state.deepspeed_plugin
-    return PlainEngine.name if plugin is None else f"deepspeed ZeRO-{plugin.zero_stage}"
+    if plugin is not None:
+        return f"deepspeed ZeRO-{plugin.zero_stage}"
+    return FSDPEngine.name if accelerator.is_fsdp2 else PlainEngine.name
 
 
 class PlainEngine:
@@ -120,6 +155,13 @@ class PlainEngine:
         if self._accelerator.is_main_process:
             write_state(self.state(), folder)
 
+    def snapshot(self) -> Snapshot | None:
+        """Copies the state to main memory; all ranks call it. None: this rank writes nothing."""
+        if not self._accelerator.is_main_process:
+            return None
+        copy = to_memory(self.state())
+        return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
+
     def load(self, folder: Path) -> None:
         with opaque_work():
             state = torch.load(folder / _PLAIN_FILE, map_location="cpu", weights_only=True)
@@ -128,6 +170,100 @@ class PlainEngine:
             self._optimizer.load_state_dict(state["optimizer"])
         if self._accelerator.scaler is not None and state["scaler"] is not None:
             self._accelerator.scaler.load_state_dict(state["scaler"])
+
+
+class FSDPEngine(PlainEngine):
+    """Torch's own optimizer on parameters that `fully_shard` has sharded over the ranks."""
+
+    name = "FSDP2"
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, optimizer: Any) -> None:
+        super().__init__(accelerator, model, optimizer)
+        self._aside = Processes.of(accelerator).aside()
+        first: dict[int, str] = {}
+        # A tensor that the model has under several names is saved under the first.
+        self._saved_as = {
+            name: first.setdefault(id(tensor), name)
+            for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+
+    def clip(self, limit: float) -> torch.Tensor:
+        norm = super().clip(limit)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, tensor in self._model_state().items():
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self._accelerator.is_main_process:
+                found[name] = whole.to("cpu")
+            report_progress()
+        return self._by_all_names(found)
+
+    def _by_all_names(self, found: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: found[first] for name, first in self._saved_as.items() if first in found}
+
+    def _model_state(self) -> dict[str, torch.Tensor]:
+        own = self._model.state_dict()
+        return {name: own[name] for name in dict.fromkeys(self._saved_as.values())}
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """The shards of weights and optimizer, not copied."""
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        for name, parameter in self._parameters().items():
+            for key, value in self._optimizer.state.get(parameter, {}).items():
+                state[f"{_OPTIMIZER}{key}/{name}"] = value
+        return state
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters of the optimizer, in its order."""
+        tensors = self._model.state_dict(keep_vars=True)
+        names = {id(tensors[name]): name for name in self._saved_as.values()}
+        groups = self._optimizer.param_groups
+        return {names[id(own)]: own for group in groups for own in group["params"]}
+
+    def save(self, folder: Path) -> None:
+        write_shards(self.state(), folder, self._aside)
+
+    def snapshot(self) -> Snapshot:
+        copy = {key: _local_copy(tensor) for key, tensor in self.state().items()}
+        write = partial(write_shards, copy, processes=self._aside)
+        return Snapshot(
+            self._aside, write, lambda folder: self._by_all_names(read_whole(folder, _MODEL))
+        )
+
+    def load(self, folder: Path) -> None:
+        state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
+        parameters = self._parameters()
+        own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
+        place = {name: number for number, name in enumerate(parameters)}
+        for entry, (size, dtype) in described(folder).items():
+            if not entry.startswith(_OPTIMIZER):
+                continue
+            key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
+            if name not in place:
+                raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
+            parameter = parameters[name].detach()
+            is_sharded = (
+                size == parameter.shape
+            )  # otherwise a number of steps, which all ranks have
+            value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
+            state[entry] = own[place[name]][key] = value.to(dtype)
+        read_shards(state, folder, self._aside)
+        settings = self._optimizer.state_dict()["param_groups"]
+        kept = {number: values for number, values in enumerate(own) if values}
+        self._optimizer.load_state_dict({"state": kept, "param_groups": settings})
+
+
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+def _local_copy(tensor: torch.Tensor) -> torch.Tensor:
+    """Copies a tensor, or this rank's shard of one, to main memory."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach().to("cpu", copy=True)
+    # `DTensor.from_local` would move the copy back to the device of the mesh.
+    return DTensor(tensor.to_local().to("cpu", copy=True), tensor._spec, requires_grad=False)
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:

@@ -1,6 +1,6 @@
 """`estimate=true`: the resources that a run will need, before it is started.
 
-Counted on the meta device (without loading weights): parameters, and memory by ZeRO stage.
+Counted on the meta device (without loading weights): parameters, and memory by engine.
 Measured over a few real steps on this device: tokens per second, MFU, memory, time to finish. The
 run folder is not touched, and nothing from these steps is kept.
 """
@@ -25,6 +25,7 @@ from bsmeta.training.distributed import Processes, seed_everything, start
 from bsmeta.training.memory import (
     Activations,
     Counts,
+    Stage,
     State,
     activations,
     count,
@@ -37,7 +38,7 @@ from bsmeta.training.task import HasEpochs, HasShape, Shape, Task
 from bsmeta.training.trainer import Trainer
 from bsmeta.training.watchdog import Watchdog
 
-STAGES = (None, 0, 1, 2, 3)
+STAGES: tuple[Stage, ...] = (None, 0, 1, 2, 3, "FSDP2")
 
 
 @dataclass(frozen=True)
@@ -46,17 +47,17 @@ class Forecast:
 
     Attributes:
         shape: The model and micro-batch that are counted.
-        states: Weights, gradients and optimizer of one device, by ZeRO stage (None: no DeepSpeed).
+        states: Weights, gradients and optimizer of one device, by engine.
         activations: Those of a micro-batch; None for a model of unknown shape.
-        stage: The ZeRO stage of this launch.
+        stage: The engine of this launch.
         step_tokens: Positions in the global batch of a step.
     """
 
     shape: Shape
     counts: Counts
-    states: dict[int | None, State]
+    states: dict[Stage, State]
     activations: Activations | None
-    stage: int | None
+    stage: Stage
     step_tokens: int
 
 
@@ -79,13 +80,14 @@ def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
     counts, half = count(shape.model), config.mixed_precision != "no"
     entry = OPTIMIZERS[config.optimizer_type]
     size = optimizer_bytes(shape.model, entry)
-    stages = STAGES if entry.by_element else STAGES[:1]
+    able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
+    stages = [stage for stage in STAGES if able.get(stage, entry.by_element)]
     return Forecast(
         counts=counts,
         states={stage: state(counts, size, stage, processes, half) for stage in stages},
         shape=shape,
         activations=activations(shape, half),
-        stage=zero.get("stage"),
+        stage=zero.get("stage") if checked.fully_shard is None else "FSDP2",
         step_tokens=plan.global_batch * shape.length,
     )
 
@@ -100,7 +102,7 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     warm_up = steps // 2
     with tempfile.TemporaryDirectory(prefix="bsmeta-estimate-") as folder:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
-        accelerator = start(silent, checked.deepspeed_config)
+        accelerator = start(silent, checked.deepspeed_config, checked.fully_shard)
         seed_everything(config.seed)
         with Watchdog(Processes.of(accelerator), config.distributed_timeout_s) as watchdog:
             trainer = Trainer(
@@ -154,7 +156,8 @@ def _memory_table(config: RunConfig, counted: Forecast, processes: int) -> Table
         table.add_column(name, justify="right" if name else "left", no_wrap=not name)
     live = counted.activations
     for stage, held_by in counted.states.items():
-        name = "no DeepSpeed" if stage is None else f"ZeRO-{stage}"
+        names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
+        name = names.get(stage, f"ZeRO-{stage}")
         here = stage == counted.stage
         cells = [amount(held_by.weights), amount(held_by.gradients), amount(held_by.optimizer)]
         if live is None:
@@ -173,10 +176,10 @@ def _notes(counted: Forecast, config: RunConfig) -> list[str]:
     notes = [
         f"weights, gradients: {size} bytes a parameter (without DeepSpeed 4 each); optimizer: 4 "
         f"bytes for each value of the state of {config.optimizer_type}{weights}; ZeRO-1 to 3 "
-        "divide optimizer, gradients, weights in turn",
+        "divide optimizer, gradients, weights in turn, FSDP2 all of them",
         "not counted: buckets of communication, float32 gradients during a step, "
-        "layers that ZeRO-3 gathers, offload, fragmentation, the CUDA context; without DeepSpeed "
-        "also half-precision copies of weights",
+        "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context; without "
+        "DeepSpeed also half-precision copies of weights",
     ]
     live = counted.activations
     if live is not None:

@@ -15,14 +15,18 @@ the largest gathered layer in stage 3, and the host memory for offload in both.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from bsmeta.config.optimizers import OptimizerEntry
 from bsmeta.training.optimizers import matrices_in_layers
 from bsmeta.training.task import Shape
+
+Stage = int | Literal["FSDP2"] | None
+"""An engine by what it partitions: the ZeRO stage, FSDP2, or None: nothing (data parallel)."""
 
 MASTER = 4
 """Bytes per parameter: float32 weights to update, where the model's have a lower precision."""
@@ -87,17 +91,22 @@ def optimizer_bytes(model: nn.Module, entry: OptimizerEntry) -> int:
     )
 
 
-def state(counts: Counts, optimizer: int, stage: int | None, processes: int, half: bool) -> State:
+def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bool) -> State:
     """Computes the size of weights, gradients and optimizer states on one device.
 
     Args:
         optimizer: Bytes of the optimizer's state (`optimizer_bytes`).
-        stage: The ZeRO stage; None without DeepSpeed: weights in float32, whatever the precision.
-        processes: N; each higher stage partitions one more of the three among them.
+        stage: None and FSDP2 keep weights in float32, whatever the precision.
+        processes: N; each higher ZeRO stage partitions one more of the three among them, and FSDP2
+            all of them.
         half: Under DeepSpeed: bf16 or fp16, so that weights and gradients take 2 bytes.
     """
     if stage is None:
         return State(4.0 * counts.total, 4.0 * counts.trainable, float(optimizer))
+    if stage == "FSDP2":
+        whole = state(counts, optimizer, None, processes, half)
+        parts = (whole.weights, whole.gradients, whole.optimizer)
+        return State(*(part / processes for part in parts))
     size = 2 if half else 4
     master = MASTER if half or stage > 0 else 0  # ZeRO always keeps its partition in float32
     weights, gradients = float(size * counts.total), float(size * counts.trainable)
@@ -164,16 +173,15 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
         kept += getattr(optimizer, "fp32_partitioned_groups_flat", [])
         optimizer = optimizer.optimizer
     own = list(model.parameters())
-    shards = [
-        getattr(parameter, "ds_tensor", parameter) for parameter in own
-    ]  # ZeRO-3: this rank's partition
+    # This rank's partition under ZeRO-3 and FSDP2
+    shards = [_local(getattr(parameter, "ds_tensor", parameter)) for parameter in own]
     weights = {shard.untyped_storage().data_ptr() for shard in shards}
     kept += [value for values in optimizer.state.values() for value in values.values()]
     kept += [
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.untyped_storage().data_ptr() not in weights
+        if _local(parameter).untyped_storage().data_ptr() not in weights
     ]
     return State(
         weights=float(sum(map(_bytes, shards))),
@@ -187,4 +195,8 @@ def measure_state(model: nn.Module, optimizer: Any) -> State:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return _local(tensor).numel() * tensor.element_size()
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

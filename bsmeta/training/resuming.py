@@ -1,8 +1,9 @@
 """Resuming: chooses the checkpoint, checks that this launch can load it, converts it if needed.
 
-Plain torch state does not depend on the number of processes. DeepSpeed partitions optimizer states
-(in ZeRO-3 also weights) among the ranks that save them; for another number of ranks, rank 0
-converts them to DeepSpeed's universal format, in a folder that is removed once the run has read it.
+The states of plain torch and of FSDP2 can be read by any number of processes. DeepSpeed partitions
+optimizer states (in ZeRO-3 also weights) among the ranks that save them; for another number of
+ranks, rank 0 converts them to DeepSpeed's universal format, in a folder that is removed once the
+run has read it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from bsmeta.training.checkpoint import (
     newest_whole,
 )
 from bsmeta.training.distributed import Accelerator, Processes
-from bsmeta.training.engines import PlainEngine, engine_name
+from bsmeta.training.engines import FSDPEngine, PlainEngine, engine_name
 from bsmeta.training.retention import check_room
 
 logger = logging.getLogger(__name__)
@@ -109,7 +110,8 @@ def resume_point(
 
 def is_readable(state: dict[str, Any], world_size: int) -> bool:
     """Whether a checkpoint with this trainer state can be loaded without conversion."""
-    return state["engine"] == PlainEngine.name or bool(state["world_size"] == world_size)
+    is_resharded = state["engine"] in (PlainEngine.name, FSDPEngine.name)
+    return is_resharded or bool(state["world_size"] == world_size)
 
 
 def rollback_point(out_dir: Path, step: int, processes: Processes) -> Checkpoint | None:

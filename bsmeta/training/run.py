@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from bsmeta.config.checks.fsdp import FullyShard
 from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER_ERROR
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
@@ -28,12 +29,17 @@ logger = logging.getLogger(__name__)
 
 
 def run(
-    config: RunConfig, task: Task, deepspeed_config: dict[str, Any] | None, stop: StopRequest
+    config: RunConfig,
+    task: Task,
+    deepspeed_config: dict[str, Any] | None,
+    stop: StopRequest,
+    fully_shard: FullyShard | None = None,
 ) -> int:
     """Trains, writes `status.json`, and returns the exit code (0 done, 75 preempted).
 
     Args:
-        deepspeed_config: Without any `"auto"`, or None for plain training.
+        deepspeed_config: Without any `"auto"`, or None without DeepSpeed.
+        fully_shard: The settings of FSDP2, or None without it.
 
     Raises:
         UserError: If the folder, the data or the launch does not match the configuration.
@@ -41,7 +47,7 @@ def run(
     """
     out_dir = Path(config.out_dir)
     with _refusal_in_status(out_dir):
-        accelerator = start(config, deepspeed_config)
+        accelerator = start(config, deepspeed_config, fully_shard)
     processes = Processes.of(accelerator)
     with Watchdog(processes, config.distributed_timeout_s) as watchdog:
         with _refusal_in_status(out_dir):

@@ -1,9 +1,9 @@
 """Saves: what goes into a checkpoint, and whether it is written synchronously or asynchronously.
 
-In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory and a
-thread writes the copy while training continues. Only one save is in progress at a time. Under
-DeepSpeed, the ranks write their own partitions together, so every save is synchronous. Every rank
-adds the states of its random number generators.
+In an asynchronous save (`async_save`), rank 0 copies weights and optimizer to main memory (under
+FSDP2 every rank its shards), and a thread writes the copy while training continues. Only one save
+is in progress at a time. Under DeepSpeed, the ranks write their own partitions together, so every
+save is synchronous. Every rank adds the states of its random number generators.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.manifest import record_tokenizer, write_model_manifest
 from bsmeta.training import checkpoint
-from bsmeta.training.distributed import ALONE, Processes
-from bsmeta.training.engines import Engine, PlainEngine, to_memory, write_state
+from bsmeta.training.distributed import Processes
+from bsmeta.training.engines import Engine, PlainEngine
 from bsmeta.training.retention import Retention, check_room, explain_full_disk
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.task import Completes, Exports, Task
@@ -101,15 +101,15 @@ class Saver:
 
     @property
     def failed(self) -> bool:
-        """Whether an asynchronous save has failed (rank 0); `finish` raises its error."""
+        """Whether an asynchronous save has failed on this rank; `finish` raises rank 0's error."""
         return self._failure is not None
 
     def finish(self) -> None:
         """Waits for the save in progress; raises its error, if any, on every rank."""
-        self._processes.on_main(self._finish)
-
-    def _finish(self) -> None:
         self.settle()
+        self._processes.on_main(self._raise_failure)
+
+    def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
 
@@ -199,24 +199,29 @@ class Saver:
         began: float,
     ) -> None:
         generators = self._processes.gather(capture_rng())
-        if not self._processes.is_main:
+        snapshot = engine.snapshot()
+        if snapshot is None:
             return
-        copy = to_memory(engine.state())
+        together = snapshot.processes
         waited = time.perf_counter() - began
 
         def write() -> None:
-            writer = checkpoint.Writer(self._out_dir, step, ALONE)
-            write_state(copy, writer.folder / "state")
+            writer = checkpoint.Writer(self._out_dir, step, together)
+            snapshot.write(writer.folder / "state")
+            together.on_main(lambda: write_rest(writer))
+            name = writer.commit().folder.name
+            if together.is_main:
+                self._committed(Saved(step, name, time.perf_counter() - began, waited))
+
+        def write_rest(writer: checkpoint.Writer) -> None:
             for rank, states in enumerate(generators):
                 write_rng(states, writer.folder, rank)
-            self._export(copy["model"], writer.folder / "model")
+            self._export(snapshot.weights(writer.folder / "state"), writer.folder / "model")
             self._write_json(writer, state, data)
-            name = writer.commit().folder.name
-            self._committed(Saved(step, name, time.perf_counter() - began, waited))
 
         def work() -> None:
             try:
-                self._despite_deletion(write, step, _PAUSES)
+                self._despite_deletion(write, step, _PAUSES if together.size == 1 else ())
             except Exception as error:  # the loop checks for it and raises it
                 self._clean(step)
                 self._failure = explain_full_disk(error, self._out_dir)

@@ -22,7 +22,7 @@ from bsmeta.core.progress import opaque_work
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.checkpoint import DATA, STATE, Checkpoint, name
 from bsmeta.training.distributed import GarbageCollection, Processes
-from bsmeta.training.engines import make_engine
+from bsmeta.training.engines import make_engine, prepare
 from bsmeta.training.guards import EarlyStopping, NonFiniteGuard, SpikeGuard
 from bsmeta.training.metrics import Progress, StepLog, Throughput, flops_per_token
 from bsmeta.training.optimizers import build_optimizer
@@ -101,7 +101,7 @@ class Trainer:
         self.model: nn.Module
         scales = {"rate_scale": task.rate_scale} if isinstance(task, ScalesRates) else {}
         optimizer = build_optimizer(model, config, **scales)
-        self.model, self.optimizer = accelerator.prepare(model, optimizer)
+        self.model, self.optimizer = prepare(accelerator, model, optimizer)
         torch.manual_seed(config.seed + 1 + self.processes.rank)  # different dropout on every rank
         self.engine = make_engine(accelerator, self.model, self.optimizer)
         traced = (config.profile_steps[0], config.profile_steps[1]) if config.profile else None

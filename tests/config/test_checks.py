@@ -365,9 +365,6 @@ BROKEN: dict[str, Broken] = {
     "MULTI_CPU": Broken(
         {"distributed_type": "experiments/accelerate/"}, launch={"distributed_type": "MULTI_CPU"}
     ),
-    "FSDP": Broken(
-        {"distributed_type": "experiments/accelerate/"}, launch={"distributed_type": "FSDP"}
-    ),
     "several processes of NO": Broken(
         {"num_processes": "distributed_type: MULTI_GPU"}, launch={"distributed_type": "NO"}
     ),

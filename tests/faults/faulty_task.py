@@ -68,11 +68,11 @@ def kill_after(phase: str) -> None:
     from bsmeta.training import checkpoint, engines, saving
     from bsmeta.training.retention import Retention
 
+    stage = os.environ.get("TOY_ZERO_STAGE")
+    plain = (engines, "write_shards" if stage == "fsdp2" else "write_state")
     owner, name = {
         "begin": (checkpoint.Writer, "_begin"),
-        "state": (engines.DeepSpeedEngine, "save")
-        if os.environ.get("TOY_ZERO_STAGE")
-        else (engines, "write_state"),
+        "state": plain if stage in ("", "fsdp2") else (engines.DeepSpeedEngine, "save"),
         "rng": (saving, "write_rng"),
         "export": (toy_task.ToyTask, "export"),
         "data": (checkpoint.Writer, "write_json"),
@@ -81,8 +81,6 @@ def kill_after(phase: str) -> None:
         "pruned": (Retention, "prune"),
     }[phase]
     setattr(owner, name, killing(getattr(owner, name)))
-    if phase == "state" and not os.environ.get("TOY_ZERO_STAGE"):
-        saving.write_state = engines.write_state
 
 
 def kill_in_save() -> None:

@@ -30,11 +30,13 @@ pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
-ENGINES = pytest.mark.parametrize("stage", ["", "2"], ids=["ddp", "zero2"])
+ENGINES = pytest.mark.parametrize(
+    "stage", ["", "2", pytest.param("fsdp2", marks=pytest.mark.slow)], ids=["ddp", "zero2", "fsdp2"]
+)
 ALL_STAGES = pytest.mark.parametrize(
     "stage",
-    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "123")],
-    ids=["ddp", "zero1", "zero2", "zero3"],
+    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "123"), "fsdp2"],
+    ids=["ddp", "zero1", "zero2", "zero3", "fsdp2"],
 )
 
 
@@ -79,8 +81,14 @@ def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, st
 
 @pytest.mark.parametrize(
     ("stage", "processes"),
-    [("", 4), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("", 3), ("2", 4)))],
-    ids=["ddp-4", "ddp-3", "zero2-4"],
+    [
+        ("", 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("", 3), ("2", 4), ("fsdp2", 4))
+        ),
+    ],
+    ids=["ddp-4", "ddp-3", "zero2-4", "fsdp2-4"],
 )
 def test_row_6_the_first_step_after_a_resume_with_several_processes(
     complete: Start, tmp_path: Path, stage: str, processes: int
@@ -127,11 +135,20 @@ def test_row_7_another_global_batch_is_refused(
     assert "trained with 4 rows a step, this launch makes 6" in run.errors
 
 
+def state_files(out_dir: Path, step: int) -> dict[str, bytes]:
+    """The content of the files that hold the weights and the optimizer after a step."""
+    folder = out_dir / f"checkpoint-{step}step" / "state"
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name[0] != "."}
+
+
 @ALL_STAGES
 def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
     complete: Start, tmp_path: Path, stage: str
 ) -> None:
-    complete(tmp_path, "on_nonfinite=skip", stage=stage, fault="nan:3:1")
+    keys = ("on_nonfinite=skip", "save_steps=1", "keep_last_checkpoints=0")
+    complete(tmp_path, *keys, stage=stage, fault="nan:3:1")
+    if stage in ("", "fsdp2"):  # DeepSpeed also saves how many steps it has skipped
+        assert state_files(tmp_path, 2) == state_files(tmp_path, 3) != state_files(tmp_path, 4)
     assert [event["step"] for event in events(tmp_path, "nonfinite")] == [3]
     assert sorted(figures(tmp_path)) == [1, 2, 4, 5, 6, 7, 8]
     for rank in (0, 1):
@@ -147,8 +164,8 @@ def test_row_11_a_nan_on_one_rank_is_skipped_by_all(
 
 @pytest.mark.parametrize(
     "stage",
-    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in "02")],
-    ids=["ddp", "zero0", "zero2"],
+    ["", *(pytest.param(stage, marks=pytest.mark.slow) for stage in ("0", "2", "fsdp2"))],
+    ids=["ddp", "zero0", "zero2", "fsdp2"],
 )
 def test_row_11_a_nan_on_one_rank_stops_all(start: Start, tmp_path: Path, stage: str) -> None:
     assert start(tmp_path, stage=stage, fault="nan:3:1").wait() != 0

@@ -29,14 +29,16 @@ from tests.faults.conftest import (
 pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
-PLAIN, ZERO = "", "2"
+PLAIN, ZERO, FSDP = "", "2", "fsdp2"
 
 
 def slow(value: object) -> ParameterSet:
     return pytest.param(value, marks=pytest.mark.slow)
 
 
-ENGINES = pytest.mark.parametrize("stage", [PLAIN, slow(ZERO)], ids=["ddp", "zero2"])
+ENGINES = pytest.mark.parametrize(
+    "stage", [PLAIN, slow(ZERO), slow(FSDP)], ids=["ddp", "zero2", "fsdp2"]
+)
 
 
 PHASES = ("begin", "state", "rng", "export", "data", "manifest", "commit", "pruned")
@@ -65,11 +67,18 @@ def test_row_1_killed_in_a_save(start: Start, complete: Start, tmp_path: Path, k
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", [PLAIN, ZERO])
+@pytest.mark.parametrize(
+    ("key", "stage"),
+    [
+        ("async_save=false", PLAIN),
+        ("async_save=false", ZERO),
+        ("async_save=false", FSDP),
+        ("async_save=true", FSDP),
+    ],
+)
 def test_row_1_killed_after_every_phase(
-    start: Start, complete: Start, tmp_path: Path, stage: str
+    start: Start, complete: Start, tmp_path: Path, key: str, stage: str
 ) -> None:
-    key = "async_save=false"
     killed_after_each_phase(start, complete, tmp_path, PHASES, stage=stage, key=key)
 
 
@@ -101,7 +110,7 @@ def weights_file(checkpoint: Path) -> Path:
     return max(files, key=lambda file: file.stat().st_size)
 
 
-@pytest.fixture(scope="module", params=[PLAIN, slow(ZERO)], ids=["ddp", "zero2"])
+@pytest.fixture(scope="module", params=[PLAIN, slow(ZERO), FSDP], ids=["ddp", "zero2", "fsdp2"])
 def saved(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Path]]:
@@ -154,6 +163,7 @@ def test_row_3_all_checkpoints_bad(start: Start, tmp_path: Path, saved: tuple[st
         ("async_save=true", PLAIN),
         pytest.param("async_save=false", PLAIN, marks=pytest.mark.slow),
         pytest.param("async_save=false", ZERO, marks=pytest.mark.slow),
+        pytest.param("async_save=true", FSDP, marks=pytest.mark.slow),
     ],
 )
 def test_row_5_a_signal_in_a_save_and_a_second_one(
@@ -197,9 +207,26 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         yield folder
 
 
-@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
-def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str) -> None:
-    run = start(small_disk / "run", key, "keep_last_checkpoints=0", TOY_WIDTH="3000")
+SAVES = pytest.mark.parametrize(
+    ("key", "stage"),
+    [
+        ("async_save=false", PLAIN),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("async_save=true", PLAIN),
+                ("async_save=false", FSDP),
+                ("async_save=true", FSDP),
+            )
+        ),
+    ],
+)
+
+
+@SAVES
+def test_row_9_a_full_disk(start: Start, small_disk: Path, key: str, stage: str) -> None:
+    keys = (key, "keep_last_checkpoints=0")
+    run = start(small_disk / "run", *keys, stage=stage, TOY_WIDTH="3000")
     assert run.wait() != 0
     state = status(small_disk / "run")
     assert (state["state"], state["exit_code"]) == ("failed", 2)
@@ -227,9 +254,11 @@ def test_row_9_full_in_the_middle_of_a_save(start: Start, complete: Start, tmp_p
     assert checkpoints(tmp_path / "run") == ["checkpoint-2step"]
 
 
-@pytest.mark.parametrize("key", ["async_save=false", slow("async_save=true")])
-def test_row_9_a_save_that_fails_for_another_reason(start: Start, tmp_path: Path, key: str) -> None:
-    run = start(tmp_path / "run", key, fault="raise_in_save:4")
+@SAVES
+def test_row_9_a_save_that_fails_for_another_reason(
+    start: Start, tmp_path: Path, key: str, stage: str
+) -> None:
+    run = start(tmp_path / "run", key, stage=stage, fault="raise_in_save:4")
     assert run.wait() != 0
     state = status(tmp_path / "run")
     assert (state["state"], state["exit_code"]) == ("failed", 1)
@@ -337,13 +366,14 @@ def test_row_19_a_missing_state_file(
     assert f"{file}: is missing" in status(tmp_path / "run")["message"]
 
 
-def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", [PLAIN, FSDP], ids=["ddp", "fsdp2"])
+def test_asynchronous_saves_resume_exactly(complete: Start, tmp_path: Path, stage: str) -> None:
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    complete(whole, "async_save=true")
+    complete(whole, "async_save=true", stage=stage)
     shutil.copytree(whole, resumed)
     shutil.rmtree(resumed / "checkpoint-8step")
-    complete(resumed, "async_save=true", RESUME)
+    complete(resumed, "async_save=true", RESUME, stage=stage)
     assert same_run(resumed, whole)
-    complete(tmp_path / "sync", "async_save=false")
+    complete(tmp_path / "sync", "async_save=false", stage=stage)
     assert same_weights(tmp_path / "sync", whole)
     assert [event["step"] for event in events(whole, "save")] == [2, 4, 6, 8]

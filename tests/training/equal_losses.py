@@ -2,7 +2,7 @@
 
 `VARIANTS` (JSON in the environment): a list of {"name", keys of the schema…}, and
 
-    stage: of ZeRO; none: torch's own engine
+    stage: of ZeRO, or FSDP2; none: data parallel
     lag: steps that are not read before the next is made, as on a GPU
     nan: the step in which the loss is not a number
 
@@ -31,6 +31,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.checks.fsdp import FullyShard
 from bsmeta.config.compose import run_entry_point
 from bsmeta.core.signals import StopRequest
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
@@ -75,8 +76,8 @@ def bare(config: CausalLMConfig) -> list[float]:
     return losses
 
 
-def deepspeed_config(config: CausalLMConfig, stage: int | None) -> dict[str, Any] | None:
-    if stage is None:
+def deepspeed_config(config: CausalLMConfig, stage: int | str | None) -> dict[str, Any] | None:
+    if not isinstance(stage, int):
         return None
     return {
         "zero_optimization": {"stage": stage, "stage3_gather_16bit_weights_on_model_save": True},
@@ -150,12 +151,13 @@ class Observed:
         return original(tensor, *args)
 
 
-def trained(config: CausalLMConfig, stage: int | None, observed: Observed) -> list[float]:
+def trained(config: CausalLMConfig, stage: int | str | None, observed: Observed) -> list[float]:
     """The trainer's losses."""
     AcceleratorState._reset_state(reset_partial_state=True)
     task = CausalLanguageModel(config)
     with observed.watching():
-        running.run(config, task, deepspeed_config(config, stage), StopRequest())
+        fully_shard = FullyShard() if stage == "FSDP2" else None
+        running.run(config, task, deepspeed_config(config, stage), StopRequest(), fully_shard)
     chunks = task._chunked is not None and task._chunked.pays(128)
     assert chunks == (config.loss_chunk_logits < 128 * 4096)
     events = map(json.loads, (Path(config.out_dir) / "metrics.jsonl").read_text().splitlines())

@@ -105,7 +105,7 @@ def test_compiled_layers(launch: Launch, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path) -> None:
-    """Two processes, tied embeddings, under DDP and with ZeRO 2 and 3."""
+    """Two processes, tied embeddings, under DDP, FSDP2 and with ZeRO 2 and 3."""
     half = {"mixed_precision": "bf16"}
     variants = [
         {"name": "ddp"},
@@ -113,7 +113,11 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
         {"name": "zero2 chunked", "stage": 2, **CHUNKED},
         {"name": "zero3", "stage": 3},  # which draws other weights, part by part
         {"name": "zero3 chunked", "stage": 3, **CHUNKED},
+        {"name": "fsdp2", "stage": "FSDP2"},
+        {"name": "fsdp2 chunked", "stage": "FSDP2", **CHUNKED},
         {"name": "ddp bf16", **half},
+        {"name": "fsdp2 bf16", "stage": "FSDP2", **half},
+        {"name": "fsdp2 bf16 chunked", "stage": "FSDP2", **half, **CHUNKED},
         {"name": "zero2 bf16 chunked", "stage": 2, **half, **CHUNKED},
         {"name": "zero3 bf16 chunked", "stage": 3, **half, **CHUNKED},
     ]
@@ -122,6 +126,10 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
     assert losses["ddp chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero2 chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
     assert losses["zero3 chunked"] == pytest.approx(losses["zero3"], rel=1e-4)
+    assert losses["fsdp2"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["fsdp2 chunked"] == pytest.approx(losses["ddp"], rel=1e-4)
+    assert losses["fsdp2 bf16"] == pytest.approx(losses["ddp"], rel=2e-3)
+    assert losses["fsdp2 bf16 chunked"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["ddp bf16"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["zero2 bf16 chunked"] == pytest.approx(losses["ddp"], rel=2e-3)
     assert losses["zero3 bf16 chunked"] == pytest.approx(losses["zero3"], rel=2e-3)
@@ -131,3 +139,22 @@ def test_chunks_and_precision_under_every_engine(launch: Launch, tmp_path: Path)
         of_zero = name.startswith("zero") and "bf16" in name
         assert one["model"] == ["torch.bfloat16" if of_zero else "torch.float32"], name
         assert one["collectives"] == 9, name  # one to begin with, then one a step
+
+
+@pytest.mark.slow
+def test_every_optimizer_of_fsdp2_leaves_out_a_step_that_is_not_finite(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Two processes; the losses of data parallel training."""
+    skip = {"on_nonfinite": "skip", "nan": 3}
+    names = [name for name, entry in OPTIMIZERS.items() if entry.takes_shards]
+    variants = [
+        {"name": f"{name}{end}", "optimizer_type": name, **engine, **skip}
+        for name in names
+        for end, engine in (("", {}), (" fsdp2", {"stage": "FSDP2"}))
+    ]
+    found = results(launch, tmp_path, 8, variants, processes=2)
+    for name in names:
+        losses = found[f"{name} fsdp2"]["losses"]
+        assert losses == pytest.approx(found[name]["losses"], rel=1e-3), name
+        assert len(losses) == 7

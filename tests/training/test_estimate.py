@@ -85,6 +85,8 @@ def test_each_stage_divides_one_thing_more() -> None:
     ]
     single = [state(counts, 8000, stage, 4, half=False) for stage in (0, 1)]
     assert [one.optimizer for one in single] == [8000, 3000]  # ZeRO adds its own float32 weights
+    sharded = state(counts, 8000, "FSDP2", 4, half=True)
+    assert (sharded.weights, sharded.gradients, sharded.optimizer) == (1000, 1000, 2000)
     plain = state(counts, 8028, None, 4, half=True)  # bf16 without DeepSpeed: weights stay float32
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
 
@@ -140,7 +142,7 @@ def test_sizes_and_times_as_a_person_reads_them() -> None:
 
 # What is printed of this launch (weights, gradients, optimizer) by ZeRO stage, with two processes.
 PRINTED = {
-    None: "* no DeepSpeed 5.1 MiB 5.1 MiB 10.1 MiB",
+    None: "* data parallel 5.1 MiB 5.1 MiB 10.1 MiB",
     2: "* ZeRO-2 5.1 MiB 2.5 MiB 7.6 MiB",
     3: "* ZeRO-3 2.5 MiB 2.5 MiB 7.6 MiB",
 }

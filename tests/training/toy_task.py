@@ -95,13 +95,14 @@ class ToyTask:
 
 
 def main(config: CausalLMConfig) -> int:
+    from bsmeta.config.checks.fsdp import FullyShard
     from bsmeta.core.signals import StopRequest
     from bsmeta.training.run import run
     from bsmeta.training.run_folder import note_early_stop
 
     stage = os.environ.get("TOY_ZERO_STAGE")
     deepspeed = None
-    if stage:
+    if stage and stage != "fsdp2":
         deepspeed = {
             "zero_optimization": {
                 "stage": int(stage),
@@ -115,7 +116,8 @@ def main(config: CausalLMConfig) -> int:
         }
     stop = StopRequest()
     stop.install(partial(note_early_stop, Path(config.out_dir)), os.getppid())
-    return run(config, ToyTask(config), deepspeed, stop)
+    fully_shard = FullyShard() if stage == "fsdp2" else None
+    return run(config, ToyTask(config), deepspeed, stop, fully_shard)
 
 
 if __name__ == "__main__":

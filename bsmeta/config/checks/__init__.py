@@ -14,6 +14,7 @@ from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, model_problems, read_json
 from bsmeta.config.checks.files import folder_problems
+from bsmeta.config.checks.fsdp import FullyShard, fsdp_problems, fully_shard_of
 from bsmeta.config.checks.run import launch_problems, loop_problems, value_problems
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.schema import RunConfig
@@ -32,6 +33,7 @@ class CheckedRun:
     # Without "auto" and without optimizer and scheduler, which the trainer builds itself; None
     # without DeepSpeed.
     deepspeed_config: dict[str, Any] | None
+    fully_shard: FullyShard | None  # None without FSDP2
 
 
 def check_run(
@@ -70,6 +72,7 @@ def check(
     """
     problems = [*mistakes, *_own_problems(config, entry, overridden)]
     problems += launch_problems(config, launch)
+    problems += fsdp_problems(config, launch, entry)
     document = None
     if launch.deepspeed and launch.deepspeed_config_file is not None:
         document, unreadable = read_json(launch.deepspeed_config_file)
@@ -82,7 +85,7 @@ def check(
     problems += entry.start_problems(config, launch, document)
     refuse(problems)
     filled = None if document is None else fill(document, config, launch)
-    return CheckedRun(launch=launch, deepspeed_config=filled)
+    return CheckedRun(launch=launch, deepspeed_config=filled, fully_shard=fully_shard_of(launch))
 
 
 def _own_problems(

@@ -12,7 +12,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.launch import FILE_KEYS, Launch
+from bsmeta.config.launch import FILE_KEYS, FSDP_FIELDS, Launch
 from bsmeta.config.optimizers import ADAMW, OPTIMIZERS, UNDER_DEEPSPEED
 from bsmeta.config.schema import TRACKERS, WSD, RunConfig
 from bsmeta.config.steps import BatchPlan, branch_step, decays_in_warm_up
@@ -190,7 +190,7 @@ def _names(config: RunConfig) -> Iterator[Problem]:
 
 
 PRECISIONS = ("no", "bf16", "fp16")
-LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED")
+LAUNCHERS = ("NO", "MULTI_GPU", "DEEPSPEED", "FSDP")
 
 
 def launch_problems(config: RunConfig, launch: Launch) -> Iterator[Problem]:
@@ -244,14 +244,15 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
         yield Problem("distributed_type", launch.source, launch.distributed_type, expected, fix)
     if launch.distributed_type == "NO" and launch.num_processes > 1:
         expected = "1, because distributed_type: NO starts a single process"
-        fix = "distributed_type: MULTI_GPU (also on a CPU) or DEEPSPEED"
+        fix = "distributed_type: MULTI_GPU (also on a CPU), DEEPSPEED or FSDP"
         yield Problem("num_processes", launch.source, show(launch.num_processes), expected, fix)
     if launch.expected_processes not in (None, launch.num_processes):
         expected = f"{launch.expected_processes}, as BSMETA_WORLD_SIZE says"
         fix = "start every machine with its number of processes, or correct BSMETA_WORLD_SIZE"
         yield Problem("WORLD_SIZE", launch.source, show(launch.num_processes), expected, fix)
-    if launch.use_cpu and (launch.num_processes > 1 or launch.deepspeed):
-        expected = "false: it turns DeepSpeed off and starts a single process"
+    is_sharded = launch.deepspeed or launch.fsdp is not None
+    if launch.use_cpu and (launch.num_processes > 1 or is_sharded):
+        expected = "false: it turns DeepSpeed and FSDP off and starts a single process"
         fix = "leave use_cpu out, unset ACCELERATE_USE_CPU; a machine without GPU needs neither"
         yield Problem("use_cpu", launch.source, show(True), expected, fix)
     if launch.alone:
@@ -277,11 +278,12 @@ def launcher_problems(launch: Launch) -> Iterator[Problem]:
         fix = f"leave mixed_precision out of {launch.source}"
         yield Problem("mixed_precision", launch.source, show(launch.mixed_precision), expected, fix)
     for name in launch.unknown:
-        expected = f"a key of a launch file{nearest(name, FILE_KEYS)}"
+        known = {*FILE_KEYS, *(f"fsdp_config.{field}" for field in FSDP_FIELDS)}
+        expected = f"a key of a launch file{nearest(name, known)}"
         fix = "correct the name, or delete it"
         yield Problem(name, launch.source, "an unknown key", expected, fix)
     for name in launch.unsupported:
-        expected = "nothing: training runs on CPUs and GPUs, data parallel or under DeepSpeed"
+        expected = "nothing: processes train data parallel, under DeepSpeed or under FSDP2"
         yield Problem(name, launch.source, "a value", expected, "delete the key")
     if launch.deepspeed:
         yield from _deepspeed(launch)
@@ -294,8 +296,11 @@ def _machines(launch: Launch) -> Iterator[Problem]:
         fix = "start all processes by one launcher, accelerate launch or torchrun"
         yield Problem("RANK", launch.source, show(launch.rank), expected, fix)
     for name in launch.unset:
-        fix = "start with accelerate launch or torchrun, which set it, or unset WORLD_SIZE"
-        expected = f"a value, because WORLD_SIZE is {launch.num_processes}"
+        reason, cause = f"WORLD_SIZE is {launch.num_processes}", "WORLD_SIZE"
+        if launch.num_processes == 1:
+            reason, cause = "FSDP2 trains in a process group", "ACCELERATE_USE_FSDP"
+        fix = f"start with accelerate launch or torchrun, which set it, or unset {cause}"
+        expected = f"a value, because {reason}"
         yield Problem(name, launch.source, "no such variable", expected, fix)
     machines = launch.machines
     if machines == 1:
@@ -335,7 +340,7 @@ def _devices(config: RunConfig, launch: Launch) -> Iterator[Problem]:
             found="0",
             expected="one a process, as the launch file asks for",
             fix="see what nvidia-smi and CUDA_VISIBLE_DEVICES say; to train on the CPU, launch "
-            "with experiments/accelerate/cpu.yaml or cpu_zero2.yaml",
+            "with experiments/accelerate/cpu.yaml, cpu_zero2.yaml or cpu_fsdp2.yaml",
         )
     if launch.gpus and launch.local_processes and launch.local_processes > launch.gpus:
         expected = f"at most {launch.gpus}, the GPUs of this machine"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from torch.nn.functional import cross_entropy
 
 from bsmeta.core.errors import ConfigurationError
@@ -142,7 +143,7 @@ class Scorer:
         self._head = output_embedding_of(model)
         self._picked = threading.local()  # .rows: the hidden states to pass to the head
         # a wrapped model may be sharded over ranks: then all ranks must make the same calls
-        self._is_bare = unwrapped(model) is model
+        self._is_bare = unwrapped(model) is model and not isinstance(model, FSDPModule)
         self._hook = self._head.register_forward_pre_hook(self._pick)
         self._by_rows = False
         self._by_rows = self._is_bare and self._head_makes_the_logits()

@@ -1,0 +1,158 @@
+"""A sharded state on disk: each rank writes its part of every tensor.
+
+Torch's distributed checkpoint writes a file `__{rank}_0.distcp` for each rank, and `.metadata`:
+where each part of each tensor is. Any number of processes can read them; each reads the parts that
+it needs. `.metadata` is a pickle; only a description of tensors is accepted from it.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from bsmeta.core.errors import CheckpointError
+from bsmeta.core.progress import opaque_work
+from bsmeta.training.distributed import Processes
+
+_METADATA = ".metadata"
+_CLASSES = "torch.distributed.checkpoint.metadata"
+# What else a description of tensors consists of.
+_GLOBALS = {
+    ("torch", "Size"),
+    ("torch.serialization", "_get_layout"),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("pathlib", "PosixPath"),
+    ("pathlib._local", "PosixPath"),
+}
+
+
+def write_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
+    """Writes this rank's part of each tensor into a new folder; all ranks call it together.
+
+    Args:
+        state: DTensors, of which each rank has a shard, and tensors that all ranks have.
+
+    Raises:
+        Exception: On every rank, the first error that any of them met.
+    """
+    processes.on_main(folder.mkdir)  # torch would also create the folders above it
+    with _one_error():
+        dcp.save(state, storage_writer=_Writer(folder), process_group=processes.group)
+
+
+def read_shards(state: dict[str, torch.Tensor], folder: Path, processes: Processes) -> None:
+    """Fills the tensors with this rank's part of what `write_shards` wrote, on any number of ranks.
+
+    All ranks call it together.
+
+    Raises:
+        CheckpointError: If the state is not that of these tensors.
+    """
+    with _one_error():
+        dcp.load(state, storage_reader=_Reader(folder), process_group=processes.group)
+
+
+def read_whole(folder: Path, prefix: str) -> dict[str, torch.Tensor]:
+    """Reads the whole tensors whose names begin with a prefix, on this rank alone.
+
+    Returns:
+        The tensors by the rest of their names, in main memory.
+    """
+    found = {
+        name: torch.empty(size, dtype=dtype)
+        for name, (size, dtype) in described(folder).items()
+        if name.startswith(prefix)
+    }
+    with _one_error(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(found, storage_reader=_Reader(folder), no_dist=True)
+    return {name.removeprefix(prefix): tensor for name, tensor in found.items()}
+
+
+def described(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """The whole shape and the type of each tensor in a folder, without reading it.
+
+    Raises:
+        CheckpointError: If the folder does not describe tensors alone.
+    """
+    return {
+        name: (entry.size, entry.properties.dtype)
+        for name, entry in _read_metadata(folder).state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)  # as all are
+    }
+
+
+def _read_metadata(folder: Path) -> Metadata:
+    file = folder / _METADATA
+    try:
+        with file.open("rb") as stream:
+            metadata = _Unpickler(stream).load()
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error})") from error
+    is_known = isinstance(metadata, Metadata) and all(
+        isinstance(entry, TensorStorageMetadata)  # anything else would be a pickle of its own
+        for entry in metadata.state_dict_metadata.values()
+    )
+    if not is_known or not isinstance(metadata.storage_data, dict):
+        raise CheckpointError(f"{file}: found more than tensors; expected none but those")
+    for part in metadata.storage_data.values():
+        if Path(part.relative_path).name != part.relative_path:
+            raise CheckpointError(f"{file}: names {part.relative_path}, outside of its folder")
+    return metadata
+
+
+class _Unpickler(pickle.Unpickler):
+    """Refuses all that is not part of a description of tensors."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if module == _CLASSES or (module, name) in _GLOBALS or is_dtype:
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} does not describe a tensor")
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Reports what this rank writes, but not the wait for others, as progress."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        with opaque_work():
+            return super().write_data(plan, planner)
+
+
+class _Reader(dcp.FileSystemReader):
+    """Reports what this rank reads, but not the wait for others, as progress."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._metadata = _read_metadata(folder)
+
+    def read_metadata(self) -> Metadata:
+        return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        with opaque_work():
+            return super().read_data(plan, planner)
+
+
+@contextmanager
+def _one_error() -> Iterator[None]:
+    """Raises the error of the first rank that failed instead of torch's collection of all."""
+    try:
+        yield
+    except CheckpointException as error:  # not an Exception
+        rank, (cause, _) = min(error.failures.items())
+        if isinstance(cause, OSError):
+            raise cause from None
+        raise CheckpointError(f"rank {rank}: {type(cause).__name__}: {cause}") from cause
