@@ -305,23 +305,37 @@ def reseal(checkpoint: Path, file: Path) -> None:
     (checkpoint / "manifest.json").write_text(json.dumps(manifest))
 
 
-@pytest.mark.parametrize("file", ["state/torch.pt", slow("rng/rank0.pt")])
+@pytest.mark.parametrize(
+    ("file", "stage"),
+    [
+        ("state/torch.pt", PLAIN),
+        ("state/.metadata", FSDP),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("rng/rank0.pt", PLAIN),
+                ("state/__0_0.distcp", FSDP),
+            )
+        ),
+    ],
+)
 @pytest.mark.parametrize("write", [slow(pickle.dump), torch.save])
 def test_row_15_a_malicious_pickle_is_not_run(
     start: Start,
     complete: Start,
     tmp_path: Path,
     file: str,
+    stage: str,
     write: Callable[..., None],
 ) -> None:
     """Even one whose checksum was put into the manifest."""
     out_dir, proof = tmp_path / "run", tmp_path / "proof"
-    complete(out_dir, "max_train_steps=2", processes=1)
+    complete(out_dir, "max_train_steps=2", processes=1, stage=stage)
     bad = out_dir / "checkpoint-2step" / file
     with bad.open("wb") as stream:
         write(Malicious(proof), stream)
     reseal(out_dir / "checkpoint-2step", bad)
-    assert start(out_dir, RESUME, processes=1).wait() != 0
+    assert start(out_dir, RESUME, processes=1, stage=stage).wait() != 0
     assert not proof.exists()
 
 

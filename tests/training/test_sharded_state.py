@@ -1,0 +1,62 @@
+"""The description of a sharded state: nothing but tensors, in its own folder."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+from bsmeta.core.errors import CheckpointError
+from bsmeta.training.sharded_state import described, read_whole
+
+WEIGHT = torch.arange(6.0).reshape(2, 3)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    state = {"model/weight": WEIGHT, "optimizer/step/weight": torch.tensor(4.0)}
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(tmp_path), no_dist=True)
+    return tmp_path
+
+
+def change(folder: Path) -> Metadata:
+    metadata: Metadata = pickle.loads((folder / ".metadata").read_bytes())
+    return metadata
+
+
+def test_whole_tensors_by_prefix(folder: Path) -> None:
+    assert described(folder) == {
+        "model/weight": (torch.Size([2, 3]), torch.float32),
+        "optimizer/step/weight": (torch.Size([]), torch.float32),
+    }
+    found = read_whole(folder, "model/")
+    assert list(found) == ["weight"]
+    assert torch.equal(found["weight"], WEIGHT)
+
+
+def test_an_entry_that_torch_would_unpickle_is_refused(folder: Path) -> None:
+    metadata = change(folder)
+    metadata.state_dict_metadata["model/weight"] = BytesStorageMetadata()
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match="more than tensors"):
+        read_whole(folder, "model/")
+
+
+def test_a_part_outside_of_the_folder_is_refused(folder: Path) -> None:
+    metadata = change(folder)
+    for part in metadata.storage_data.values():
+        part.relative_path = "../other.distcp"
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"names \.\./other\.distcp, outside of its folder"):
+        described(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", pickle.dumps(print), pickle.dumps({"a": 1})])
+def test_anything_else_is_refused(folder: Path, content: bytes) -> None:
+    (folder / ".metadata").write_bytes(content)
+    with pytest.raises(CheckpointError, match="metadata"):
+        described(folder)
