@@ -104,7 +104,10 @@ def _accelerator(
         mixed_precision=config.mixed_precision,
         # Passed as a plugin; otherwise ACCELERATE_GRADIENT_ACCUMULATION_STEPS would override it.
         gradient_accumulation_plugin=GradientAccumulationPlugin(
-            num_steps=config.gradient_accumulation_steps, sync_with_dataloader=False
+            num_steps=config.gradient_accumulation_steps,
+            sync_with_dataloader=False,
+            # Otherwise each rank would keep the whole gradient until the last micro-batch.
+            sync_each_batch=fsdp is not None,
         ),
         deepspeed_plugin=deepspeed,
         fsdp_plugin=fsdp,

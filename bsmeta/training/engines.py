@@ -244,9 +244,8 @@ class FSDPEngine(PlainEngine):
             if name not in place:
                 raise CheckpointError(f"{folder}: has {entry}, but the model has no such weight")
             parameter = parameters[name].detach()
-            is_sharded = (
-                size == parameter.shape
-            )  # otherwise a number of steps, which all ranks have
+            # Other sizes are those of step counters, which all ranks have.
+            is_sharded = size == parameter.shape
             value = torch.zeros_like(parameter) if is_sharded else torch.zeros(size)
             state[entry] = own[place[name]][key] = value.to(dtype)
         read_shards(state, folder, self._aside)

@@ -182,12 +182,15 @@ def test_row_11_too_many_skips_in_a_row(start: Start, tmp_path: Path) -> None:
     assert "3 such steps in a row" in status(tmp_path)["message"]
 
 
+@pytest.mark.parametrize(
+    "stage", ["", pytest.param("fsdp2", marks=pytest.mark.slow)], ids=["ddp", "fsdp2"]
+)
 def test_row_11_a_spike_goes_back_and_leaves_the_data_out(
-    start: Start, complete: Start, tmp_path: Path
+    complete: Start, tmp_path: Path, stage: str
 ) -> None:
     """The spike of step 7 goes back to step 6, and step 7 is made again with later documents."""
     keys = ("loss_spike_deviations=20", "loss_spike_window=4", "learning_rate=0.001")
-    complete(tmp_path / "run", *keys, fault="spike:7")
+    complete(tmp_path / "run", *keys, stage=stage, fault="spike:7")
     assert [(e["step"], e["to_step"]) for e in events(tmp_path / "run", "rollback")] == [(7, 6)]
     per_step = documents(tmp_path / "run")
     assert len(per_step[7]) == 16  # what was left out, and what was taken in its place

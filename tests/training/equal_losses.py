@@ -8,9 +8,10 @@
 
 The variant `bare` is no trainer: model, optimizer, clipping, and nothing else. Rank 0 prints one
 JSON object: for each name `losses` (of each step, in full precision), `model` and `optimizer` (the
-types of the weights that the model computes with and of those that the optimizer updates),
-`collectives` (calls of all_reduce in Python: those of the loop itself) and `reads` (where the
-package took values from the device in training, with their number).
+types of the weights that the model computes with and of those that the optimizer updates), `kept`
+(the share of the gradient that this rank holds between two micro-batches), `collectives` (calls of
+all_reduce in Python: those of the loop itself) and `reads` (where the package took values from the
+device in training, with their number).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 import torch.distributed as dist
 from accelerate.state import AcceleratorState
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks.fsdp import FullyShard
@@ -94,6 +96,7 @@ class Observed:
 
     def __init__(self, lag: int | None, nan: int | None) -> None:
         self.types: dict[str, list[str]] = {}
+        self.kept = 0.0
         self.collectives = 0
         self.reads: Counter[str] = Counter()
         self._lag, self._nan = lag, nan
@@ -139,6 +142,9 @@ class Observed:
 
     def _loss(self, original: Any, task: Any, model: nn.Module, batch: Any) -> Any:
         self.made += 1
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        kept = sum(g.to_local().numel() if isinstance(g, DTensor) else g.numel() for g in gradients)
+        self.kept = max(self.kept, kept / sum(p.numel() for p in model.parameters()))
         loss = original(task, model, batch)
         step = (self.made - 1) // task._config.gradient_accumulation_steps + 1
         return Loss(loss.sum * float("nan"), loss.parts) if step == self._nan else loss
@@ -174,6 +180,7 @@ def main(config: CausalLMConfig) -> int:
         found[name] = {
             "losses": losses,
             **observed.types,
+            "kept": observed.kept,
             "collectives": observed.collectives,
             "reads": dict(observed.reads),
         }

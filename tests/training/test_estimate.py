@@ -20,6 +20,7 @@ from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import (
     Counts,
+    Stage,
     activations,
     count,
     measure_state,
@@ -140,25 +141,28 @@ def test_sizes_and_times_as_a_person_reads_them() -> None:
     ]
 
 
-# What is printed of this launch (weights, gradients, optimizer) by ZeRO stage, with two processes.
+# What is printed of this launch (weights, gradients, optimizer) by engine, with two processes.
 PRINTED = {
     None: "* data parallel 5.1 MiB 5.1 MiB 10.1 MiB",
     2: "* ZeRO-2 5.1 MiB 2.5 MiB 7.6 MiB",
     3: "* ZeRO-3 2.5 MiB 2.5 MiB 7.6 MiB",
+    "FSDP2": "* FSDP2 2.5 MiB 2.5 MiB 5.1 MiB",
 }
 
 
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param(None, marks=pytest.mark.slow), 2, pytest.param(3, marks=pytest.mark.slow)],
+    [2, *(pytest.param(stage, marks=pytest.mark.slow) for stage in (None, 3, "FSDP2"))],
 )
 def test_a_probe_measures_and_leaves_nothing(
-    stage: int | None, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    stage: Stage, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     command = [sys.executable]
     if stage is not None:
-        file = REPOSITORY / "experiments" / "accelerate" / "cpu_zero2.yaml"
+        name = "cpu_fsdp2.yaml" if stage == "FSDP2" else "cpu_zero2.yaml"
+        file = REPOSITORY / "experiments" / "accelerate" / name
         command += ["-m", "accelerate.commands.launch", "--config_file", str(file)]
+    if isinstance(stage, int):
         document = json.loads((REPOSITORY / "deepspeed_configs" / "cpu.json").read_text())
         document["zero_optimization"] = {
             "stage": stage,
