@@ -223,7 +223,8 @@ def _from_file(path: Path) -> Launch:
     fsdp = None
     if kind == "FSDP":
         fsdp = {
-            name: _text(sharding.get(name, default)) for name, (_, default) in FSDP_FIELDS.items()
+            name: str(sharding.get(name, default)).lower()  # as accelerate launch exports it
+            for name, (_, default) in FSDP_FIELDS.items()
         }
     known = FILE_KEYS | EMPTY_FILE_KEYS
     unknown = [str(name) for name in content if name not in known]
@@ -289,11 +290,6 @@ def _check_types(content: Mapping[str, Any], path: Path) -> None:
     ]
     if found := [message for is_wrong, message in problems if is_wrong]:
         raise ConfigurationError("; ".join(found))
-
-
-def _text(value: Any) -> str:
-    """A value of `fsdp_config` as `accelerate launch` exports it, in lower case."""
-    return ",".join(map(str, value)).lower() if isinstance(value, list) else str(value).lower()
 
 
 def _compiler(backend: Any) -> str | None:

@@ -218,6 +218,35 @@ def test_the_cpu_launch_files_start_two_processes_from_another_folder(
     assert said == [[2, 0, str(REPOSITORY / deepspeed) if deepspeed else "None"]] * 2
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        "  fsdp_version: 2",
+        "  reshard_after_forward: false\n  fsdp_offload_params: true\n"
+        "  fsdp_transformer_layer_cls_to_wrap: [GPT2Block, GPT2MLP]\n"
+        "  fsdp_cpu_ram_efficient_loading: false\n  fsdp_activation_checkpointing: true",
+    ],
+    ids=["defaults", "set"],
+)
+def test_accelerate_exports_the_fsdp_config_that_is_read_from_a_file(
+    fields: str, tmp_path: Path
+) -> None:
+    file, script = tmp_path / "fsdp.yaml", tmp_path / "script.py"
+    file.write_text(
+        "distributed_type: FSDP\nnum_processes: 1\nnum_machines: 1\nmachine_rank: 0\n"
+        f'gpu_ids: "-1"\nmain_process_port: 0\nfsdp_config:\n{fields}\n'
+    )
+    script.write_text(
+        "import json, os\n"
+        "from bsmeta.config.launch import read_launch\n"
+        "open('found', 'w').write(json.dumps(read_launch(os.environ).fsdp))\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    done = run_warm([*command, str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "found").read_text()) == read_launch({}, str(file)).fsdp
+
+
 def test_a_file_that_cannot_be_read_is_refused() -> None:
     """Reading the first bytes of this file fails for every user."""
     with pytest.raises(ConfigurationError, match="/proc/self/mem: cannot be read: Input/output"):

@@ -48,6 +48,15 @@ def launch(
                 "leave out --offload_param_device of accelerate launch",
             ],
         ),
+        (
+            "cpu_fsdp2.yaml",
+            ["--fsdp_offload_params", "true", "--fsdp_version", "1"],
+            [
+                "fsdp_config.fsdp_version in the environment: found 1",
+                "fsdp_config.fsdp_offload_params in the environment: found true",
+            ],
+        ),
+        ("cpu_fsdp2.yaml", ["--cpu"], ["found one process of several", "leave out --cpu"]),
         ("cpu_zero2.yaml", ["--cpu"], ["found one process of several", "leave out --cpu"]),
         ("cpu.yaml", ["--cpu"], ["found one process of several"]),
     ],
