@@ -238,7 +238,7 @@ class FSDPEngine(PlainEngine):
         own: list[dict[str, torch.Tensor]] = [{} for _ in parameters]
         place = {name: number for number, name in enumerate(parameters)}
         for entry, (size, dtype) in described(folder).items():
-            if not entry.startswith(_OPTIMIZER):
+            if entry in state:
                 continue
             key, _, name = entry.removeprefix(_OPTIMIZER).partition("/")
             if name not in place:
