@@ -53,6 +53,20 @@ def test_the_annotation_benchmark(launch: Launch) -> None:
     assert {result["pages"] for result in results} == {2}
 
 
+@pytest.mark.slow
+def test_the_benchmark_of_saves(launch: Launch) -> None:
+    model = f"model_config_file={REPOSITORY}/examples/model/config.json"
+    done = launch(EXPERIMENTS / "benchmarks" / "save_time.py", "saves=1", "every=2", model)
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    engines = ["data parallel", "data parallel", "FSDP2", "FSDP2"]
+    assert [result["engine"] for result in results] == engines
+    assert [result["async_save"] for result in results] == [False, True, False, True]
+    for result in results:
+        if not result["async_save"]:  # the loop waits for all of it
+            assert result["pause_s"] == result["write_s"]
+            assert result["slower_s"] == 0
+
+
 def test_the_scores_of_extractors(launch: Launch) -> None:
     pages = REPOSITORY / "examples" / "rawpages" / "raw-000.jsonl.gz"
     table = launch(EXPERIMENTS / "content_f1.py", str(pages), "1").stdout.splitlines()

@@ -30,6 +30,14 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return failures
 
 
+@pytest.fixture
+def save_time(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import save_time
+
+    return save_time
+
+
 def run(script: str, *keys: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(FOLDER / script), *keys]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -117,3 +125,18 @@ def test_the_slowest_gpu(failures: ModuleType, gpus: int, largest: float) -> Non
     """Expected maxima of standard normals, from tables of order statistics."""
     assert failures.slowest(gpus, 0.1) == pytest.approx(1 + 0.1 * largest, abs=1e-5)
     assert failures.slowest(1, 0.1) == 1.0
+
+
+def test_what_a_save_takes_from_the_loop(save_time: ModuleType) -> None:
+    """The save of step 3 is still written during steps 4 and 5; that of step 6 ends the run."""
+    times = {1: 9.0, 2: 1.0, 3: 1.0, 4: 1.5, 5: 1.25, 6: 1.0}
+    events = [{"event": "step", "step": step, "step_s": time} for step, time in times.items()]
+    events.insert(3, {"event": "save", "step": 3, "seconds": 2.5, "loop_seconds": 0.5})
+    events.append({"event": "save", "step": 6, "seconds": 40.0, "loop_seconds": 40.0})
+    assert save_time.summary(events, 3) == {
+        "pause_s": 0.5,
+        "write_s": 2.5,
+        "step_s": 1.0,
+        "slower_s": 0.75,
+        "lost": 0.0208,
+    }

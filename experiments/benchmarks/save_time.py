@@ -1,0 +1,107 @@
+"""Measures the time that saves take from the training loop, with two processes on the CPU.
+
+    python experiments/benchmarks/save_time.py saves=3 every=8 [keys of train.py]
+
+starts `train.py` once for each engine (data parallel, FSDP2) and each of `async_save=false` and
+`true`, with a new GPT-2 of 124 million weights (12 layers, 768 wide) and AdamW in float32, on the
+sample. Prints one JSON line for each run, with medians over its saves, except the last one, which
+the end of the run waits for:
+
+    pause_s: what a save took from the loop (`loop_seconds` of its event)
+    write_s: from its start until the checkpoint was complete (`seconds`)
+    step_s: a step while no save was in progress
+    slower_s: how much longer the steps beside a save took than as many others
+    lost: (pause_s + slower_s) / one minute: the share of time lost at one save per minute
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from common import own_arguments
+
+ROOT = Path(__file__).resolve().parents[2]
+OWN_KEYS = {"saves": "3", "every": "8"}
+MODEL = {
+    "architectures": ["GPT2LMHeadModel"],
+    "model_type": "gpt2",
+    "n_layer": 12,
+    "n_embd": 768,
+    "n_head": 12,
+    "n_positions": 1024,
+    "vocab_size": 50257,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+SMALL_STEPS = (
+    "gradient_accumulation_steps=1",
+    "data_config.per_device_train_batch_size=1",
+    "data_config.metadata_config.max_seq_len=64",
+    "eval_steps=0",
+    "trackers=[]",
+    "keep_last_checkpoints=1",
+)
+
+
+def train(launch_file: str, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+    """Runs `train.py` and returns the events of its log."""
+    command = [sys.executable, "-m", "accelerate.commands.launch"]
+    command += ["--config_file", str(ROOT / "experiments/accelerate" / launch_file)]
+    command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={folder}"]
+    subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(events: list[dict[str, Any]], every: int) -> dict[str, float]:
+    """The medians of a run that saved after every `every` steps."""
+    times = {event["step"]: event["step_s"] for event in events if event["event"] == "step"}
+    saves = [event for event in events if event["event"] == "save"][:-1]
+    beside: dict[int, list[float]] = {}
+    for save in saves:
+        left = save["seconds"] - save["loop_seconds"]
+        steps = beside[save["step"]] = []
+        for step in range(save["step"] + 1, save["step"] + every + 1):
+            if left <= 0:
+                break
+            steps.append(times[step])
+            left -= times[step]
+    busy = {step + 1 + index for step, found in beside.items() for index in range(len(found))}
+    # The first step of a run also allocates memory.
+    usual = median(time for step, time in times.items() if step > 1 and step not in busy)
+    pause = median(save["loop_seconds"] for save in saves)
+    slower = median(sum(steps) - usual * len(steps) for steps in beside.values())
+    return {
+        "pause_s": round(pause, 3),
+        "write_s": round(median(save["seconds"] for save in saves), 3),
+        "step_s": round(usual, 3),
+        "slower_s": round(slower, 3),
+        "lost": round((pause + slower) / 60, 4),
+    }
+
+
+def main() -> None:
+    """Trains under each engine and prints the results."""
+    own = own_arguments(OWN_KEYS)
+    every = int(own["every"])
+    steps = every * (int(own["saves"]) + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder) / "config.json"
+        model.write_text(json.dumps(MODEL))
+        keys = [*SMALL_STEPS, f"model_config_file={model}", f"save_steps={every}"]
+        keys += [f"max_train_steps={steps}", "num_warmup_steps=0", *sys.argv[1:]]
+        for engine, file in (("data parallel", "cpu.yaml"), ("FSDP2", "cpu_fsdp2.yaml")):
+            for aside in ("false", "true"):
+                run = Path(folder) / f"{engine}-{aside}"
+                events = train(file, run, [*keys, f"async_save={aside}"])
+                result = {"engine": engine, "async_save": aside == "true"}
+                print(json.dumps(result | summary(events, every)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
