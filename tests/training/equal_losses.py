@@ -143,8 +143,9 @@ class Observed:
     def _loss(self, original: Any, task: Any, model: nn.Module, batch: Any) -> Any:
         self.made += 1
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        kept = sum(g.to_local().numel() if isinstance(g, DTensor) else g.numel() for g in gradients)
-        self.kept = max(self.kept, kept / sum(p.numel() for p in model.parameters()))
+        if gradients:  # DeepSpeed has none here, but in buffers of its own
+            own = (g.to_local() if isinstance(g, DTensor) else g for g in gradients)
+            self.kept = sum(g.numel() for g in own) / sum(g.numel() for g in gradients)
         loss = original(task, model, batch)
         step = (self.made - 1) // task._config.gradient_accumulation_steps + 1
         return Loss(loss.sum * float("nan"), loss.parts) if step == self._nan else loss
