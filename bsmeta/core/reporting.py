@@ -56,6 +56,14 @@ def is_reporter() -> bool:
     return not launched or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
+def checks_for_all() -> bool:
+    """Whether this process checks what is the same for all processes of its launch.
+
+    Only rank 0 where a launcher ends the others if it refuses; elsewhere every process.
+    """
+    return rank() == 0 or "TORCHELASTIC_RUN_ID" not in os.environ
+
+
 def wait_for_reporter() -> None:
     """Waits until the launcher terminates this process; returns if the reporter exits too late."""
     if threading.current_thread() is threading.main_thread():

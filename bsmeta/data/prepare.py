@@ -46,6 +46,7 @@ from bsmeta.data.stream.prepared import (
     read_manifest,
     verify,
 )
+from bsmeta.data.stream.survey import survey_data
 from bsmeta.data.text.tokenizer import load_tokenizer
 
 BUFFER = 1 << 20
@@ -193,7 +194,7 @@ def prepare(config: PrepareConfig, tokenizer: PreTrainedTokenizerBase, out: Path
     plan = BatchPlan.of(config, config.world_size)
     steps = config.max_train_steps
     phases = phases_of(data, steps, plan.global_batch, decay_start(config, steps))
-    live = LiveStreams(data, tokenizer, config.seed, phases)
+    live = LiveStreams(data, tokenizer, config.seed, phases, survey_data(data))
     columns = columns_of(data, len(tokenizer))
     manifest = {
         "format": FORMAT,

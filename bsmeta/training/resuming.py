@@ -8,6 +8,7 @@ run has read it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
 import yaml
 from torch import nn
 
@@ -43,6 +45,7 @@ from bsmeta.training.retention import check_room
 logger = logging.getLogger(__name__)
 
 _TAG = "pytorch_model"
+_SHOWN = 20  # differences in a message
 _UNCOMPARED = {"resume_from_checkpoint_dir", "overwrite_out_dir"}
 """Keys that affect how a process starts, not how the run trains."""
 
@@ -214,17 +217,21 @@ def check_same_model(
 def check_same_data(fingerprint: dict[str, Any], processes: Processes) -> None:
     """Refuses ranks that would train on different data; each rank passes its own fingerprint.
 
-    A branch on the Hub may move, or a file may change, between the reads of two ranks; a machine
-    may lack the held-out file.
+    A file may change, or a branch on the Hub move, between the reads of two ranks. A fingerprint
+    may have megabytes, so ranks exchange hashes, and no more if these are equal.
     """
-    first, *others = processes.gather(fingerprint)
-    for rank, other in enumerate(others, start=1):
-        lines = "\n".join(differing(first, other, "on rank 0", f"on rank {rank}"))
+    text = json.dumps(fingerprint, sort_keys=True)
+    if len({*processes.gather(xxhash.xxh3_128_hexdigest(text.encode()))}) == 1:
+        return
+    first = processes.broadcast(fingerprint)
+    own = differing(first, fingerprint, "on rank 0", f"on rank {processes.rank}")
+    for rank, lines in enumerate(processes.gather([*itertools.islice(own, _SHOWN)])):
         if lines:
+            listed = "\n".join(lines)
             raise ConfigurationError(
                 f"rank 0 and rank {rank} do not have the same training data (name a commit of a "
                 "data set that is changing as data_config.dataset_revision; see that all machines "
-                f"have the same files):\n{lines}"
+                f"have the same files):\n{listed}"
             )
 
 

@@ -117,6 +117,17 @@ class Task(Protocol):
 
 
 @runtime_checkable
+class SurveysData(Protocol):
+    """A task that looks at its data on one rank for all, before the streams are opened."""
+
+    def survey(self) -> Any:
+        """Looks at the data; called on rank 0, and sent to all ranks, so it must be picklable."""
+
+    def use_survey(self, survey: Any) -> None:
+        """Takes the result of rank 0, for the next `train_stream`."""
+
+
+@runtime_checkable
 class Evaluates(Protocol):
     """A task that evaluates its model during training."""
 

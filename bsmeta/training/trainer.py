@@ -48,6 +48,7 @@ from bsmeta.training.task import (
     Metric,
     ReportsExposure,
     ScalesRates,
+    SurveysData,
     Task,
 )
 from bsmeta.training.tracking import RUNS, Tracker, start_trackers
@@ -209,6 +210,8 @@ class Trainer:
     # --- one step ---------------------------------------------------------------------------
 
     def _open_stream(self, saved: dict[str, Any] | None) -> None:
+        if isinstance(self.task, SurveysData):
+            self.task.use_survey(self.processes.on_main(self.task.survey))
         self.stream = self.task.train_stream(self.processes.rank, self.processes.size, saved)
         check_same_data(self.stream.fingerprint, self.processes)
         self._data_state = self.stream.state

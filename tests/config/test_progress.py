@@ -30,7 +30,8 @@ from bsmeta.core.files import file_hash
 from bsmeta.data.io import remote
 from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.shards import SAMPLES, Shard, shards_fingerprint
+from bsmeta.data.io.samples import SAMPLES, with_samples
+from bsmeta.data.io.shards import Shard
 from bsmeta.data.table.csv_file import read_rows
 from bsmeta.data.table.csv_format import find_format
 from bsmeta.data.table.text_file import find_encoding
@@ -120,7 +121,7 @@ CASES: dict[str, tuple[int, Callable[[Path], object]]] = {
     "the hash of a file of a checkpoint": (2, describe_file),
     "the sampled hashes of shards": (
         SAMPLES,
-        lambda shard: shards_fingerprint([Shard("shard", str(shard), shard.stat().st_size)]),
+        lambda shard: with_samples([Shard("shard", str(shard), shard.stat().st_size)]),
     ),
     "lines": (8, read_all),
     "lines of a gzip file": (8, lambda shard: read_all(shard.with_suffix(".jsonl.gz"))),

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import os
-import random
 from pathlib import Path
-from typing import Any
 
 import pytest
-import xxhash
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
+from bsmeta.data.io.shards import list_shards, validation_path
 
 
 @pytest.fixture
@@ -80,41 +76,6 @@ def test_one_name_in_several_folders(tmp_path: Path) -> None:
     assert names(train_file=f"{tmp_path}/**/*.jsonl") == ["2019/0.jsonl", "2020/0.jsonl"]
 
 
-def sampled(path: Path) -> dict[str, Any]:
-    return shards_fingerprint(list_shards(DataConfig(train_file=str(path))))
-
-
-def test_the_fingerprint_has_sizes_and_sampled_hashes(folder: Path) -> None:
-    assert sampled(folder / "*.gz") == {
-        "a.jsonl.gz": {"bytes": 2, "sampled_xxh3": xxhash.xxh3_64_hexdigest(b"xx" + b"xx" * 3)},
-        "b.jsonl.gz": {"bytes": 3, "sampled_xxh3": xxhash.xxh3_64_hexdigest(b"xxx" * 4)},
-        "test.jsonl.gz": {"bytes": 5, "sampled_xxh3": xxhash.xxh3_64_hexdigest(b"xxxxx" * 4)},
-    }
-
-
-def test_a_copy_of_a_shard_is_the_same_shard(tmp_path: Path) -> None:
-    content = random.Random(0).randbytes(300_000)
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "a.jsonl").write_bytes(content)
-    os.utime(tmp_path / "there" / "a.jsonl", (1, 1))
-    assert sampled(tmp_path / "here") == sampled(tmp_path / "there")
-
-
-@pytest.mark.parametrize("place", [0, 20_000, 100_000, 200_000, 299_999])
-def test_other_content_of_the_same_size_is_another_shard(tmp_path: Path, place: int) -> None:
-    """A changed byte is noticed anywhere in a gzip file, whose end is a checksum of the content."""
-    content = bytearray(random.Random(0).randbytes(300_000))
-    path = tmp_path / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(content, mtime=0))
-    first = sampled(path)
-    content[place] ^= 1
-    path.write_bytes(gzip.compress(content, mtime=0))
-    second = sampled(path)
-    assert first["a.jsonl.gz"]["bytes"] == second["a.jsonl.gz"]["bytes"]
-    assert first != second
-
-
 def irregular(folder: Path, name: str) -> str:
     """What is called like a shard and is none; its name in messages."""
     path = folder / name
@@ -151,13 +112,6 @@ def test_what_is_no_file_is_refused_unless_it_is_excluded(
 def test_a_folder_in_a_glob_of_everything_is_passed_over(folder: Path) -> None:
     (folder / "more").mkdir()
     assert "more" not in names(train_file=f"{folder}/*")
-
-
-def test_a_shard_that_cannot_be_opened_is_named(folder: Path) -> None:
-    shards = list_shards(DataConfig(train_file=str(folder)))
-    (folder / "b.jsonl.gz").unlink()
-    with pytest.raises(DataError, match=r"train_file: \S+b\.jsonl\.gz cannot be read: .*No such"):
-        shards_fingerprint(shards)
 
 
 def test_nothing_set() -> None:

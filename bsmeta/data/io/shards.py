@@ -1,29 +1,26 @@
-"""The list of training shards, without the held-out file, and its fingerprint.
+"""The list of training shards, without the held-out file.
 
 First stage of the stream. `list_shards` turns `data_config.train_file` into a sorted list of
-`Shard`s, from which `dealing` cuts the logical streams.
+`Shard`s, from which `dealing` cuts the logical streams. `samples` recognizes them by their content.
 """
 
 from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import xxhash
 
 from bsmeta.config.data import REMOTE, SCHEME, DataConfig, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import report_progress
+from bsmeta.core.progress import reporting
 from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.files import open_file, size_of
 from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern
 from bsmeta.data.io.objects import ObjectPattern
 from bsmeta.data.io.remote import FileRef, RemotePattern, RemoteSettings, remote_files
@@ -32,7 +29,6 @@ PARQUET = ".parquet"
 SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUET)
 """File names of shards in a folder. A `.json` there may be anything; it is read if it is named."""
 
-SAMPLES, SAMPLE_BYTES = 4, 1 << 14
 READERS = 8  # threads: a shard on a network costs a few milliseconds
 
 
@@ -45,11 +41,15 @@ class Shard:
             differ, if several share a file name). It does not depend on where the data is stored.
         path: Its path; a `FileRef` for a remote shard.
         size: Size of the file in bytes.
+        changed: When a local file was last changed, in ns since 1970; 0 for others.
+        samples: Hash of samples of its content (see `samples`); empty where none was computed.
     """
 
     name: str
     path: str | FileRef
     size: int
+    changed: int = 0
+    samples: str = ""
 
 
 def is_parquet(path: str | FileRef) -> bool:
@@ -70,28 +70,99 @@ def list_shards(config: DataConfig) -> list[Shard]:
         DataError: If a path is missing or not a file, a pattern matches nothing, or no shard is
             left.
     """
-    found = [path for entry in entries_of(config) for path in expand(entry, config)]
-    found.sort(key=str)
-    found = list({real_path(path): path for path in found}.values())  # each file once
-    kept = [path for path in found if not is_excluded(path, config)]
+    paths = sorted(
+        (path for entry in entries_of(config) for path in expand(entry, config)), key=str
+    )
+    files = [*{file.identity: file for file in look_up(paths)}.values()]  # each file once
+    held_out = held_out_status(config)
+    kept = [
+        file
+        for file in files
+        if not is_excluded(file.path, config) and not file.is_same_as(held_out)
+    ]
     if not kept:
         validation_path(config)  # refused where it is a pattern that matches them all
         raise DataError(
             f"data_config.train_file={config.train_file} leaves no training shard: "
-            f"all of its {len(found)} files are the validation file "
+            f"all of its {len(files)} files are the validation file "
             f"({config.validation_file}) or excluded ({config.exclude}); add other files"
         )
-    check_are_files(kept)
-    names = shard_names(kept)
+    check_are_files([file.path for file in kept if not file.is_regular])
+    names = shard_names([file.path for file in kept])
     if len(set(names)) < len(names):
         raise ConfigurationError(
             f"data_config.train_file={config.train_file}: several files would be called "
             f"{Counter(names).most_common(1)[0][0]}; read one revision of a data set"
         )
-    return sorted(
-        (Shard(name, path, size_of(path)) for name, path in zip(names, kept, strict=True)),
-        key=lambda shard: shard.name,
-    )
+    shards = [
+        Shard(name, file.path, file.size, file.changed)
+        for name, file in zip(names, kept, strict=True)
+    ]
+    return sorted(shards, key=lambda shard: shard.name)
+
+
+@dataclass(frozen=True, slots=True)
+class ListedFile:
+    """A path in a listing, and the file that it leads to.
+
+    Attributes:
+        identity: The same for all paths that lead to the file by links.
+        status: None for a remote file, or if a link leads to no file.
+    """
+
+    path: str | FileRef
+    identity: str | FileRef
+    status: os.stat_result | None
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a file, rather than a folder, a pipe or a broken link."""
+        if isinstance(self.path, FileRef):
+            return True
+        return self.status is not None and stat.S_ISREG(self.status.st_mode)
+
+    @property
+    def size(self) -> int:
+        """Size in bytes."""
+        if isinstance(self.path, FileRef):
+            return self.path.size
+        assert self.status is not None
+        return self.status.st_size
+
+    @property
+    def changed(self) -> int:
+        """When the content may last have changed, in ns since 1970; 0 for a remote file.
+
+        Copying tools set the time of modification back, but cannot set that of the last change.
+        """
+        return max(self.status.st_mtime_ns, self.status.st_ctime_ns) if self.status else 0
+
+    def is_same_as(self, status: os.stat_result | None) -> bool:
+        """Whether a status is that of this file, whatever its name."""
+        return (
+            status is not None and self.status is not None and os.path.samestat(self.status, status)
+        )
+
+
+def look_up(paths: Sequence[str | FileRef]) -> list[ListedFile]:
+    """The files that paths lead to; a local one that is no link costs a single request."""
+    folders = {os.path.dirname(path) for path in paths if not isinstance(path, FileRef)}
+    real = {folder: os.path.realpath(folder) for folder in folders}
+
+    def listed(path: str | FileRef) -> ListedFile:
+        if isinstance(path, FileRef):
+            return ListedFile(path, path, None)
+        folder, name = os.path.split(path)
+        try:
+            status = os.lstat(path)
+            if not stat.S_ISLNK(status.st_mode):
+                return ListedFile(path, os.path.join(real[folder], name), status)
+            return ListedFile(path, os.path.realpath(path), os.stat(path))
+        except OSError:
+            return ListedFile(path, os.path.realpath(path), None)
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return [*reporting(pool.map(listed, paths))]
 
 
 def entries_of(config: DataConfig) -> list[str]:
@@ -206,19 +277,21 @@ def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
 
 
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
-    """Whether a file is the validation file (by its name, or a link to it) or excluded."""
+    """Whether a file is excluded by its name, or has that of the validation file."""
     name = os.path.basename(str(path))
     held_out = config.validation_file and in_dataset(config.validation_file, config)
     if held_out and fnmatch(name, os.path.basename(held_out)):
         return True
-    if held_out and isinstance(path, str) and is_same_file(path, held_out):
-        return True
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
 
-def is_same_file(path: str, other: str) -> bool:
-    """Whether two paths lead to the same existing file."""
-    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
+def held_out_status(config: DataConfig) -> os.stat_result | None:
+    """The status of a local validation file; None without one."""
+    held_out = config.validation_file and in_dataset(config.validation_file, config)
+    try:
+        return os.stat(held_out) if held_out else None
+    except OSError:
+        return None
 
 
 def some_of(shards: Sequence[Shard], count: int = 3) -> list[Shard]:
@@ -235,50 +308,3 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
     places = [path.place if isinstance(path, FileRef) else path for path in paths]
     common = os.path.commonpath([os.path.dirname(place) for place in places])
     return [Path(place).relative_to(common).as_posix() for place in places]
-
-
-def real_path(path: str | FileRef) -> str | FileRef:
-    """The identity of a file, independent of links to it."""
-    return path if isinstance(path, FileRef) else os.path.realpath(path)
-
-
-def shards_fingerprint(
-    shards: Sequence[Shard], opened: Callable[[str], BinaryIO] = open_file
-) -> dict[str, Any]:
-    """The facts about shards that must not change before a run is resumed; JSON-serializable.
-
-    Remote shards are identified by their listing (`FileRef.identity`), others by their size and a
-    hash of samples of the content, which is equal for a copy of the file, wherever and whenever it
-    was made, and almost surely differs for other content of the same size (a gzip file ends with a
-    checksum of its content).
-
-    Args:
-        opened: Opens a shard that is not remote.
-    """
-    refs = {shard.name: shard.path for shard in shards if isinstance(shard.path, FileRef)}
-    others = [shard for shard in shards if shard.name not in refs]
-    listed: dict[str, Any] = {}
-    for name, ref in refs.items():
-        listed |= ref.identity(name)
-    with ThreadPoolExecutor(READERS) as pool:
-        hashes = pool.map(lambda shard: sampled_hash(shard, opened), others)
-        samples = {
-            shard.name: {"bytes": shard.size, "sampled_xxh3": found}
-            for shard, found in zip(others, hashes, strict=True)
-        }
-    return listed | samples
-
-
-def sampled_hash(shard: Shard, opened: Callable[[str], BinaryIO]) -> str:
-    """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between."""
-    found = xxhash.xxh3_64()
-    last = max(shard.size - SAMPLE_BYTES, 0)
-    try:
-        with opened(str(shard.path)) as file:
-            for place in range(SAMPLES):
-                file.seek(last * place // (SAMPLES - 1))
-                found.update(file.read(SAMPLE_BYTES))
-                report_progress()
-    except OSError as error:
-        raise DataError(f"data_config.train_file: {shard.path} cannot be read: {error}") from error
-    return found.hexdigest()

@@ -32,11 +32,13 @@ def fingerprint(
     seed: int,
     phases: Phases,
     shards: Mapping[str, Any],
+    held_out: str,
 ) -> dict[str, Any]:
     """Everything that determines the sequences of a run; JSON-serializable.
 
-    Raises:
-        DataError: If the held-out file is on the Hub, which cannot be reached.
+    Args:
+        shards: See `samples.shards_fingerprint`.
+        held_out: See `held_out_fingerprint`.
     """
     return {
         "seed": seed,
@@ -46,7 +48,7 @@ def fingerprint(
         "bad_documents": config.bad_documents,
         "max_document_chars": config.max_document_chars,
         "on_test_overlap": config.on_test_overlap,
-        "held_out": held_out_fingerprint(config),
+        "held_out": held_out,
         "phase_starts": list(phases.starts),
         **({"row_budget": row_budget_fingerprint(config)} if config.row_budget == BY_TEXT else {}),
         **({"columns": config.columns} if config.columns else {}),
@@ -81,7 +83,11 @@ def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def held_out_fingerprint(config: DataConfig) -> str:
-    """Identifies the data held out: a hash of the validation file, or why there is none."""
+    """Identifies the data held out: a hash of the validation file, or why there is none.
+
+    Raises:
+        DataError: If the file is on the Hub, which cannot be reached.
+    """
     path = validation_path(config)
     if path is None:
         return "nothing"

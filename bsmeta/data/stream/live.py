@@ -9,7 +9,6 @@ rebuilds that window and continues in it. `train_stream` divides the sequences a
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -19,18 +18,16 @@ from bsmeta.config.data import BY_TEXT, DataConfig
 from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
-from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.shards import some_of, validation_path, what_it_is
+from bsmeta.data.io.samples import shards_fingerprint
+from bsmeta.data.io.shards import some_of
 from bsmeta.data.stream.counts import HALF_USED, REASONS, skipped_counts
-from bsmeta.data.stream.dealing import Share, deal, order_of
+from bsmeta.data.stream.dealing import Share, order_of
 from bsmeta.data.stream.fingerprint import fingerprint
-from bsmeta.data.stream.held_out import HeldOutDocuments
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position, sequence_order
-from bsmeta.data.stream.preview import check_columns, check_types
-from bsmeta.data.stream.sources import Corpus, Source, corpora_fingerprint, open_corpora
+from bsmeta.data.stream.sources import Corpus, Source
+from bsmeta.data.stream.survey import Survey, deal_corpora, surveyed_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker
 
 Sequences = list[tuple[PackedWindow, int]]
@@ -174,40 +171,47 @@ class LogicalStream:
 
 log = logging.getLogger(__name__)
 
-SAMPLE_LINES = 8
-
 
 class LiveStreams:
     """All logical streams of a run, read from the shards.
 
     Args:
         tokenizer: A fast tokenizer with an EOS token, special tokens of the metadata added.
+        survey: The data, as one process of the run found it.
 
     Raises:
-        ConfigurationError: If a key has an invalid value, or there are too many streams.
-        DataError: If shards are missing.
+        ConfigurationError: If the tokenizer or a key of the metadata cannot be used.
+        DataError: If this machine has other shards.
     """
 
     def __init__(
-        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Phases
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        phases: Phases,
+        survey: Survey,
     ) -> None:
+        if survey.failure is not None:
+            raise survey.failure
         self._config = config
         self._seed = seed
         self._phases = phases
-        corpora = open_corpora(config)
+        corpora = surveyed_corpora(config, survey)
         self.shards = [shard for corpus in corpora for shard in corpus.shards]
-        check_types(config, {one.name: (one.shards, one.source.first_lines) for one in corpora})
-        kept_out = held_out(config, Cache(config.cache_dir))
-        order = sequence_order(config)
         self._streams: list[tuple[Corpus, Sequence[Share], WindowMaker]] = []
-        for number, corpus in enumerate(corpora):
-            dealt = deal(corpus.shards, config.num_streams, order.portions(number))
-            check_streams_have_documents(corpus.source, dealt, config)
-            maker = window_maker(config, corpus, tokenizer, seed, kept_out)
+        for corpus, dealt in zip(corpora, deal_corpora(config, corpora), strict=True):
+            maker = WindowMaker(
+                corpus.config,
+                tokenizer,
+                seed,
+                source=corpus.name,
+                held_out=survey.kept_out,
+                sample=survey.lines[corpus.name],
+            )
             self._streams += [(corpus, shares, maker) for shares in dealt]
-        self.fingerprint = fingerprint(
-            config, tokenizer, seed, phases, corpora_fingerprint(corpora)
-        )
+        facts = shards_fingerprint(self.shards)
+        self.fingerprint = fingerprint(config, tokenizer, seed, phases, facts, survey.held_out)
 
     def __len__(self) -> int:
         """Number of streams, of all sources."""
@@ -237,76 +241,6 @@ class LiveStreams:
                 ", ".join(slow),
                 LONG_FRAME >> 20,
             )
-
-
-def window_maker(
-    config: DataConfig,
-    corpus: Corpus,
-    tokenizer: PreTrainedTokenizerBase,
-    seed: int,
-    kept_out: HeldOutDocuments | None,
-) -> WindowMaker:
-    """Builds the window maker of a corpus, after checking its first documents.
-
-    Raises:
-        ConfigurationError: If the tokenizer, a key of the metadata or a path of the columns cannot
-            be used.
-    """
-    check_columns(config, corpus.name, corpus.shards, corpus.source.first_lines)
-    sample = some_of(corpus.shards)
-    return WindowMaker(
-        corpus.config,
-        tokenizer,
-        seed,
-        source=corpus.name,
-        held_out=kept_out,
-        sample=[
-            line for shard in sample for line in corpus.source.first_lines(shard, SAMPLE_LINES)
-        ],
-    )
-
-
-def check_streams_have_documents(
-    source: Source, dealt: Sequence[Sequence[Share]], config: DataConfig
-) -> None:
-    """Checks that streams that do not own the beginning of a shard have at least one document."""
-    for stream, shares in enumerate(dealt):
-        firsts = [(share, share.documents(0, 1)[0]) for share in shares]
-        if not shares or any(first == 0 for _, first in firsts):
-            continue
-        if not any(source.has_line(share.shard, first) for share, first in firsts):
-            where = ", ".join(f"{share.shard.name} from document {n} on" for share, n in firsts)
-            raise ConfigurationError(
-                f"data_config.num_streams={config.num_streams} is too many: no document is left "
-                f"for stream {stream}, which would own some of {where}; lower num_streams, or add "
-                "shards"
-            )
-
-
-def held_out(config: DataConfig, cache: Cache) -> HeldOutDocuments | None:
-    """The documents that must not be trained on; None without a validation file.
-
-    Raises:
-        DataError: If the file is missing or cannot be read: what is in it would be trained on.
-    """
-    path = validation_path(config)
-    if path is None:
-        return None
-    if not isinstance(path, FileRef) and not os.path.exists(path):
-        raise DataError(
-            f"data_config.validation_file: {path} is not there (from {os.getcwd()}), so its "
-            "documents cannot be kept out of training; expected a file of documents, or null to "
-            "train without a held-out file"
-        )
-    if not isinstance(path, FileRef) and not os.path.isfile(path):  # a pipe would block the run
-        raise DataError(
-            f"data_config.validation_file: {path} is {what_it_is(path)}; expected a file of "
-            "documents"
-        )
-    try:
-        return HeldOutDocuments.of(path, cache, config.columns)
-    except OSError as error:
-        raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error
 
 
 def phases_of(

@@ -19,11 +19,13 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import file_hash
+from bsmeta.data.io.samples import shards_fingerprint
 from bsmeta.data.stream.fingerprint import NOT_THERE, fingerprint
 from bsmeta.data.stream.live import LiveStreams
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.sources import corpora_fingerprint, open_corpora
+from bsmeta.data.stream.sources import open_corpora
+from bsmeta.data.stream.survey import Survey
 
 log = logging.getLogger(__name__)
 
@@ -88,19 +90,26 @@ class PreparedStreams:
     """
 
     def __init__(
-        self, config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int, phases: Phases
+        self,
+        config: DataConfig,
+        tokenizer: PreTrainedTokenizerBase,
+        seed: int,
+        phases: Phases,
+        survey: Survey,
     ) -> None:
-        self._arguments = (config, tokenizer, seed, phases)
+        self._arguments = (config, tokenizer, seed, phases, survey)
         self._folder = Path(config.prepared or "")
         self._manifest = read_manifest(self._folder)
         self._live: LiveStreams | None = None
         saved = self._manifest["fingerprint"]
-        try:
-            shards = corpora_fingerprint(open_corpora(config))
-        except UserError as error:
-            log.info("only the prepared epochs can be trained on: %s", error)
-            shards = saved["shards"]
-        self.fingerprint = as_saved(fingerprint(config, tokenizer, seed, phases, shards))
+        if survey.failure is not None:
+            log.info("only the prepared epochs can be trained on: %s", survey.failure)
+        shards = saved["shards"]
+        if survey.shards:
+            corpora = open_corpora(config, survey.shards)
+            shards = shards_fingerprint([shard for one in corpora for shard in one.shards])
+        facts = fingerprint(config, tokenizer, seed, phases, shards, survey.held_out)
+        self.fingerprint = as_saved(facts)
         if self.fingerprint["held_out"] == NOT_THERE:  # the prepared data was filtered by it
             self.fingerprint["held_out"] = saved["held_out"]
         differences = "\n".join(differing(saved, self.fingerprint, "when it was prepared"))

@@ -6,16 +6,17 @@ native source reads with `lines` and its access points, `tf_source` with TensorF
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from bsmeta.config.data import DataConfig, source_configs
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import ShardReader, first_lines, has_line, open_shard
-from bsmeta.data.io.shards import Shard, list_shards, shards_fingerprint
+from bsmeta.data.io.samples import check_is_listed, with_samples
+from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.windows import PlacedWindow, Window
 from bsmeta.metadata.mapping import make_decoder
@@ -27,8 +28,8 @@ class Source(Protocol):
     def shards(self) -> list[Shard]:
         """The training shards, sorted by name; see `list_shards`."""
 
-    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
-        """What must be unchanged in a resumed run; see `shards_fingerprint`."""
+    def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
+        """The shards with the hashes of their samples; see `samples.with_samples`."""
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         """The first lines of a shard."""
@@ -55,7 +56,8 @@ class NativeSource:
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
-        self._indexes = IndexCache(Cache(config.cache_dir))
+        self._cache = Cache(config.cache_dir)
+        self._indexes = IndexCache(self._cache)
         self._columns = make_decoder(
             config.metadata_config, config.columns, content=config.content
         ).columns
@@ -63,8 +65,8 @@ class NativeSource:
     def shards(self) -> list[Shard]:
         return list_shards(self._config)
 
-    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
-        return shards_fingerprint(shards)
+    def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
+        return with_samples(shards, cache=self._cache)
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         return first_lines(shard.path, count)
@@ -86,6 +88,7 @@ class NativeSource:
 
     def _reader(self, shard: Shard) -> ShardReader:
         try:
+            check_is_listed(shard)
             self._indexes.request(shard.path)
             return open_shard(shard.path, self._indexes, self._columns)
         except OSError as error:
@@ -114,24 +117,22 @@ class Corpus:
     shards: list[Shard]
 
 
-def open_corpora(config: DataConfig) -> list[Corpus]:
-    """The corpora of a run, in the order of `data_config.sources`."""
+def open_corpora(
+    config: DataConfig, shards: Mapping[str, Sequence[Shard]] | None = None
+) -> list[Corpus]:
+    """The corpora of a run, in the order of `data_config.sources`.
+
+    Args:
+        shards: The shards of each source, by its name; None lists them.
+    """
     corpora = []
     for name, data in source_configs(config).items():
         source = source_of(data)
-        shards = source.shards()
+        own = source.shards() if shards is None else shards[name]
         if name:
-            shards = [replace(shard, name=f"{name}/{shard.name}") for shard in shards]
-        corpora.append(Corpus(name, data, source, shards))
+            own = [replace(shard, name=f"{name}/{shard.name}") for shard in own]
+        corpora.append(Corpus(name, data, source, [*own]))
     return corpora
-
-
-def corpora_fingerprint(corpora: Sequence[Corpus]) -> dict[str, Any]:
-    """What must be unchanged in the shards of a resumed run; see `shards_fingerprint`."""
-    found: dict[str, Any] = {}
-    for corpus in corpora:
-        found |= corpus.source.fingerprint(corpus.shards)
-    return found
 
 
 def source_of(config: DataConfig) -> Source:

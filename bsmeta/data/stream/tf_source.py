@@ -17,14 +17,16 @@ import itertools
 import os
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.inflate import DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
+from bsmeta.data.io.samples import check_is_listed, with_samples
 from bsmeta.data.io.shards import (
     PARQUET,
     SUFFIXES,
@@ -33,7 +35,6 @@ from bsmeta.data.io.shards import (
     is_excluded,
     list_shards,
     shard_names,
-    shards_fingerprint,
 )
 from bsmeta.data.stream.dealing import Share, step_of
 from bsmeta.data.stream.windows import PlacedWindow, Window
@@ -89,8 +90,8 @@ class TensorFlowSource:
                 )
         return shards
 
-    def fingerprint(self, shards: Sequence[Shard]) -> dict[str, Any]:
-        return shards_fingerprint(shards, lambda path: self._tf.io.gfile.GFile(path, "rb"))
+    def with_samples(self, shards: Sequence[Shard]) -> list[Shard]:
+        return with_samples(shards, self._open, Cache(self._config.cache_dir))
 
     def first_lines(self, shard: Shard, count: int) -> list[bytes]:
         return list(itertools.islice(self._lines(shard), count))
@@ -107,6 +108,7 @@ class TensorFlowSource:
             intact = True
             while intact and place < len(order):
                 share = order[place]
+                check_is_listed(share.shard, self._open)
                 reader = ShareReader(share, number, blocks, self._config.window_documents)
                 while not reader.ended:
                     yield place, reader.number, reader.read(epoch)
@@ -152,6 +154,9 @@ class TensorFlowSource:
             windows, cycle_length=1, num_parallel_calls=data.AUTOTUNE, deterministic=True
         )
         return blocks.prefetch(READ_AHEAD).as_numpy_iterator()
+
+    def _open(self, path: str) -> BinaryIO:
+        return self._tf.io.gfile.GFile(path, "rb")
 
     def _list(self, entries: Sequence[str]) -> list[Shard]:
         """`list_shards` for file systems that only TensorFlow supports."""

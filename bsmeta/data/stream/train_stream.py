@@ -25,6 +25,7 @@ from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
 from bsmeta.data.stream.prepared import PreparedStreams
+from bsmeta.data.stream.survey import Survey, survey_data
 
 
 class TrainStream:
@@ -38,6 +39,7 @@ class TrainStream:
         is_branch: Whether the state may be of a run whose schedule differs from here on.
         state: `{"fingerprint": ..., "streams": {number: position}}` as saved with a checkpoint;
             None starts from the beginning.
+        survey: The data, as one process found it for all; None looks at it here.
         fixed_length: Whether all micro-batches must have the same shape; otherwise rows whose
             length varies (`row_budget=text`) are only padded to about the longest of theirs.
 
@@ -60,6 +62,7 @@ class TrainStream:
         decay_start: int | None = None,
         is_branch: bool = False,
         state: dict[str, Any] | None = None,
+        survey: Survey | None = None,
         fixed_length: bool = False,
     ) -> None:
         check_data(config)
@@ -80,11 +83,12 @@ class TrainStream:
         starts = phase_starts(config.metadata_config, steps, decay_start)
         self._first_steps = [start + 1 for start in starts]
         phases = phases_of(config, steps, global_batch_size, decay_start)
+        survey = survey or survey_data(config)
         self._streams: LiveStreams | PreparedStreams
         if config.prepared is not None:
-            self._streams = PreparedStreams(config, tokenizer, seed, phases)
+            self._streams = PreparedStreams(config, tokenizer, seed, phases, survey)
         else:
-            self._streams = LiveStreams(config, tokenizer, seed, phases)
+            self._streams = LiveStreams(config, tokenizer, seed, phases, survey)
             if rank == 0:
                 self._streams.warn_of_slow_resumes()
         # Prepared sequences work with both kinds of attention; a run uses only one.

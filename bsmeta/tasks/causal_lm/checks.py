@@ -16,6 +16,7 @@ from bsmeta.config.checks.files import missing, model_problems, uses_model_name
 from bsmeta.config.data import in_dataset, local_dataset, metadata_room, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.core.problems import HYDRA, Problem, look_up, show
+from bsmeta.core.reporting import checks_for_all
 from bsmeta.data.checks import data_problems
 from bsmeta.data.stream.preview import column_problems, type_problems
 from bsmeta.metadata.checks import metadata_problems, row_budget_problems
@@ -42,7 +43,7 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
     yield from data_problems(data)
     yield from _card_problems(config)
     yield from file_problems(config)
-    if not [*data_problems(data)]:
+    if checks_for_all() and not [*data_problems(data)]:
         yield from column_problems(data)
         yield from type_problems(data)
 
@@ -147,7 +148,7 @@ def file_problems(config: CausalLMConfig) -> Iterator[Problem]:
     """
     yield from model_problems(config)
     yield from _positions(config)
-    if config.accelerate_config_file is None:
+    if config.accelerate_config_file is None and checks_for_all():
         yield from _data(config)
         yield from _missing_held_out(config)
 

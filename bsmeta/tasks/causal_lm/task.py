@@ -25,6 +25,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.problems import refuse
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
+from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.sampling import chances
@@ -68,6 +69,7 @@ class CausalLanguageModel:
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
         self._must_check = True
+        self._survey: Survey | None = None
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -132,6 +134,12 @@ class CausalLanguageModel:
             loss_chunk=config.loss_chunk_logits,
         )
 
+    def survey(self) -> Survey:
+        return survey_data(self._config.data_config)
+
+    def use_survey(self, survey: Survey) -> None:
+        self._survey = survey
+
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> Stream:
         config = self._config
         stream = TrainStream(
@@ -145,6 +153,7 @@ class CausalLanguageModel:
             decay_start=decay_start(config, config.max_train_steps),
             is_branch=config.decay_from is not None,
             state=state,
+            survey=self._survey,
             # Each shape would be compiled for itself.
             fixed_length=config.torch_compile or self._attention == layers.FLEX,
         )

@@ -31,12 +31,8 @@ from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.shards import (
-    Shard,
-    list_shards,
-    shards_fingerprint,
-    validation_path,
-)
+from bsmeta.data.io.samples import shards_fingerprint, with_samples
+from bsmeta.data.io.shards import Shard, list_shards, validation_path
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights
 from bsmeta.training.locations import Location
@@ -213,7 +209,7 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
 
 def _content(shard: Shard) -> Any:
     """A shard's entry in the fingerprint of a run: its size, and a hash if it is local."""
-    return shards_fingerprint([shard])[shard.name]
+    return shards_fingerprint(with_samples([shard]))[shard.name]
 
 
 def _listed_by_checkpoint(location: Location) -> dict[str, Any]:

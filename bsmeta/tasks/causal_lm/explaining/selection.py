@@ -32,10 +32,9 @@ from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.stream.dealing import Share, deal
-from bsmeta.data.stream.live import held_out, window_maker
-from bsmeta.data.stream.plan import sequence_order
+from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.sources import open_corpora
+from bsmeta.data.stream.survey import checked_lines, deal_corpora, held_out
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.metadata.processors import column_keys, type_of
@@ -204,16 +203,21 @@ class Selection:
         self._place, self._number = 0, 0
         if config.document is not None:
             self._place, self._number = find(config.document, self._shards, self._data)
-        cache = Cache(self._data.cache_dir)
-        self._indexes = IndexCache(cache)
-        kept_out = held_out(self._data, cache)
-        order = sequence_order(self._data)
+        self._indexes = IndexCache(Cache(self._data.cache_dir))
+        kept_out = held_out(self._data)
         self._makers: dict[str, WindowMaker] = {}
         self._shares: dict[str, list[Share]] = {shard.name: [] for shard in self._shards}
-        for number, corpus in enumerate(corpora):
-            maker = window_maker(self._data, corpus, tokenizer, config.seed, kept_out)
+        for corpus, dealt in zip(corpora, deal_corpora(self._data, corpora), strict=True):
+            maker = WindowMaker(
+                corpus.config,
+                tokenizer,
+                config.seed,
+                source=corpus.name,
+                held_out=kept_out,
+                sample=checked_lines(self._data, corpus),
+            )
             self._makers |= dict.fromkeys((shard.name for shard in corpus.shards), maker)
-            for own in deal(corpus.shards, self._data.num_streams, order.portions(number)):
+            for own in dealt:
                 for share in own:
                     self._shares[share.shard.name].append(share)
 

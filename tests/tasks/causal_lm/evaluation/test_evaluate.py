@@ -17,7 +17,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.data.io.shards import Shard, shards_fingerprint
+from bsmeta.data.io.samples import shards_fingerprint, with_samples
+from bsmeta.data.io.shards import Shard
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard
@@ -268,7 +269,9 @@ def test_a_training_shard_of_the_run_is_not_held_out(
     size, name = shard.stat().st_size, shard
     if listed == "in a checkpoint":
         (run_folder / "checkpoint-8step").mkdir()
-        listed_shards = shards_fingerprint([Shard("train-000.jsonl.gz", str(shard), size)])
+        listed_shards = shards_fingerprint(
+            with_samples([Shard("train-000.jsonl.gz", str(shard), size)])
+        )
         state = {"fingerprint": {"shards": listed_shards}, "streams": {}}
         (run_folder / "checkpoint-8step" / "data_state.json").write_text(json.dumps(state))
     else:

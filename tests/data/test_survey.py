@@ -1,0 +1,114 @@
+"""One process looks at the data; the others read as if each had looked."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from bsmeta.config.data import DataConfig
+from bsmeta.core.errors import DataError
+from bsmeta.data.io.remote import FileRef
+from bsmeta.data.stream.survey import Survey, survey_data
+from bsmeta.data.stream.train_stream import TrainStream
+from tests.data.helpers import pages, small_config, small_tokenizer, write_shard, write_shards
+from tests.data.hub_server import Hub, shards_in
+
+HELD_OUT = 3  # documents of the first shard
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three shards."""
+    (tmp_path / "first").mkdir()
+    return write_shards(tmp_path / "first", [20, 31, 17])
+
+
+def stream(config: DataConfig, rank: int, survey: Survey | None) -> TrainStream:
+    return TrainStream(
+        config,
+        small_tokenizer(),
+        seed=1,
+        rank=rank,
+        world_size=2,
+        global_batch_size=4,
+        survey=survey,
+    )
+
+
+def sent(survey: Survey) -> Survey:
+    """A survey as another process gets it."""
+    return pickle.loads(pickle.dumps(survey))
+
+
+def documents(stream: TrainStream, steps: int = 12) -> list[str]:
+    """The documents of the first steps."""
+    read = iter(stream)
+    return [
+        name for _ in range(steps) for one in next(read).micro_batches for name in one.documents
+    ]
+
+
+def test_other_ranks_read_what_they_would_have_found(folder: Path, tmp_path: Path) -> None:
+    held_out = write_shard(tmp_path / "held.jsonl.gz", pages(HELD_OUT))
+    config = small_config(folder, validation_file=str(held_out), num_streams=2)
+    survey = survey_data(config)
+    held_out.unlink()  # only one machine needs it to train
+    own, given = [stream(config, rank, sent(survey)) for rank in (0, 1)]
+    assert own.fingerprint == given.fingerprint
+    found = documents(own) + documents(given)
+    write_shard(held_out, pages(HELD_OUT))
+    expected = [stream(config, rank, None) for rank in (0, 1)]
+    assert [one.fingerprint["shards"] for one in expected] == [own.fingerprint["shards"]] * 2
+    assert found == documents(expected[0]) + documents(expected[1])
+    assert not {f"part-00.jsonl.gz:{number}" for number in range(HELD_OUT)} & {*found}
+
+
+def test_a_machine_may_have_the_shards_elsewhere(folder: Path, tmp_path: Path) -> None:
+    survey = survey_data(small_config(folder, num_streams=2))
+    config = small_config(shutil.copytree(folder, tmp_path / "second"), num_streams=2)
+    shutil.rmtree(folder)
+    assert len(documents(stream(config, 1, sent(survey)))) > 0
+
+
+def test_a_machine_without_a_shard_is_refused(folder: Path, tmp_path: Path) -> None:
+    survey = survey_data(small_config(folder, num_streams=2))
+    config = small_config(shutil.copytree(folder, tmp_path / "second"), num_streams=2)
+    (tmp_path / "second" / "part-01.jsonl.gz").unlink()
+    with pytest.raises(
+        DataError, match=r"second names 2 shards on \S+, and 3 .* only one.*part-01\.jsonl\.gz"
+    ):
+        stream(config, 1, sent(survey))
+
+
+@pytest.mark.parametrize("place", ["first", "second"])
+def test_a_machine_with_another_shard_is_refused_when_it_is_opened(
+    folder: Path, tmp_path: Path, place: str
+) -> None:
+    """Also on the machine that listed it, if it changes during the run."""
+    survey = survey_data(small_config(folder, num_streams=2))
+    shutil.copytree(folder, tmp_path / "second")
+    for path in (tmp_path / place).iterdir():
+        path.write_bytes(path.read_bytes()[:-1] + b"\1")
+    read = stream(small_config(tmp_path / place, num_streams=2), 1, sent(survey))
+    with pytest.raises(DataError, match=rf"/{place}/part-\S+ on \S+ is not the file that was list"):
+        next(iter(read))
+
+
+def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path) -> None:
+    hub.files = hub.listed = shards_in(folder)
+    config = small_config(folder, num_streams=2, train_file="hf://datasets/owner/name/*.jsonl.gz")
+    first = replace(config, cache_dir=str(tmp_path / "cache-0"))
+    survey = sent(survey_data(first))
+    before = len(hub.requests)
+    second = replace(config, cache_dir=str(tmp_path / "cache-1"))
+    given = stream(second, 1, survey)
+    assert len(hub.requests) == before
+    paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
+    folders = {path.settings.folder for path in paths if isinstance(path, FileRef)}
+    assert folders == {str(tmp_path / "cache-1" / "hub")}
+    assert len(documents(given)) > 0
