@@ -43,10 +43,14 @@ class S3Server:
         self.endpoint = f"http://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def connect(self) -> None:
-        """Creates the bucket, with the credentials of the environment."""
+    def connect(self, key_id: str | None = None, secret: str | None = None) -> None:
+        """Creates the bucket; without a key, with the credentials of the environment."""
         self.client = Session().create_client(
-            "s3", region_name="us-east-1", endpoint_url=self.endpoint
+            "s3",
+            region_name="us-east-1",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=key_id,
+            aws_secret_access_key=secret,
         )
         self.client.create_bucket(Bucket=BUCKET)
 

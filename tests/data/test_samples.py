@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -15,7 +16,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file
-from bsmeta.data.io.samples import check_is_listed, shards_fingerprint, with_samples
+from bsmeta.data.io.samples import check_is_listed, load, save, shards_fingerprint, with_samples
 from bsmeta.data.io.shards import Shard, list_shards
 
 
@@ -105,13 +106,46 @@ def test_a_restart_reads_only_the_shards_that_changed(folder: Path, tmp_path: Pa
     assert sampled(folder, cache)[1] == ["a.jsonl", "b.jsonl", "c.jsonl", "d.jsonl"]
 
 
-@pytest.mark.parametrize("content", [b"", b'[[2, 1, "0"]]', b'{"a": 1}', b"\xff"])
-def test_a_damaged_cache_only_costs_time(folder: Path, tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("damage", ["empty", "cut", "a changed hash", "not UTF-8", "a folder"])
+def test_a_damaged_cache_only_costs_time(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
     first, _ = sampled(folder, tmp_path / "cache")
     (kept,) = (tmp_path / "cache" / "samples").iterdir()
-    kept.write_bytes(content)
+    content = kept.read_bytes()
+    changed = content.replace(first[1].samples.encode(), b"0" * 16)
+    assert changed != content
+    damaged = {"empty": b"", "cut": content[:-9], "a changed hash": changed, "not UTF-8": b"\xff\n"}
+    if damage == "a folder":
+        kept.unlink()
+        kept.mkdir()
+    else:
+        kept.write_bytes(damaged[damage])
     assert sampled(folder, tmp_path / "cache") == (first, ["a.jsonl", "b.jsonl", "c.jsonl"])
-    assert sampled(folder, tmp_path / "cache") == (first, [])
+    assert f"{kept} cannot be read and is rebuilt: " in caplog.text
+    if damage != "a folder":
+        assert sampled(folder, tmp_path / "cache") == (first, [])
+
+
+def test_runs_that_share_a_cache_folder_do_not_tear_the_file(tmp_path: Path) -> None:
+    """A reader always finds the whole file of one of the writers."""
+    hashes = [[(2, number, f"{number:016x}")] * 5000 for number in range(2)]
+    path = tmp_path / "kept"
+    save(path, hashes[0])
+
+    def write(number: int) -> None:
+        for _ in range(20):
+            save(path, hashes[number])
+
+    with ThreadPoolExecutor(2) as pool:
+        writers = [pool.submit(write, number) for number in range(2)]
+        found = []
+        while not all(writer.done() for writer in writers):
+            found.append(load(path))
+        for writer in writers:
+            writer.result()
+    assert all(kept in hashes for kept in [*found, load(path)])
+    assert [*tmp_path.glob(".*")] == []
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(

@@ -11,11 +11,13 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
+from bsmeta.data.io.hub import HubRef
+from bsmeta.data.io.hub_listing import commit_of
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard, write_shards
-from tests.data.hub_server import Hub, shards_in
+from tests.data.hub_server import COMMIT, Hub, shards_in
 
 HELD_OUT = 3  # documents of the first shard
 
@@ -113,3 +115,24 @@ def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path)
     folders = {path.settings.folder for path in paths if isinstance(path, FileRef)}
     assert folders == {str(tmp_path / "cache-1" / "hub")}
     assert len(documents(given)) > 0
+
+
+def test_a_branch_that_moves_is_read_as_the_first_process_found_it(
+    hub: Hub, folder: Path, tmp_path: Path
+) -> None:
+    """Also where a machine lists for itself, because it has the local shards elsewhere."""
+    hub.files = hub.listed = shards_in(folder)
+    (tmp_path / "a").mkdir()
+    write_shard(tmp_path / "a" / "local.jsonl.gz", pages(9))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    keys = {"num_streams": 2, "cache_dir": str(tmp_path / "cache")}
+    named = [
+        ["hf://datasets/owner/name/*.jsonl.gz", str(tmp_path / place / "*.gz")] for place in "ab"
+    ]
+    survey = survey_data(small_config(folder, **keys, train_file=named[0]))
+    commit_of.cache_clear()
+    hub.commit = "1" * 40
+    given = stream(small_config(folder, **keys, train_file=named[1]), 1, sent(survey))
+    paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
+    assert {path.commit for path in paths if isinstance(path, HubRef)} == {COMMIT}
+    assert str(tmp_path / "b" / "local.jsonl.gz") in paths

@@ -134,22 +134,29 @@ def _other_file(shard: Shard) -> DataError:
 def listing_name(shards: Sequence[Shard]) -> str:
     """The name of the file that keeps the hashes of some shards."""
     paths = "\n".join(str(shard.path) for shard in shards)
-    return f"{xxhash.xxh3_128_hexdigest(os.fsencode(paths))}.json"
+    return xxhash.xxh3_128_hexdigest(os.fsencode(paths))
 
 
 def load(path: Path) -> Kept:
-    """The kept hashes; none if there are none, or they cannot be read."""
+    """The kept hashes; none if there are none, or they are damaged."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Kept)
-    except (OSError, msgspec.MsgspecError):
+        checksum, _, content = path.read_bytes().partition(b"\n")
+        if checksum.decode() != xxhash.xxh3_64_hexdigest(content):
+            raise ValueError("its checksum does not match")
+        return msgspec.json.decode(content, type=Kept)
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, msgspec.MsgspecError) as error:
+        log.warning("%s cannot be read and is rebuilt: %s", path, error)
         return []
 
 
 def save(path: Path, found: Kept) -> None:
-    """Writes hashes to the cache, atomically."""
+    """Writes hashes to the cache atomically, after a checksum."""
+    content = msgspec.json.encode(found)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
-            part.write_bytes(msgspec.json.encode(found))
+            part.write_bytes(xxhash.xxh3_64_hexdigest(content).encode() + b"\n" + content)
     except OSError as error:  # a read-only home folder only costs time
         log.warning("the hashes of the shards are not kept: %s", error)

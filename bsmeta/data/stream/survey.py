@@ -127,7 +127,7 @@ def with_own_settings(shards: Sequence[Shard], config: DataConfig) -> list[Shard
 
 
 def with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
-    """The shards with the paths that they have on this machine."""
+    """The shards; the local ones with the paths that they have on this machine."""
     paths = {shard.name: shard.path for shard in source_of(config).shards()}
     missing = [shard.name for shard in shards if shard.name not in paths]
     if missing or len(paths) > len(shards):
@@ -137,7 +137,12 @@ def with_own_paths(shards: Sequence[Shard], config: DataConfig) -> list[Shard]:
             f"{socket.gethostname()}, and {len(shards)} for the first process; the first that only "
             f"one of them has: {named[0]}; expected the same files on all machines"
         )
-    return [replace(shard, path=paths[shard.name]) for shard in shards]
+    return [
+        shard
+        if isinstance(shard.path, FileRef)  # as listed for all
+        else replace(shard, path=paths[shard.name])
+        for shard in shards
+    ]
 
 
 def deal_corpora(config: DataConfig, corpora: Sequence[Corpus]) -> list[list[list[Share]]]:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.helpers import write_shards
+from tests.data.hub_server import shards_in
+from tests.data.s3_server import BUCKET, SECRET, S3Server
 
 SCRIPT = Path(__file__).with_name("watched_train.py")
 Launch = Callable[..., subprocess.CompletedProcess[str]]
@@ -36,7 +38,9 @@ def shards(tmp_path: Path) -> Path:
     return write_shards(tmp_path / "shards", [20, 31, 17, 26, 23, 19])
 
 
-def start(launch: Launch, folder: Path, name: str, *keys: str) -> subprocess.CompletedProcess[str]:
+def start(
+    launch: Launch, folder: Path, name: str, *keys: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """A run of two processes, which writes to the folder `name`."""
     (folder / name).mkdir()
     own = (
@@ -44,8 +48,8 @@ def start(launch: Launch, folder: Path, name: str, *keys: str) -> subprocess.Com
         f"data_config.train_file={folder / 'shards'}",
         f"data_config.cache_dir={folder / 'cache'}",
     )
-    seen, watched = str(folder / name), str(folder / "shards")
-    return launch(SCRIPT, *KEYS, *own, *keys, processes=2, check=False, SEEN=seen, WATCHED=watched)
+    environment |= {"SEEN": str(folder / name), "WATCHED": str(folder / "shards")}
+    return launch(SCRIPT, *KEYS, *own, *keys, processes=2, check=False, **environment)
 
 
 def files(folder: Path, rank: int) -> list[str]:
@@ -77,6 +81,34 @@ def test_one_rank_lists_and_samples_and_a_restart_reads_only_what_it_needs(
     found = {*files(tmp_path / "again", 0)} - {"shards"}
     assert found == looked_at | trained_on(tmp_path / "again", 0) < every
     assert {*files(tmp_path / "again", 1)} == trained_on(tmp_path / "again", 1)
+
+
+def test_a_bucket_is_listed_by_one_rank(launch: Launch, shards: Path, tmp_path: Path) -> None:
+    """The other reads the objects that the first has listed."""
+    access = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": SECRET}
+    server = S3Server()
+    try:
+        server.connect(*access.values())
+        server.put(shards_in(shards))
+        server.requests.clear()
+        done = start(
+            launch,
+            tmp_path,
+            "run",
+            "data_config.validation_file=null",
+            f"data_config.train_file=s3://{BUCKET}/*.jsonl.gz",
+            **access,
+            AWS_ENDPOINT_URL=server.endpoint,
+            AWS_EC2_METADATA_DISABLED="true",
+            NO_PROXY="127.0.0.1",
+        )
+    finally:
+        server.close()
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert len([path for _, path, _ in server.requests if "list-type=2" in path]) == 1
+    assert trained_on(tmp_path / "run", 0) | trained_on(tmp_path / "run", 1) <= {
+        path.name for path in shards.iterdir()
+    }
 
 
 def test_an_error_of_the_rank_that_looks_is_that_of_all(
