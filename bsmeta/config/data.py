@@ -161,8 +161,8 @@ class DataConfig:
     )
     cache_dir: str | None = key(
         None,
-        "folder for access points of shards, hashes of held-out documents and what is read from "
-        "the Hub and from buckets; null: bsmeta in the user's cache folder",
+        "folder for access points and samples of shards, hashes of held-out documents and what is "
+        "read from the Hub and from buckets; null: bsmeta in the user's cache folder",
         is_path=True,
     )
     hub_cache_gb: float = key(

@@ -98,9 +98,9 @@ def write_shards(folder: Path, sizes: list[int]) -> Path:
 
 def small_config(folder: Path, **changes: Any) -> DataConfig:
     """A configuration for small shards; keys of the metadata configuration may be among them."""
-    metadata = {"metadata_list": ["html", "title", "url"], "max_seq_len": 64}
+    metadata: dict[str, Any] = {"metadata_list": ["html", "title", "url"], "max_seq_len": 64}
     metadata |= {name: changes.pop(name) for name in list(changes) if name in METADATA_KEYS}
-    values = {
+    values: dict[str, Any] = {
         "train_file": str(folder),
         "num_streams": 8,
         "window_documents": 8,

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,16 @@ class Hub:
         faults: Asked in turn at each request.
         requests: What was asked: method, path, range.
         commit: The commit of every revision but unknown ones.
+        sent: Bytes of the bodies of its answers.
+
+    Args:
+        page: Entries of a page of a listing.
     """
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], page: int = PAGE) -> None:
         self.files = files
+        self.page = page
+        self.sent = 0
         self.token: str | None = None
         self.faults: list[Fault] = []
         self.requests: list[tuple[str, str, str]] = []
@@ -75,6 +82,7 @@ class Hub:
         return [asked for _, path, asked in self.requests if path.startswith("/stored/")]
 
 
+@cache
 def etag_of(content: bytes) -> str:
     """The hash by which the server knows a content."""
     return hashlib.sha256(content).hexdigest()
@@ -124,6 +132,7 @@ class Answer(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command != "HEAD":
+            self.hub.sent += len(body)
             self.wfile.write(body)
 
     def give_json(self, value: Any, headers: dict[str, str] | None = None) -> None:
@@ -157,11 +166,12 @@ class Answer(BaseHTTPRequestHandler):
         ]
         first = int(query.get("cursor", ["0"])[0])
         headers = {}
-        if first + PAGE < len(entries):
+        after = first + self.hub.page
+        if after < len(entries):
             page = f"{urlsplit(self.path).path}?recursive={query['recursive'][0]}"
-            url = f"{self.hub.endpoint}{page}&cursor={first + PAGE}"
+            url = f"{self.hub.endpoint}{page}&cursor={after}"
             headers["Link"] = f'<{url}>; rel="next"'
-        self.give_json(entries[first : first + PAGE], headers)
+        self.give_json(entries[first:after], headers)
 
     def redirect(self, file: str) -> None:
         content = self.hub.files.get(file)

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,7 +24,7 @@ from bsmeta.core.progress import report_progress
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.files import open_file
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.shards import READERS, Shard
+from bsmeta.data.io.shards import Shard, in_threads
 
 log = logging.getLogger(__name__)
 
@@ -57,18 +56,16 @@ def with_samples(
     file = None if cache is None else cache.folder / FOLDER / listing_name(local)
     kept = [] if file is None else load(file)
     known = kept if len(kept) == len(local) else [(0, 0, "")] * len(local)
-
-    def sampled(shard: Shard, before: tuple[int, int, str]) -> tuple[int, int, str]:
-        size, changed, found = before
-        if not shard.changed or (size, changed) != (shard.size, shard.changed):
-            found = sampled_hash(shard, opened)
-        return shard.size, shard.changed, found
-
-    with ThreadPoolExecutor(READERS) as pool:
-        found = [*pool.map(sampled, local, known)]
-    if file is not None and found != kept:
-        save(file, found)
-    hashes = {shard.name: entry[2] for shard, entry in zip(local, found, strict=True)}
+    hashes = {
+        shard.name: found
+        for shard, (size, changed, found) in zip(local, known, strict=True)
+        if shard.changed and (size, changed) == (shard.size, shard.changed)
+    }
+    others = [shard for shard in local if shard.name not in hashes]
+    found = in_threads(lambda shard: sampled_hash(shard, opened), others)
+    hashes |= {shard.name: one for shard, one in zip(others, found, strict=True)}
+    if file is not None and others:
+        save(file, [(shard.size, shard.changed, hashes[shard.name]) for shard in local])
     return [replace(shard, samples=hashes.get(shard.name, "")) for shard in shards]
 
 

@@ -7,14 +7,16 @@ First stage of the stream. `list_shards` turns `data_config.train_file` into a s
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import TypeVar
 
 from bsmeta.config.data import REMOTE, SCHEME, DataConfig, in_dataset
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -30,6 +32,10 @@ SUFFIXES = (".jsonl.gz", ".jsonl.zst", ".jsonl", ".json.gz", ".json.zst", PARQUE
 """File names of shards in a folder. A `.json` there may be anything; it is read if it is named."""
 
 READERS = 8  # threads: a shard on a network costs a few milliseconds
+CHUNK = 16  # shards that a thread takes at once: to hand over each costs more than a local one
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +167,15 @@ def look_up(paths: Sequence[str | FileRef]) -> list[ListedFile]:
         except OSError:
             return ListedFile(path, os.path.realpath(path), None)
 
+    return in_threads(listed, paths)
+
+
+def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """The results of a function that waits for a file, in order."""
+    chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
-        return [*reporting(pool.map(listed, paths))]
+        results = pool.map(lambda chunk: [function(item) for item in chunk], chunks)
+        return [*itertools.chain.from_iterable(reporting(results))]
 
 
 def entries_of(config: DataConfig) -> list[str]:
