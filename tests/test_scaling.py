@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from bsmeta.data.io.shards import list_shards
 from tests.conftest import REPOSITORY
 
 FOLDER = REPOSITORY / "experiments/benchmarks"
@@ -20,6 +22,14 @@ def scaling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     import scaling
 
     return scaling
+
+
+@pytest.fixture
+def startup(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import startup
+
+    return startup
 
 
 @pytest.fixture
@@ -48,6 +58,47 @@ def test_the_page_shows_what_the_scripts_print(script: str) -> None:
     page = Path(REPOSITORY / "docs/scaling.md").read_text()
     _, _, tables = run(script).stdout.partition("\n\n")
     assert f"<!-- table: python experiments/benchmarks/{script} -->\n{tables}<!-- end" in page
+
+
+@pytest.mark.slow
+def test_a_start_asks_no_more_on_many_ranks() -> None:
+    """Of a disk: a listing, and for each of 300 shards a look-up, an opening and four reads."""
+    done = run("startup.py", "shards=300", "others=3")
+    assert done.returncode == 0, done.stderr
+    table = [line.strip("| ").split(" | ") for line in done.stdout.splitlines()[2:]]
+    figures = [[float(cell.replace(",", "")) for cell in row[1:]] for row in table]
+    disk, hub = figures[:3], figures[3:]
+    assert [row[4] for row in disk] == [disk[0][4]] * 3
+    assert disk[0][4] >= 1 + 300 * 6
+    assert disk[0][8] < disk[0][4] - 300 * 4  # a restart takes their samples from the cache
+    assert [(row[0], row[1]) for row in disk] == [(n, n * disk[0][4]) for n in (8, 64, 1024)]
+    # The commit, a page of the listing, and the first block of the shards, with its redirect.
+    assert [(row[0], row[1], row[4], row[8]) for row in hub] == [
+        (ranks, 4 * ranks, 4, 1) for ranks in (8, 64, 1024)
+    ]
+
+
+def test_the_limited_hub_refuses_what_exceeds_its_quota(
+    startup: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A process waits until the window ends, and then reads the listing."""
+    monkeypatch.setattr(startup, "WINDOW_S", 1)
+    monkeypatch.setattr(startup, "QUOTAS", {"api": 3, "resolvers": 9})
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    hub = startup.LimitedHub({"a.jsonl.gz": b"", "b.jsonl.gz": b""})
+    with startup.used_hub(hub, monkeypatch):
+        for rank in range(2):  # two requests each
+            startup.commit_of.cache_clear()
+            assert len(list_shards(startup.config_of(hub, tmp_path / str(rank)))) == 2
+    assert len(hub.requests) == 5
+    assert hub.refused == 1
+
+
+def test_the_time_until_the_hub_permits_the_last_request(startup: ModuleType) -> None:
+    assert startup.waits_s(Counter(api=1000, resolvers=5000, storage=10**6)) == 0
+    assert startup.waits_s(Counter(api=1001)) == 300
+    assert startup.waits_s(Counter(api=27 * 1024)) == 27 * 300
+    assert startup.waits_s(Counter(api=1, resolvers=5001)) == 300
 
 
 def test_figures_by_hand(scaling: ModuleType) -> None:
