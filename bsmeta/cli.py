@@ -33,6 +33,7 @@ PROGRAMS = {
         "make the table of website descriptions from a dump of Wikipedia",
     ),
     "prepare": ("bsmeta.data.prepare", "make the training sequences of a run ahead"),
+    "stage": ("bsmeta.data.stage", "copy the data of a run to a disk, resumable and verified"),
     "index": ("bsmeta.data.io.index", "make the access points of compressed shards ahead"),
     "entities": ("bsmeta.entities", "build the table of entities of a disambiguator"),
     "convert": (

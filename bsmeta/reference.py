@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
-from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig
+from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig, StageConfig
 from bsmeta.config.describe import Key, group_options, sections
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import RunConfig
@@ -46,6 +46,7 @@ PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/annotate.py", AnnotateConfig, "annotate"),
     ("python -m bsmeta.annotate.descriptions", DescriptionsConfig, "descriptions"),
     ("python -m bsmeta.data.prepare", PrepareConfig, "v2"),
+    ("python -m bsmeta.data.stage", StageConfig, "v2"),
 )
 
 INTRODUCTION = """# Configuration

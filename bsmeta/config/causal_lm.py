@@ -1,6 +1,7 @@
 """The schema of `task=causal_lm`, and of the entry points that take all of its keys.
 
-`explain.py` and `bsmeta.data.prepare` build the data of a training run, so their schemas add to it.
+`explain.py`, `bsmeta.data.prepare` and `bsmeta.data.stage` take the data of a training run, so
+their schemas add to it.
 """
 
 from __future__ import annotations
@@ -128,3 +129,16 @@ class PrepareConfig(CausalLMConfig):
         "processes of the run, from which follows where a schedule of the metadata switches",
         at_least=1,
     )
+
+
+@dataclass(kw_only=True)
+class StageConfig(CausalLMConfig):
+    """The files of a run with these keys, copied to a disk."""
+
+    out: str | None = key(
+        None,
+        "folder to write, on a disk of this machine or one that several share",
+        is_path=True,
+        heading="What to copy",
+    )
+    parallel_files: int = key(4, "files that are copied at the same time", at_least=1)

@@ -288,7 +288,15 @@ def retry_advice(server: str, hint: str) -> str:
 
 
 def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> bytes:
-    """Bytes `start` to `stop` (exclusive) of a file.
+    """Bytes `start` to `stop` (exclusive) of a file; see `range_parts`."""
+    data = bytearray()
+    for part in range_parts(ref, start, stop, cancelled):
+        data += part
+    return bytes(data)
+
+
+def range_parts(ref: FileRef, start: int, stop: int, cancelled: threading.Event) -> Iterator[bytes]:
+    """Bytes `start` to `stop` (exclusive) of a file, in parts.
 
     If a connection is interrupted, the next one resumes at the first missing byte.
 
@@ -296,25 +304,25 @@ def read_range(ref: FileRef, start: int, stop: int, cancelled: threading.Event) 
         DataError: If the server refuses, now has a different file, or cannot be reached.
         CancelledError: If it was cancelled.
     """
-    data = bytearray()
     attempts = Retries(ref.settings.retries, ref.advice(), cancelled)
-    while start + len(data) < stop:
-        place = start + len(data)
+    place = start
+    while place < stop:
+        opened_at = place
         try:
             with ref.open_range(place, stop) as parts:
                 for part in parts:
-                    data += part[: stop - start - len(data)]
+                    yield part[: stop - place]
+                    place += len(part)
                     if cancelled.is_set():
                         raise CancelledError
-                    if start + len(data) == stop:
+                    if place >= stop:
                         break
                 else:
                     raise TransientError("the connection was closed before the end")
         except TransientError as error:
-            if start + len(data) > place and not isinstance(error, SlowError):
+            if place > opened_at and not isinstance(error, SlowError):
                 attempts.reset()
-            attempts.wait(f"{ref}, byte {start + len(data)} of {ref.size}", error)
-    return bytes(data)
+            attempts.wait(f"{ref}, byte {place} of {ref.size}", error)
 
 
 @contextlib.contextmanager
