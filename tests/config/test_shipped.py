@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
@@ -103,6 +105,24 @@ def test_every_configuration_is_composed_with_its_schema() -> None:
         schema = choose([], schemas, file.stem)
         assert schema is not RunConfig, f"{file.name} names no schema of PROGRAMS"
         assert isinstance(compose(schema, file.stem), schema)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("llama_tiny", 1_328_256),
+        ("llama_0.6b", 665_371_648),
+        ("llama_1.6b", 1_639_024_640),
+        ("llama_3b", 3_606_752_256),
+        ("llama_8b", 8_030_261_248),  # as published for Llama 3 8B
+    ],
+)
+def test_the_sizes_of_models(model: str, parameters: int) -> None:
+    config = compose(CausalLMConfig, "v2", (f"model={model}",))
+    with torch.device("meta"):
+        shape = AutoConfig.from_pretrained(config.model_config_file)
+        built = AutoModelForCausalLM.from_config(shape)
+    assert built.num_parameters() == parameters
 
 
 @pytest.mark.parametrize("file", JSON_FILES, ids=lambda path: path.stem)
