@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -145,11 +145,13 @@ class Predictor:
         rows: list[Row] = []
         owners: list[int] = []
         encoded = tokens_with_places(self._data.tokenizer, texts)
+        # The limit of mentions bounds a training step; here it would only repeat the same words.
+        limits = replace(self._data.limits, mentions=max(map(len, spans), default=1) or 1)
         for number, (own, (ids, tokens)) in enumerate(zip(spans, encoded, strict=True)):
             if not own:
                 continue
             places = np.array([(span.start, span.end) for span in own])
-            chunks, _ = divide(places, word_spans(texts[number]), tokens, self._data.limits)
+            chunks, _ = divide(places, word_spans(texts[number]), tokens, limits)
             for chunk in chunks:
                 mentions = np.array(chunk.mentions)
                 in_tokens = overlapping(places[mentions], tokens) - chunk.start

@@ -78,6 +78,20 @@ def test_mentions_given_and_detected(run_folder: Path) -> None:
     assert {entity["alias"] for entity in long} == {"seal"}
 
 
+def test_a_text_is_encoded_once_however_many_mentions_it_has(run_folder: Path) -> None:
+    task, folder = open_task(str(run_folder), {"data_config": {"max_mentions": 2}})
+    assert isinstance(task, Predicts)
+    model = task.load(folder)
+    encoded: list[int] = []
+    model.mention_encoder.register_forward_pre_hook(
+        lambda _, __, inputs: encoded.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    text = " . ".join(sentence("river", "bass") for _ in range(6))
+    (found,) = task.predict(model, [{"text": text}])
+    assert [one["mention"] for one in found["entities"]] == ["bass"] * 6
+    assert sum(encoded) == 1
+
+
 def test_predictions_below_the_lowest_score_are_dropped(run_folder: Path) -> None:
     task, folder = open_task(str(run_folder), {"min_score": 1.0})
     assert isinstance(task, Predicts)
