@@ -78,6 +78,7 @@ EXTRAS = {
         "pycld2>=0.42",
         "ahocorasick-rs>=1.0",
     ],
+    "lora": ["peft>=0.21,<0.22"],  # adapters
     "fast": ["gigatoken>=0.10,<0.11"],  # the fastest tokenizer backend, young
     "cluster": ["datatrove>=0.10,<0.11"],  # annotation through Slurm or Ray
     "downstream": ["lm_eval>=0.4.13,<0.5"],  # benchmarks of exported models in studies

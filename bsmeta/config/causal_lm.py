@@ -31,6 +31,24 @@ class ModelCardConfig:
 
 
 @dataclass(kw_only=True)
+class LoraKeys:
+    """Low-rank adapters, which are trained in place of the weights of a pretrained model."""
+
+    rank: int = key(
+        0,
+        "rank of the adapters; 0: all weights are trained (else pip install 'bsmeta[lora]')",
+        at_least=0,
+    )
+    alpha: int | None = key(
+        None, "the change that adapters make is scaled by alpha / rank; null: 2 x rank", at_least=1
+    )
+    dropout: float = key(0.0, "dropout of the inputs of adapters", at_least=0.0, below=1.0)
+    targets: list[str] = key(
+        [], "names of the layers that get adapters (q_proj); []: all linear layers but the output"
+    )
+
+
+@dataclass(kw_only=True)
 class CausalLMConfig(PretrainedConfig):
     """A training run of a causal language model."""
 
@@ -58,6 +76,7 @@ class CausalLMConfig(PretrainedConfig):
         "else sdpa",
         choices=("auto", "eager", "sdpa", "flash_attention_2", "flex_attention"),
     )
+    lora: LoraKeys = key(LoraKeys, "adapters in place of the weights")
     gradient_checkpointing: bool = key(False, "recompute activations in the backward pass")
     gradient_checkpointing_every: int = key(
         1, "gradient_checkpointing: in every n-th layer (1: in all)", at_least=1

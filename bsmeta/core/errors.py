@@ -19,6 +19,7 @@ EXTRA_OF = {
     "botocore": "object-stores",
     "google": "object-stores",
     "google.auth": "object-stores",
+    "peft": "lora",
 }
 """Module -> the extra of setup.py that installs it, for modules that a base install lacks."""
 

@@ -48,6 +48,13 @@ def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def new_special_tokens(config: CausalLMConfig) -> list[str]:
+    """The special tokens of the metadata that the tokenizer of the model does not have yet."""
+    known = tokenizer_of(config.tokenizer_name or config.model_name).get_vocab()
+    special = Renderer(config.data_config.metadata_config).special_tokens()
+    return [token for token in special if token not in known]
+
+
 def fill_up(tokenizer: PreTrainedTokenizerBase, size: int) -> None:
     """Adds special tokens that nothing uses, so that the vocabulary has the given size.
 

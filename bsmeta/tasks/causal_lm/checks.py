@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.causal_lm import CausalLMConfig
+from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
 from bsmeta.config.checks.files import missing, model_problems, uses_model_name
 from bsmeta.config.data import in_dataset, local_dataset, metadata_room, train_entries
 from bsmeta.config.launch import Launch
@@ -42,6 +42,7 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
     yield from data_problems(data)
     yield from _card_problems(config)
+    yield from _lora(config)
     yield from file_problems(config)
     if checks_for_all() and not [*data_problems(data)]:
         yield from column_problems(data)
@@ -55,6 +56,25 @@ def _card_problems(config: CausalLMConfig) -> Iterator[Problem]:
         if not all(re.fullmatch(form, value) for value in values):
             key = f"model_card.{name}"
             yield Problem(key, HYDRA, show(values), expected, f"{key}=[{example}], for example")
+
+
+def _lora(config: CausalLMConfig) -> Iterator[Problem]:
+    """Yields adapters of random weights or without their library, and keys without effect."""
+    lora = config.lora
+    if lora.rank == 0:
+        default = LoraKeys()
+        for name in ("alpha", "dropout", "targets"):
+            if (value := getattr(lora, name)) != getattr(default, name):
+                expected = "nothing, because there are no adapters (lora.rank=0)"
+                yield Problem(f"lora.{name}", HYDRA, show(value), expected, "lora.rank=16, say")
+        return
+    if config.model_config_file is not None:
+        expected = "0: adapters of a model whose weights are random (model_config_file)"
+        fix = "model_config_file=null model_name=FOLDER, or lora.rank=0"
+        yield Problem("lora.rank", HYDRA, show(lora.rank), expected, fix)
+    if importlib.util.find_spec("peft") is None:
+        fix = "pip install 'bsmeta[lora]', or lora.rank=0"
+        yield Problem("lora.rank", HYDRA, show(lora.rank), "an installed library, peft", fix)
 
 
 def start_problems(

@@ -15,7 +15,12 @@ import torch
 import transformers
 from torch import nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import DataConfig, row_length
@@ -23,15 +28,17 @@ from bsmeta.config.metadata import phase_configs
 from bsmeta.config.steps import BatchPlan, decay_start
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.problems import refuse
+from bsmeta.core.reporting import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
-from bsmeta.data.text.tokenizer import load_tokenizer
+from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import compile_layers, recompute, run_uncompiled, use_liger
+from bsmeta.models.lora import add_adapters, merged
 from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.evaluation.model_card import write_card
@@ -104,6 +111,7 @@ class CausalLanguageModel:
                 "embeddings resized from %d to %d rows: the tokenizer, with the special tokens of "
                 "the metadata, has %d tokens", rows, tokens, tokens,
             )  # fmt: skip
+        self._adapt(model)
         self._attention = str(model.config._attn_implementation)
         self._vocabulary = int(model.get_input_embeddings().weight.shape[0])
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
@@ -116,6 +124,20 @@ class CausalLanguageModel:
             compile_layers(model)
         return model
 
+    def _adapt(self, model: PreTrainedModel) -> None:
+        """Adds the adapters of `lora`, if there are to be any."""
+        if not self._config.lora.rank:
+            return
+        new = new_special_tokens(self._config)
+        if new:
+            log_once(
+                logger,
+                logging.INFO,
+                f"lora: the embeddings are trained, too, because {len(new)} special tokens of the "
+                f"metadata are new to the tokenizer ({', '.join(new[:3])}, ...)",
+            )
+        add_adapters(model, self._config.lora, train_embeddings=bool(new))
+
     def shape(self) -> Shape:
         config = self._config
         key = "model_config_file" if config.model_config_file is not None else "model_name"
@@ -125,6 +147,7 @@ class CausalLanguageModel:
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
             model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+            self._adapt(model)
         return Shape(
             model,
             rows=config.data_config.per_device_train_batch_size,
@@ -280,7 +303,7 @@ class CausalLanguageModel:
         }
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        model.save_pretrained(folder, state_dict=weights)  # type: ignore[operator]
+        model.save_pretrained(folder, state_dict=merged(model, weights))  # type: ignore[operator]
         self.tokenizer.save_pretrained(str(folder))
         metrics = Path(self._config.out_dir) / "metrics.jsonl"
         write_card(self._config, metrics, sys.argv, folder)
