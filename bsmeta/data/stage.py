@@ -20,6 +20,7 @@ import threading
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
@@ -226,11 +227,11 @@ def copy_files(folder: Path, files: Sequence[Shard], parallel: int) -> None:
         progress_bar("copying", total) as show,
         ThreadPoolExecutor(parallel) as pool,
     ):
-        copier = Copier(folder, show, complete)
+        copier = Copier(folder, manifest, show, complete)
         work = [pool.submit(copier.copy, file) for file in missing]
         try:
             for copied in as_completed(work):
-                manifest.write(line_of(copied.result()))
+                copied.result()
         finally:  # after an error, or a signal
             copier.cancelled.set()
             pool.shutdown(cancel_futures=True)
@@ -267,6 +268,7 @@ class Copier:
     """Copies files to a folder, in any number of threads.
 
     Args:
+        manifest: Gets a line for each complete file.
         show: Shows the bytes that are done.
         done: Those of complete files.
 
@@ -274,14 +276,15 @@ class Copier:
         cancelled: Set to end the copying; a later call continues it.
     """
 
-    def __init__(self, folder: Path, show: Show, done: int) -> None:
+    def __init__(self, folder: Path, manifest: RawIOBase, show: Show, done: int) -> None:
         self.cancelled = threading.Event()
         self._folder = folder
+        self._manifest = manifest
         self._show = show
         self._done = done
         self._lock = threading.Lock()
 
-    def copy(self, file: Shard) -> Copied:
+    def copy(self, file: Shard) -> None:
         """Copies a file, or the rest of it, and gives it its name.
 
         Raises:
@@ -299,8 +302,10 @@ class Copier:
                 f"{file.path}: what was read is not what was listed ({content_of(file)}); see "
                 "whether a proxy changes it, and copy again"
             )
+        # In this order: a line without its file costs nothing but reading the part again.
+        with self._lock:
+            self._manifest.write(line_of(Copied(file.name, file.size, content_of(file), found)))
         part.rename(self._folder / file.name)
-        return Copied(file.name, file.size, content_of(file), found)
 
     def _complete(self, file: Shard, part: Path) -> str | None:
         """Appends what is missing; returns the xxh3, or None and deletes a wrong copy."""
