@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob
 from hydra.errors import HydraException
 
-from bsmeta.config.describe import key_names, suggestion
+from bsmeta.config.describe import group_options, keys, suggestion
 from bsmeta.config.hydra_ext import argument_parser, key_of
 from bsmeta.core.problems import Problem, closest, nearest, refuse, show
 from bsmeta.core.resources import CONFIG_FOLDER
@@ -201,6 +201,7 @@ def _unknown_option(option: str, value: str, schema: type) -> Problem:
     elif name == "resume":
         fix = f"resume_from_checkpoint_dir={value or 'latest'}"
     else:
-        known = name if name in key_names(schema) else suggestion(name, schema)
-        fix = f"write {known}={value or '…'}" if known else "drop it; see --help"
+        valued = {*(key.name for key in keys(schema)), *group_options()}  # a section has no value
+        known = name if name in valued else suggestion(name, schema)
+        fix = f"write {known}={value or '…'}" if known in valued else "drop it; see --help"
     return Problem(option, COMMAND_LINE, value or "an unknown option", expected, fix)
