@@ -116,6 +116,7 @@ class PlainEngine:
         self._model = model
         self._optimizer = optimizer
         self.scaled = accelerator.scaler is not None
+        self._copies = HostCopies()
         if isinstance(model, DistributedDataParallel):
             fix_buckets(model)
 
@@ -156,10 +157,13 @@ class PlainEngine:
             write_state(self.state(), folder)
 
     def snapshot(self) -> Snapshot | None:
-        """Copies the state to main memory; all ranks call it. None: this rank writes nothing."""
+        """Copies the state to main memory; all ranks call it. None: this rank writes nothing.
+
+        The copy is valid until the next call.
+        """
         if not self._accelerator.is_main_process:
             return None
-        copy = to_memory(self.state())
+        copy = self._copies.nested(self.state())
         return Snapshot(ALONE, partial(write_state, copy), lambda _: copy["model"])
 
     def load(self, folder: Path) -> None:
@@ -226,11 +230,19 @@ class FSDPEngine(PlainEngine):
         write_shards(self.state(), folder, self._aside)
 
     def snapshot(self) -> Snapshot:
-        copy = {key: _local_copy(tensor) for key, tensor in self.state().items()}
+        copy = {key: self._copy(key, tensor) for key, tensor in self.state().items()}
         write = partial(write_shards, copy, processes=self._aside)
         return Snapshot(
             self._aside, write, lambda folder: self._by_all_names(read_whole(folder, _MODEL))
         )
+
+    def _copy(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor, or this rank's shard of one, to main memory."""
+        if not isinstance(tensor, DTensor):
+            return self._copies.tensor(key, tensor)
+        own = self._copies.tensor(key, tensor.to_local())
+        # `DTensor.from_local` would move the copy back to the device of the mesh.
+        return DTensor(own, tensor._spec, requires_grad=False)
 
     def load(self, folder: Path) -> None:
         state = {_MODEL + name: tensor for name, tensor in self._model_state().items()}
@@ -255,14 +267,6 @@ class FSDPEngine(PlainEngine):
 
 
 _MODEL, _OPTIMIZER = "model/", "optimizer/"
-
-
-def _local_copy(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies a tensor, or this rank's shard of one, to main memory."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach().to("cpu", copy=True)
-    # `DTensor.from_local` would move the copy back to the device of the mesh.
-    return DTensor(tensor.to_local().to("cpu", copy=True), tensor._spec, requires_grad=False)
 
 
 def fix_buckets(model: DistributedDataParallel) -> None:
@@ -290,19 +294,40 @@ def write_state(state: dict[str, Any], folder: Path) -> None:
         torch.save(state, folder / _PLAIN_FILE)
 
 
-def to_memory(value: Any, copied: dict[Any, torch.Tensor] | None = None) -> Any:
-    """Copies nested dicts, lists and tensors to main memory; shared tensors stay shared."""
-    copied = {} if copied is None else copied
-    if isinstance(value, torch.Tensor):
-        key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
-        if value.numel() == 0 or key not in copied:
-            copied[key] = value.detach().to("cpu", copy=True)
-        return copied[key]
-    if isinstance(value, dict):
-        return {name: to_memory(part, copied) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(to_memory(part, copied) for part in value)
-    return value
+class HostCopies:
+    """Copies of tensors in main memory, which each call overwrites: it is kept for the next.
+
+    To write to memory for the first time takes several times as long as to copy: the system has to
+    find and clear each page.
+    """
+
+    def __init__(self) -> None:
+        self._memory: dict[str, torch.Tensor] = {}
+
+    def tensor(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """Copies a tensor; `name` is that of its memory."""
+        memory = self._memory.get(name)
+        if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
+            memory = self._memory[name] = torch.empty_like(value, device="cpu", requires_grad=False)
+        return memory.copy_(value.detach())
+
+    def nested(
+        self, value: Any, name: str = "", copied: dict[Any, torch.Tensor] | None = None
+    ) -> Any:
+        """Copies the tensors in nested dicts and lists; shared tensors stay shared."""
+        copied = {} if copied is None else copied
+        if isinstance(value, torch.Tensor):
+            key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
+            if value.numel() == 0 or key not in copied:
+                copied[key] = self.tensor(name, value)
+            return copied[key]
+        if isinstance(value, dict):
+            parts = value.items()
+            return {part: self.nested(own, f"{name}/{part}", copied) for part, own in parts}
+        if isinstance(value, (list, tuple)):
+            own_parts = enumerate(value)
+            return type(value)(self.nested(own, f"{name}/{n}", copied) for n, own in own_parts)
+        return value
 
 
 def _reporting_call(function: Callable[..., Any]) -> Callable[..., Any]:

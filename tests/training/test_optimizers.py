@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.training.engines import PlainEngine, make_engine, to_memory
+from bsmeta.training.engines import HostCopies, PlainEngine, make_engine
 from bsmeta.training.optimizers import build_optimizer, learning_rate, matrices_in_layers
 from tests.conftest import REPOSITORY
 
@@ -127,7 +127,7 @@ class Trained:
 
     def state(self) -> dict[str, Any]:
         """A copy of the weights and of all optimizer state."""
-        state = to_memory(self.engine.state())
+        state = HostCopies().nested(self.engine.state())
         return {"weights": state["model"], "optimizer": state["optimizer"]["state"]}
 
     def settings(self) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Random generators: they come back, and a missing file is not passed over."""
+"""Copies of a state, which share memory; random generators, which come back."""
 
 from __future__ import annotations
 
@@ -10,7 +10,25 @@ import pytest
 import torch
 
 from bsmeta.core.errors import CheckpointError
+from bsmeta.training.engines import HostCopies
 from bsmeta.training.saving import capture_rng, restore_rng, write_rng
+
+
+def test_copies_are_made_in_the_same_memory() -> None:
+    tied, state = torch.arange(6.0), torch.arange(4)
+    value = {"model": {"in": tied, "out": tied}, "optimizer": [{"step": 3, "state": state}, ()]}
+    copies = HostCopies()
+    first = copies.nested(value)
+    assert first["model"]["in"] is first["model"]["out"]
+    torch.testing.assert_close(first, value, rtol=0, atol=0)
+    tied += 1
+    assert first["model"]["in"].tolist() == [0, 1, 2, 3, 4, 5]
+    second = copies.nested(value)
+    assert second["model"]["in"] is first["model"]["in"]
+    assert second["model"]["in"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert second["optimizer"][0]["state"] is first["optimizer"][0]["state"] is not state
+    grown = copies.nested({"model": {"in": torch.arange(8.0)}})
+    assert grown["model"]["in"].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
 
 
 def draw() -> list[float]:
