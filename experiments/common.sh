@@ -220,13 +220,16 @@ start_run() {
 }
 
 # Returns when all machines have come, with the same number of machines, and the launcher of machine 0
-# listens at the port.
+# listens at the port. Exports the interface that connects the machines, for Gloo.
 meet() { # PORT SECONDS
-  local deadline=$((SECONDS + $2))
+  local deadline=$((SECONDS + $2)) interface
   [[ $NODE_RANK -ne 0 ]] || ! port_is_open 127.0.0.1 "$1" ||
     fail "port $1 of this machine is in use; choose another, on all machines: BSMETA_MASTER_PORT"
+  interface=$(mktemp)
   run_with_signals TERM python "$EXPERIMENTS/meeting.py" \
-    "$NODE_RANK" "$MACHINES" "$MASTER_ADDR" "$1" "$2" "${BSMETA_WORLD_SIZE:-}"
+    "$NODE_RANK" "$MACHINES" "$MASTER_ADDR" "$1" "$2" "${BSMETA_WORLD_SIZE:-}" >"$interface"
+  [[ ! -s $interface ]] || export GLOO_SOCKET_IFNAME="${GLOO_SOCKET_IFNAME:-$(<"$interface")}"
+  rm -f "$interface"
   [[ -z $SIGNALLED ]] || exit "$EXIT_FAILURE"
   [[ $LAUNCHER_CODE -eq 0 ]] || exit "$LAUNCHER_CODE"
   [[ $NODE_RANK -ne 0 ]] || return 0

@@ -12,8 +12,6 @@ import socket
 import sys
 from pathlib import Path
 
-import psutil
-
 
 def read(path: Path) -> dict[str, int]:
     """The number of processes on each host, in the order of the file.
@@ -47,13 +45,25 @@ def _each_once(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def is_here(host: str) -> bool:
-    """Whether a host name or address belongs to this machine."""
-    mine = {one.address for card in psutil.net_if_addrs().values() for one in card}
+    """Whether a host name or address belongs to this machine.
+
+    It does if a socket can be bound to it. The addresses of the interfaces would not include
+    127.0.1.1, to which Debian maps a machine's own name.
+    """
     try:
-        found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except socket.gaierror:
         return False
-    return bool(found & mine)
+    return any(_can_bind(family, address) for family, _, _, _, address in found)
+
+
+def _can_bind(family: int, address: tuple[object, ...]) -> bool:
+    try:
+        with socket.socket(family) as held:
+            held.bind(address)
+    except OSError:
+        return False
+    return True
 
 
 def rank_of(hosts: dict[str, int], stated: str) -> int:

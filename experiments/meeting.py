@@ -6,6 +6,10 @@ Launchers with different numbers of machines would wait for each other until a t
 machine 0 listens on the port that its launcher will use, and each other machine sends its settings.
 Machine 0 answers when all have connected, or as soon as one differs. Exit codes: 0 if they agree, 2
 if they differ or machine 0 does not listen, 1 if not all machines connect in time.
+
+If they agree, each machine prints the network interface of its connection, or nothing if that was
+a loopback address. Gloo needs it, because by default it listens on the address to which the host
+name resolves, which on many machines is a loopback address or one of another network.
 """
 
 from __future__ import annotations
@@ -16,7 +20,10 @@ import sys
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import NoReturn
+
+import psutil
 
 RETRY_S = 1.0
 SHORTEST_S = 0.1  # a timeout of 0 would mean non-blocking
@@ -45,13 +52,29 @@ def main() -> None:
         "(BSMETA_NODE_RANK) of its own?"
     )
     if me.rank == 0:
-        receive(me, int(port), deadline, late)
+        own = receive(me, int(port), deadline, late)
     else:
-        ask(me, (address, int(port)), deadline, late, seconds)
+        own = ask(me, (address, int(port)), deadline, late, seconds)
+    print(interface_of(own), end="")
 
 
-def receive(me: Machine, port: int, deadline: float, late: str) -> None:
-    """On machine 0: wait for the other machines, compare their settings, and answer all."""
+def interface_of(own: list[str]) -> str:
+    """The interface with the first of these addresses that is not a loopback one; "" if none."""
+    addresses = [ip_address(address.partition("%")[0]) for address in own]
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    wanted = next((str(address) for address in plain if not address.is_loopback), None)
+    for name, interface in psutil.net_if_addrs().items():
+        if any(held.address.partition("%")[0] == wanted for held in interface):
+            return name
+    return ""
+
+
+def receive(me: Machine, port: int, deadline: float, late: str) -> list[str]:
+    """On machine 0: wait for the other machines, compare their settings, and answer all.
+
+    Returns:
+        The addresses of this machine that the others connected to.
+    """
     others: dict[int, socket.socket] = {}
     with ExitStack() as stack:
         server = stack.enter_context(listen(port))
@@ -75,6 +98,7 @@ def receive(me: Machine, port: int, deadline: float, late: str) -> None:
         server.close()  # the launcher needs this port now
         for waiting in others.values():
             answer(waiting, "")
+        return [str(connection.getsockname()[0]) for connection in others.values()]
 
 
 def listen(port: int) -> socket.socket:
@@ -121,19 +145,30 @@ def answer(connection: socket.socket, problem: str) -> None:
         connection.sendall(f"{json.dumps(problem)}\n".encode())
 
 
-def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds: str) -> None:
-    """On any other machine: send the settings to machine 0, and wait for its answer."""
+def leave(code: int, message: str) -> NoReturn:
+    """Print a message and exit."""
+    print(f"several_machines.sh: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds: str) -> list[str]:
+    """On any other machine: send the settings to machine 0, and wait for its answer.
+
+    Returns:
+        The address of this machine from which it connected.
+    """
     connected = False
     while (left := deadline - time.monotonic()) > 0:
         try:
             with socket.create_connection(where, timeout=max(SHORTEST_S, left)) as connection:
                 connected = True
+                own = str(connection.getsockname()[0])
                 connection.sendall(f"{json.dumps(asdict(me))}\n".encode())
                 with connection.makefile("rb") as stream:
                     problem = json.loads(stream.readline(LONGEST_LINE))
             if problem:
                 leave(2, problem)
-            return
+            return [own]
         except (OSError, ValueError):  # machine 0 is not listening yet, or another program answered
             time.sleep(RETRY_S)
     if connected:
@@ -143,12 +178,6 @@ def ask(me: Machine, where: tuple[str, int], deadline: float, late: str, seconds
         f"nobody answers at {where[0]}:{where[1]} after {seconds} s (BSMETA_START_TIMEOUT). "
         "Expected the address of machine 0 (BSMETA_MASTER_ADDR), on which the run was started, too",
     )
-
-
-def leave(code: int, message: str) -> NoReturn:
-    """Print a message and exit."""
-    print(f"several_machines.sh: {message}", file=sys.stderr)
-    sys.exit(code)
 
 
 if __name__ == "__main__":

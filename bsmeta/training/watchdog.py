@@ -15,6 +15,7 @@ import faulthandler
 import json
 import logging
 import os
+import socket
 import threading
 import time
 from contextlib import suppress
@@ -28,6 +29,7 @@ from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.training.distributed import Processes, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
+from bsmeta.training.store import SharedStore
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ _INTERVAL_S = 1.0
 _SILENT_INTERVALS = 4
 _REPORT_WAIT_S = 0.25
 _CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
+_HOST = socket.gethostname()
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Beat:
 
     Attributes:
         count: Increases as long as the rank is alive.
+        host: Name of its machine.
         phase: What the rank is doing.
         entered: How many phases it has entered; all ranks go through the same phases.
         began: When this phase began (Unix time).
@@ -52,6 +56,7 @@ class Beat:
     """
 
     count: int
+    host: str
     phase: str
     entered: int
     began: float
@@ -81,11 +86,9 @@ class Watchdog:
         self._stopped = threading.Event()
         self._ending = threading.Lock()  # either thread may end the process, but not both at once
         self._silent: set[int] = set()
-        self._store: Any = None
+        self._store: SharedStore | None = None
         if processes.size > 1:
-            # A separate connection, because the main thread may be blocked on the group's own.
-            store: Any = dist.distributed_c10d._get_default_store()
-            self._store = store.clone()
+            self._store = SharedStore.of_group()
             self._beat()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
 
@@ -151,10 +154,11 @@ class Watchdog:
             self._count += 1
             phase, began, entered = self._phase
             silent_s = time.monotonic() - self._last_progress()
-            beat = json.dumps(asdict(Beat(self._count, phase, entered, began, silent_s)))
+            beat = json.dumps(asdict(Beat(self._count, _HOST, phase, entered, began, silent_s)))
+            key = _key("beat", self._processes.rank)
             try:
-                self._store.set(_key("beat", self._processes.rank), beat)
-            except RuntimeError:  # the rank that hosted the store has ended
+                self._store.call(lambda store: store.set(key, beat))
+            except RuntimeError:  # the machine that hosts the store has ended or vanished
                 logger.debug("the store of the process group cannot be reached", exc_info=True)
 
     def _give_up(self, blamed: str) -> None:
@@ -192,13 +196,22 @@ class Watchdog:
         others = set(range(self._processes.size)) - {self._processes.rank}
         self._silent = {rank for rank in others if after.get(rank) == before.get(rank)}
         if not after:
-            return "The store of the process group cannot be reached: its host is dead"
+            master = os.environ.get("MASTER_ADDR", "?")
+            return (
+                f"No sign of life from rank 0: its machine ({master}), which hosts the store of "
+                f"the process group, has ended, or cannot be reached from {_HOST}"
+            )
         if self._silent:
             silent = "; ".join(
-                f"rank {rank} (last seen in: {after[rank].phase if rank in after else 'start'})"
+                f"rank {rank} on {after[rank].host} (last seen in: {after[rank].phase})"
+                if rank in after
+                else f"rank {rank} (never seen)"
                 for rank in sorted(self._silent)
             )
-            return f"No sign of life from {silent}: it was killed, stopped, or has ended"
+            return (
+                f"No sign of life from {silent}: killed, stopped, ended, or on a machine that "
+                f"cannot be reached from {_HOST}"
+            )
         slowest = min(after, key=lambda rank: (after[rank].entered, after[rank].began))
         doing = "; ".join(f"rank {rank}: {beat.phase}" for rank, beat in after.items())
         return f"Longest without progress: rank {slowest}. What the ranks do: {doing}"
@@ -208,12 +221,17 @@ class Watchdog:
         if self._store is None:
             return {}
         ranks = range(self._processes.size)
+
+        def read(store: Any) -> dict[int, Beat]:
+            known = [rank for rank in ranks if store.check([_key("beat", rank)])]
+            values = store.multi_get([_key("beat", rank) for rank in known])
+            pairs = zip(known, values, strict=True)
+            return {rank: Beat(**json.loads(value)) for rank, value in pairs}
+
         try:
-            known = [rank for rank in ranks if self._store.check([_key("beat", rank)])]
-            values = self._store.multi_get([_key("beat", rank) for rank in known])
+            return self._store.call(read)
         except RuntimeError:
             return {}
-        return {rank: Beat(**json.loads(value)) for rank, value in zip(known, values, strict=True)}
 
     # --- failures that a rank reports to the others -----------------------------------------
 
@@ -256,8 +274,9 @@ class Watchdog:
     def _report(self, error: Exception) -> None:
         if self._store is None:
             return
+        key, report = _key("failure", self._processes.rank), json.dumps(report_of(error))
         try:
-            self._store.set(_key("failure", self._processes.rank), json.dumps(report_of(error)))
+            self._store.call(lambda store: store.set(key, report))
         except RuntimeError:
             logger.debug("the other ranks could not be notified", exc_info=True)
 
@@ -265,11 +284,16 @@ class Watchdog:
         """Returns the error that a rank has reported, if any."""
         if self._store is None:
             return None
+        ranks = range(self._processes.size)
+
+        def read(store: Any) -> Exception | None:
+            for rank in ranks:
+                if store.check([_key("failure", rank)]):
+                    return reported_error(rank, json.loads(store.get(_key("failure", rank))))
+            return None
+
         try:
-            for rank in range(self._processes.size):
-                if self._store.check([_key("failure", rank)]):
-                    report = json.loads(self._store.get(_key("failure", rank)))
-                    return reported_error(rank, report)
+            return self._store.call(read)
         except RuntimeError:
             logger.debug("the store cannot be reached", exc_info=True)
         return None

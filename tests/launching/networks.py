@@ -1,7 +1,7 @@
 """Two "machines" on this one: two launchers on the loopback address, or in two network namespaces.
 
-In namespaces each has an address of its own and reaches the other through a pair of virtual cards,
-so that what is said about addresses is really used.
+In namespaces, each has a host name and an address of its own and reaches the other through a pair
+of virtual network cards, on which packets can be dropped.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -34,14 +36,16 @@ class Network:
     prefixes: tuple[list[str], list[str]] = ([], [])
     variables: tuple[dict[str, str], dict[str, str]] = field(default=({}, {}))
 
-    def start(self, folder: Path, *arguments: str, **variables: str) -> list[subprocess.Popen[str]]:
-        """Starts `several_machines.sh` for one and for two processes; machine 1 first, which waits.
+    def start(
+        self, folder: Path, *arguments: str, processes: tuple[int, int] = (1, 2), **variables: str
+    ) -> list[subprocess.Popen[str]]:
+        """Starts `several_machines.sh` on both machines; machine 1 first, which waits.
 
         Returns:
             Machine 0 and machine 1.
         """
         file = folder / "machines.json"
-        file.write_text(json.dumps(dict(zip(self.hosts, (1, 2), strict=True))))
+        file.write_text(json.dumps(dict(zip(self.hosts, processes, strict=True))))
         shared = {"BSMETA_MACHINES": str(file), "BSMETA_MASTER_PORT": free_port(), **variables}
         return [
             start(
@@ -63,37 +67,106 @@ def loopback() -> Iterator[Network]:
     yield Network(("127.0.0.1", "localhost"), variables=ranks)
 
 
+@dataclass(frozen=True)
+class Namespaces(Network):
+    """Two network namespaces, between which packets can be lost.
+
+    Attributes:
+        names: Of the namespaces.
+    """
+
+    names: tuple[str, str] = ("", "")
+
+    def lose(self, machine: int, percent: int) -> None:
+        """From now on, this machine loses so many of the packets that it receives and sends."""
+        self._drop(machine, f"numgen random mod 100 < {percent}")
+
+    def cut(self, machine: int) -> None:
+        """From now on, this machine is unreachable, and no one learns that it is."""
+        self._drop(machine, "")
+
+    def _drop(self, machine: int, which: str) -> None:
+        rules = "\n".join(
+            f'chain {hook} {{ type filter hook {hook} priority 0; {card} != "lo" {which} counter'
+            " drop; }"
+            for hook, card in (("input", "iifname"), ("output", "oifname"))
+        )
+        self._nft(machine, f"table ip faults {{\n{rules}\n}}")
+
+    def heal(self, machine: int) -> int:
+        """Ends the loss of packets; returns how many were lost."""
+        listed = json.loads(self._nft(machine, "list table ip faults"))
+        rules = [entry["rule"] for entry in listed["nftables"] if "rule" in entry]
+        counters = [part["counter"] for rule in rules for part in rule["expr"] if "counter" in part]
+        self._nft(machine, "delete table ip faults")
+        return sum(counter["packets"] for counter in counters)
+
+    def give_up_after(self, machine: int, resends: int) -> None:
+        """How often TCP resends a packet before a connection breaks, on this machine."""
+        setting = f"net.ipv4.tcp_retries2={resends}"
+        _run("ip", "netns", "exec", self.names[machine], "sysctl", "-q", setting)
+
+    def processes(self, machine: int) -> list[int]:
+        """The processes on this machine."""
+        return _processes(self.names[machine])
+
+    def vanish(self, machine: int) -> None:
+        """Cuts a machine off and ends all that runs on it; its last messages reach no one."""
+        self.cut(machine)
+        _kill(self.names[machine])
+
+    def _nft(self, machine: int, command: str) -> str:
+        return _run("ip", "netns", "exec", self.names[machine], "nft", "-j", command)
+
+
+# Runs a command on a machine with a host name and a file of addresses of its own.
+_AS_HOST = """
+mount --bind "$0" /etc/hosts && echo "$1" >/proc/sys/kernel/hostname && shift && exec "$@"
+"""
+
+
 @contextmanager
-def namespaces() -> Iterator[Network]:
-    """Two launchers that know by their address who they are.
+def namespaces() -> Iterator[Namespaces]:
+    """Two launchers that know by their host name who they are.
+
+    As on Debian, a machine finds its own name at 127.0.1.1, and the other's at its address.
 
     Raises:
-        PermissionError: If this user cannot make namespaces.
+        PermissionError: If this user cannot make namespaces, or a command for them is missing.
     """
     names = tuple(f"bsmeta{os.getpid()}{side}" for side in "ab")
-    cards = tuple(f"bs{os.getpid() % 100_000}{side}" for side in "ab")
-    hosts = ("10.203.77.1", "10.203.77.2")
-    if shutil.which("ip") is None or os.geteuid() != 0:
-        raise PermissionError("network namespaces need root and the command ip")
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-        _ip("link", "add", cards[0], "type", "veth", "peer", "name", cards[1])
-        for name, card, host in zip(names, cards, hosts, strict=True):
-            _ip("link", "set", card, "netns", name)
-            _ip("-n", name, "addr", "add", f"{host}/24", "dev", card)
-            _ip("-n", name, "link", "set", card, "up")
-            _ip("-n", name, "link", "set", "lo", "up")
-        yield Network(
-            hosts,
-            tuple(["ip", "netns", "exec", name] for name in names),  # type: ignore[arg-type]
-            # Gloo takes the address of the host's name, which is the loopback address in both.
-            tuple({"GLOO_SOCKET_IFNAME": card} for card in cards),  # type: ignore[arg-type]
+    hosts, addresses = ("gpu1", "gpu2"), ("10.203.77.1", "10.203.77.2")
+    missing = [name for name in ("ip", "nft", "unshare") if shutil.which(name) is None]
+    if missing or os.geteuid() != 0:
+        raise PermissionError(
+            f"network namespaces need root and the commands ip, nft and unshare; missing: "
+            f"{', '.join(missing) or 'root'}"
         )
-    finally:
-        for name in names:
-            with suppress(PermissionError):
-                _ip("netns", "del", name)
+    with tempfile.TemporaryDirectory() as folder:
+        prefixes = []
+        try:
+            for name in names:
+                _run("ip", "netns", "add", name)
+            link = ("link", "add", "eth0", "type", "veth", "peer", "name", "eth0")
+            _run("ip", "-n", names[0], *link, "netns", names[1])
+            for rank, name in enumerate(names):
+                _run("ip", "-n", name, "addr", "add", f"{addresses[rank]}/24", "dev", "eth0")
+                for card in ("lo", "eth0"):
+                    _run("ip", "-n", name, "link", "set", card, "up")
+                file = Path(folder) / hosts[rank]
+                file.write_text(
+                    f"127.0.0.1 localhost\n127.0.1.1 {hosts[rank]}\n"
+                    f"{addresses[1 - rank]} {hosts[1 - rank]}\n"
+                )
+                command = ["unshare", "--uts", "sh", "-c", _AS_HOST, str(file), hosts[rank]]
+                prefixes.append(["ip", "netns", "exec", name, *command])
+                _run(*prefixes[rank], "true")
+            yield Namespaces(hosts, (prefixes[0], prefixes[1]), names=(names[0], names[1]))
+        finally:
+            for name in names:
+                with suppress(PermissionError):
+                    _kill(name)
+                    _run("ip", "netns", "del", name)
 
 
 def free_port() -> str:
@@ -106,7 +179,19 @@ def free_port() -> str:
             return str(port)
 
 
-def _ip(*arguments: str) -> None:
-    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+def _processes(name: str) -> list[int]:
+    return [int(text) for text in _run("ip", "netns", "pids", name).split()]
+
+
+def _kill(name: str) -> None:
+    while running := _processes(name):
+        for process in running:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise PermissionError(f"ip {' '.join(arguments)}: {done.stderr.strip()}")
+        raise PermissionError(f"{' '.join(command)}: {done.stderr.strip()}")
+    return done.stdout

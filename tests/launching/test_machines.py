@@ -92,6 +92,7 @@ def test_one_and_two_processes_on_two_machines_equal_three_on_one(
     ("text", "rank", "expected"),
     [
         ('{"127.0.0.1": 2, "192.0.2.7": 3}', "", "0 2 2 127.0.0.1 5\n"),
+        ('{"192.0.2.7": 3, "127.0.1.1": 1}', "", "1 1 2 192.0.2.7 4\n"),  # Debian's own name
         ('{"192.0.2.7": 3, "localhost": 1}', "", "1 1 2 192.0.2.7 4\n"),
         ('{"127.0.0.1": 2, "localhost": 3}', "1", "1 3 2 127.0.0.1 5\n"),
         ('{"127.0.0.1": 2, "localhost": 3}', "", "is more than one of 127.0.0.1, localhost"),

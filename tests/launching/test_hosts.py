@@ -1,0 +1,150 @@
+"""Two hosts with names, addresses and a network of their own, which loses packets or a host.
+
+Two processes, one on each host, against two on one host: a sum of two gradients does not depend on
+their order, so the losses are the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.launching.helpers import SMALL, end, run
+from tests.launching.networks import Namespaces, namespaces
+from tests.launching.test_machines import wait_for_step
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.slow
+
+DATA_PARALLEL, ZERO_2, FSDP_2 = "cpu.yaml", "cpu_zero2.yaml", "cpu_fsdp2.yaml"
+STEPS = 60
+OVERRIDES = (*SMALL, f"max_train_steps={STEPS}")
+OUTAGE_S = 20
+Losses = dict[int, float]
+
+
+@pytest.fixture
+def network() -> Iterator[Namespaces]:
+    try:
+        with namespaces() as network:
+            yield network
+    except PermissionError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def losses(steps: Callable[[Path], dict[int, dict[str, Any]]]) -> Callable[[Path], Losses]:
+    return lambda out_dir: {step: event["loss"] for step, event in steps(out_dir).items()}
+
+
+@pytest.fixture(scope="module")
+def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The run of two processes on one host, by launch file."""
+    known: dict[str, Path] = {}
+
+    def train(launch_file: str) -> Path:
+        if launch_file not in known:
+            folder = tmp_path_factory.mktemp("one_host")
+            variables = {"BSMETA_LAUNCH_FILE": launch_file, "BSMETA_CONFIG": "demo"}
+            code, output = run(folder, "train.sh", *OVERRIDES, "out_dir=run", **variables)
+            assert code == 0, output
+            known[launch_file] = folder / "run"
+        return known[launch_file]
+
+    return train
+
+
+def start(
+    network: Namespaces, folder: Path, launch_file: str, *overrides: str
+) -> list[subprocess.Popen[str]]:
+    """Starts a run of one process on each host, in `folder`/run."""
+    arguments = (*OVERRIDES, f"out_dir={folder / 'run'}", *overrides)
+    variables = {"BSMETA_LAUNCH_FILE": launch_file, "BSMETA_CONFIG": "demo"}
+    return network.start(folder, *arguments, processes=(1, 1), **variables)
+
+
+@pytest.mark.parametrize(
+    ("launch_file", "lost_percent"),
+    [(DATA_PARALLEL, 0), (ZERO_2, 0), (FSDP_2, 0), (DATA_PARALLEL, 2), (FSDP_2, 2)],
+)
+def test_two_hosts_train_as_one(
+    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+    tmp_path: Path, launch_file: str, lost_percent: int,
+) -> None:  # fmt: skip
+    """Without any setting of a network interface, although each name is a loopback address."""
+    if lost_percent:
+        network.lose(1, lost_percent)
+    ends = [end(host) for host in start(network, tmp_path, launch_file)]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert not lost_percent or network.heal(1) > 0
+    assert losses(tmp_path / "run") == losses(on_one_host(launch_file))
+
+
+@pytest.mark.parametrize(("launch_file", "away"), [(DATA_PARALLEL, 1), (FSDP_2, 0)])
+def test_a_run_continues_after_a_host_was_away(
+    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+    tmp_path: Path, launch_file: str, away: int,
+) -> None:  # fmt: skip
+    """TCP resends what was lost, so that the run only waits."""
+    hosts = start(network, tmp_path, launch_file)
+    wait_for_step(tmp_path / "run", hosts, 3)
+    network.cut(away)
+    time.sleep(OUTAGE_S)
+    assert [host.poll() for host in hosts] == [None, None]
+    assert len(losses(tmp_path / "run")) < STEPS
+    assert network.heal(away) > 0
+    ends = [end(host) for host in hosts]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert losses(tmp_path / "run") == losses(on_one_host(launch_file))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("launch_file", "gone", "by"),
+    [
+        (DATA_PARALLEL, 1, "watchdog"),
+        (ZERO_2, 0, "watchdog"),
+        (FSDP_2, 1, "connection"),
+        (DATA_PARALLEL, 0, "connection"),
+    ],
+)
+def test_a_host_that_vanishes_is_named_and_the_run_resumes(
+    network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
+    tmp_path: Path, launch_file: str, gone: int, by: str,
+) -> None:  # fmt: skip
+    """Noticed by the watchdog, or because the connection breaks before."""
+    timeout_s = 60 if by == "watchdog" else 1800
+    if by == "connection":
+        network.give_up_after(1 - gone, 3)
+    out_dir = tmp_path / "run"
+    hosts = start(
+        network, tmp_path, launch_file, "save_steps=5", f"distributed_timeout_s={timeout_s}"
+    )
+    wait_for_step(out_dir, hosts, 8)
+    network.vanish(gone)
+    code, output = end(hosts[1 - gone])
+    assert code == 1, output
+    status = json.loads((out_dir / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    named = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2 (last seen in")
+    assert named[gone] in status["message"]
+    assert ("no progress for 60 s in: step " in status["message"]) is (by == "watchdog")
+    assert named[gone] in output
+    assert f"ended with code 1 (failed); see {out_dir}/status.json" in output
+    wait_until(lambda: network.processes(1 - gone) == [])
+
+    network.heal(gone)
+    ends = [
+        end(host)
+        for host in network.start(
+            tmp_path, processes=(1, 1), BSMETA_LAUNCH_FILE=launch_file, BSMETA_RESUME=str(out_dir)
+        )
+    ]
+    assert [code for code, _ in ends] == [0, 0], ends
+    assert losses(out_dir) == losses(on_one_host(launch_file))
