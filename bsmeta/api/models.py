@@ -377,8 +377,9 @@ def load(
     """Loads a trained model of any task.
 
     Args:
-        checkpoint: A run folder (its `model/`, else its newest checkpoint), a checkpoint folder, a
-            folder that `from_pretrained` loads, a Hub model as `hf://owner/name`, or a `Run`.
+        checkpoint: A run folder (its `model/`, else that of its newest checkpoint with one), a
+            checkpoint folder, a folder that `from_pretrained` loads, a Hub model as
+            `hf://owner/name`, or a `Run`.
         task: The task that it must be of, by which the type of the result is known; None: that of
             its configuration.
         device: Such as `cpu` or `cuda:1`; None: a GPU if there is one.

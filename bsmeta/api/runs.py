@@ -80,7 +80,10 @@ class Run:
             raise DataError(f"{file} is damaged: {error}") from error
 
     def checkpoints(self) -> list[Checkpoint]:
-        """The checkpoints, oldest first: `step` and `folder` of each, which `load` accepts."""
+        """The checkpoints, oldest first: `step` and `folder` of each.
+
+        `load` accepts the folders that have `model/`.
+        """
         return list_checkpoints(self.path)
 
     def metrics(self, event: str | None = None) -> list[dict[str, Any]]:

@@ -43,8 +43,9 @@ class EvaluateConfig:
 
     checkpoint: Any = key(
         "runs/demo",
-        "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
-        "from_pretrained loads, or a Hub model as hf://owner/name; or a list of them",
+        "a run folder (its model/, else that of its newest checkpoint with one), a checkpoint "
+        "folder, a folder that from_pretrained loads, or a Hub model as hf://owner/name; or a list "
+        "of them",
         is_path=True,
     )
     untrained: bool = key(

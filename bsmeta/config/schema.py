@@ -171,6 +171,12 @@ class RunConfig:
     extra_steps_to_eval_save_at: list[int] = key(
         [], "further steps to evaluate and save at", at_least=1
     )
+    export_steps: int | None = key(
+        None,
+        "write model/ only into checkpoints at multiples of this (0: into none, null: into all); "
+        "a finished run always has its own model/",
+        at_least=0,
+    )
     async_save: bool = key(
         False, "write checkpoints beside the loop, from a copy in main memory (not under DeepSpeed)"
     )

@@ -94,6 +94,31 @@ class Schedule:
         return step in self.extra_steps
 
 
+def exports_model(config: RunConfig, step: int) -> bool:
+    """Whether the checkpoint of a step has `model/`."""
+    every = config.export_steps
+    return every is None or (every > 0 and step % every == 0)
+
+
+def lacks_model(folder: Path) -> bool:
+    """Whether a folder is a checkpoint without `model/`."""
+    if CHECKPOINT_NAME.fullmatch(folder.resolve().name) is None:
+        return False
+    return (folder / "manifest.json").is_file() and not (folder / "model").exists()
+
+
+def how_to_export(folder: Path) -> str:
+    """What to do about a checkpoint that lacks `model/`."""
+    match = CHECKPOINT_NAME.fullmatch(folder.resolve().name)
+    assert match is not None
+    return (
+        f"{folder} has no model/, which export_steps of its run has left out; name a checkpoint "
+        "that has one, or resume from it with nothing left to train (train.py with the launch file "
+        f"and the keys of the run, and resume_from_checkpoint_dir={folder} "
+        f"max_train_steps={match[1]} out_dir=FOLDER), which writes FOLDER/model"
+    )
+
+
 def warm_up_steps(config: RunConfig, max_steps: int) -> int:
     """Steps in which the learning rate rises."""
     share = config.warmup_share

@@ -129,7 +129,10 @@ def _checkpoints(config: RunConfig) -> str:
     often += _extra_steps(config)
     last = "and at the end" if often else "at the end"
     which = {0: "all are", 1: "the last is"}.get(kept, f"the last {kept} are")
-    return f"{', '.join([*often, last])}; {which} kept"
+    exports = ""
+    if config.export_steps is not None:
+        exports = f"; model/ {_every(config.export_steps) if config.export_steps else 'in none'}"
+    return f"{', '.join([*often, last])}; {which} kept{exports}"
 
 
 def launch_notes(launch: Launch) -> Iterator[str]:

@@ -48,6 +48,8 @@ class TaskEntry:
             (`bsmeta.training.locations.Location`), the ranks and the device.
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
+        finishes: Whether it reads `model/` of a checkpoint when a run ends
+            (`bsmeta.training.task.Finishes`).
         fully_shards: Whether its runs under FSDP2 have been tried, which calls the model in one
             piece; others are refused.
     """
@@ -62,6 +64,7 @@ class TaskEntry:
     evaluate: Callable[[Any, Sequence[Any], Any, Any], None] | None = None
     programs: tuple[str, ...] = ()
     has_epochs: bool = False
+    finishes: bool = False
     fully_shards: bool = False
 
     def only_prepares(self, config: RunConfig) -> bool:

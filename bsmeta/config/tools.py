@@ -20,8 +20,8 @@ class GenerateConfig:
     )
     checkpoint: str = key(
         "runs/demo",
-        "a run folder (its model/, else its newest checkpoint), a checkpoint folder, a folder that "
-        "from_pretrained loads, or a Hub model as hf://owner/name",
+        "a run folder (its model/, else that of its newest checkpoint with one), a checkpoint "
+        "folder, a folder that from_pretrained loads, or a Hub model as hf://owner/name",
         is_path=True,
     )
     training_config: str | None = key(
@@ -179,7 +179,8 @@ class PredictConfig:
 
     checkpoint: str = key(
         "runs/classification",
-        "a run folder (its model/, else its newest checkpoint), or a checkpoint folder",
+        "a run folder (its model/, else that of its newest checkpoint with one), or a checkpoint "
+        "folder",
         is_path=True,
     )
     overrides: dict[str, Any] = key(

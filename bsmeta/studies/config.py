@@ -24,7 +24,7 @@ AXES = (TEXT, TOKENS, FLOPS)
 WITHOUT, WITH = "without", "with"
 OWN_KEYS = (
     "seed", "out_dir", "resume_from_checkpoint_dir", "overwrite_out_dir", "log_documents",
-    "extra_steps_to_eval_save_at", "keep_last_checkpoints",
+    "extra_steps_to_eval_save_at", "keep_last_checkpoints", "export_steps",
 )  # fmt: skip
 """Keys of a training run that the study sets itself."""
 

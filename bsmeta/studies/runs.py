@@ -109,6 +109,7 @@ def overrides_of(study: StudyConfig, run: Run) -> list[str] | None:
         *own,
         f"extra_steps_to_eval_save_at=[{','.join(map(str, curve_steps(study, steps)))}]",
         "keep_last_checkpoints=0",
+        "export_steps=null",
         "log_documents=true",
     ]
 

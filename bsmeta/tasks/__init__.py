@@ -28,6 +28,7 @@ _spelling = partial(
     evaluate=imported(f"{_SPELLING}.evaluate:run"),
     programs=("evaluate.py", "predict.py"),
     has_epochs=True,
+    finishes=True,
 )
 
 TASKS: dict[str, TaskEntry] = {
@@ -51,6 +52,7 @@ TASKS: dict[str, TaskEntry] = {
         evaluate=imported(f"{_CLASSIFICATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
         has_epochs=True,
+        finishes=True,
     ),
     "sed_words": _spelling(
         config=SedWordsConfig,
@@ -73,5 +75,6 @@ TASKS: dict[str, TaskEntry] = {
         evaluate=imported(f"{_DISAMBIGUATION}.evaluate:run"),
         programs=("evaluate.py", "predict.py"),
         has_epochs=True,
+        finishes=True,
     ),
 }

@@ -6,7 +6,7 @@
         data_state.json     the position of every stream (all ranks), and the data's fingerprint
         trainer_state.json  counters
         config.yaml         the resolved configuration
-        model/              weights and tokenizer for `from_pretrained`
+        model/              weights and tokenizer for `from_pretrained` (see `export_steps`)
         manifest.json       size and xxh3 of each file above, written last
 
 A checkpoint is valid only if its manifest matches its files and `state/` and `rng/` hold no other

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from huggingface_hub import hf_hub_download
 
+from bsmeta.config.steps import CHECKPOINT_NAME, how_to_export, lacks_model
 from bsmeta.core.errors import DataError
 
 HUB = "hf://"
 RECIPE = "metadata.yaml"
 """File in an exported model with the part of the run's configuration that using it requires."""
-
-_CHECKPOINT = re.compile(r"checkpoint-(\d+)step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,8 @@ def locate(checkpoint: str) -> Location:
         name = checkpoint.removeprefix(HUB)
         return Location(checkpoint, name, _recipe_on_hub(name), None)
     folder = Path(checkpoint)
+    if folder.name == "model" and lacks_model(folder.parent):
+        raise DataError(f"checkpoint={checkpoint}: {how_to_export(folder.parent)}")
     if not folder.is_dir():
         raise DataError(
             f"checkpoint={checkpoint}: there is no such folder (from {Path.cwd()}). Expected a run "
@@ -60,6 +60,9 @@ def locate(checkpoint: str) -> Location:
         )
     model = _model_folder(folder)
     if model is None:
+        without = [saved for saved in (folder, *_checkpoints(folder)) if lacks_model(saved)]
+        if without:
+            raise DataError(f"checkpoint={checkpoint}: {how_to_export(without[-1])}")
         raise DataError(
             f"checkpoint={checkpoint}: no model in it. Expected config.json, model/config.json or "
             "a checkpoint-{step}step folder (a run has its first at save_steps)"
@@ -91,8 +94,12 @@ def _model_folder(folder: Path) -> Path | None:
     for candidate in (folder, folder / "model"):
         if (candidate / "config.json").is_file():
             return candidate
-    steps = []
-    for entry in folder.iterdir():
-        if (match := _CHECKPOINT.fullmatch(entry.name)) and (entry / "model/config.json").is_file():
-            steps.append((int(match[1]), entry))
-    return max(steps)[1] / "model" if steps else None
+    models = [saved / "model" for saved in _checkpoints(folder)]
+    return next((model for model in reversed(models) if (model / "config.json").is_file()), None)
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoint folders of a run folder, oldest first."""
+    entries = [(CHECKPOINT_NAME.fullmatch(entry.name), entry) for entry in folder.iterdir()]
+    steps = [(int(match[1]), entry) for match, entry in entries if match]
+    return [entry for _, entry in sorted(steps)]

@@ -26,7 +26,7 @@ from torch import nn
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.steps import BatchPlan, lacks_model
 from bsmeta.core.errors import CheckpointError, ConfigurationError, differences, differing
 from bsmeta.core.progress import opaque_work
 from bsmeta.training.branching import branch_point, check_same_branch
@@ -99,6 +99,7 @@ def resume_point(
     plan = BatchPlan.of(config, processes.size)
     check_launch(saved, state, engine_name(accelerator), plan)
     check_steps(saved, max_steps)
+    check_exports(config, out_dir, saved.step)
     changed = changed_settings(saved, config)
     check_optimizer(saved, changed)
     if is_readable(state, processes.size):
@@ -188,6 +189,18 @@ def check_steps(saved: Checkpoint, max_steps: int) -> None:
             f"max_train_steps={max_steps}: {saved.folder} is of step {saved.step} already; "
             f"expected at least {saved.step}. Raise max_train_steps (or num_train_epochs), or name "
             "an earlier checkpoint (resume_from_checkpoint_dir=FOLDER)"
+        )
+
+
+def check_exports(config: RunConfig, out_dir: Path, step: int) -> None:
+    """Refuses `export_best` if a checkpoint that may be the best one has no `model/`."""
+    past = [saved.folder for saved in list_checkpoints(out_dir) if saved.step <= step]
+    lacking = [folder.name for folder in past if lacks_model(folder)]
+    if config.export_best and lacking:
+        raise ConfigurationError(
+            f"export_best=true: {', '.join(lacking)} in {out_dir} have no model/, which "
+            "export_steps has left out; expected it in every checkpoint, because each may be the "
+            "best. Resume with export_best=false, or begin a new run in another out_dir"
         )
 
 

@@ -33,13 +33,14 @@ from bsmeta.training.task import Metric
 MARGIN = 1.1
 
 
-def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
+def check_room(out_dir: Path, like: Checkpoint | None = None, *, with_model: bool = False) -> None:
     """Refuses a save that would not fit, estimated from the size of another checkpoint.
 
     Args:
         like: The other checkpoint; by default the last one in `out_dir`.
+        with_model: Whether `model/` is also to be written.
     """
-    size = _last_size([like] if like else list_checkpoints(out_dir))
+    size = _last_size([like] if like else list_checkpoints(out_dir), with_model=with_model)
     if size is None:
         return
     needed = int(size * MARGIN)
@@ -51,14 +52,29 @@ def check_room(out_dir: Path, like: Checkpoint | None = None) -> None:
         )
 
 
-def _last_size(checkpoints: list[Checkpoint]) -> int | None:
-    """Size in bytes of the newest checkpoint whose manifest is readable."""
+def _last_size(checkpoints: list[Checkpoint], *, with_model: bool) -> int | None:
+    """Size in bytes of the newest readable checkpoint, with or without `model/`.
+
+    If it has no `model/`, that is estimated as float32 weights.
+    """
     for checkpoint in reversed(checkpoints):
         try:
-            return sum(entry.bytes for entry in manifest_of(checkpoint).files.values())
+            files = manifest_of(checkpoint).files
         except CheckpointError:
             continue
+        model = sum(own.bytes for file, own in files.items() if file.startswith("model/"))
+        rest = sum(own.bytes for own in files.values()) - model
+        return rest + (model or 4 * _weights(checkpoint)) if with_model else rest
     return None
+
+
+def _weights(checkpoint: Checkpoint) -> int:
+    """The number of weights of a checkpoint's model; 0 if it cannot be read."""
+    try:
+        shapes = json.loads((checkpoint.folder / STATE).read_text())["parameters"]
+    except (OSError, ValueError, KeyError):
+        return 0
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def explain_full_disk(error: Exception, out_dir: Path) -> Exception:

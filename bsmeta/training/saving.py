@@ -24,6 +24,7 @@ from torch import nn
 
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.steps import exports_model
 from bsmeta.core.errors import CheckpointError
 from bsmeta.core.progress import opaque_work
 from bsmeta.models.manifest import record_tokenizer, write_model_manifest
@@ -89,15 +90,18 @@ class Saver:
         """
         began = time.perf_counter()
         self.finish()
-        self._processes.on_main(self._prepare)
+        self._processes.on_main(lambda: self._prepare(step))
         if self._config.async_save and isinstance(self._engine, PlainEngine):
             self._save_aside(step, state, data, self._engine, began)
         else:
             self._save_now(step, state, data, began)
 
-    def _prepare(self) -> None:
+    def _prepare(self, step: int) -> None:
         self._run.keep()
-        check_room(self._out_dir)
+        check_room(self._out_dir, with_model=self._exports(step))
+
+    def _exports(self, step: int) -> bool:
+        return isinstance(self._task, Exports) and exports_model(self._config, step)
 
     @property
     def failed(self) -> bool:
@@ -172,7 +176,8 @@ class Saver:
             writer = checkpoint.Writer(self._out_dir, step, self._processes)
             self._engine.save(writer.folder / "state")
             write_rng(capture_rng(), writer.folder, self._processes.rank)
-            self._write_model(writer.folder / "model")
+            if self._exports(step):
+                self._write_model(writer.folder / "model")
             self._processes.on_main(lambda: self._write_json(writer, state, data))
             saved = writer.commit()
             seconds = time.perf_counter() - began
@@ -216,7 +221,8 @@ class Saver:
         def write_rest(writer: checkpoint.Writer) -> None:
             for rank, states in enumerate(generators):
                 write_rng(states, writer.folder, rank)
-            self._export(snapshot.weights(writer.folder / "state"), writer.folder / "model")
+            if self._exports(step):
+                self._export(snapshot.weights(writer.folder / "state"), writer.folder / "model")
             self._write_json(writer, state, data)
 
         def work() -> None:

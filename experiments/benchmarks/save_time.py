@@ -1,11 +1,13 @@
 """Measures the time that saves take from the training loop, with two processes on the CPU.
 
-    python experiments/benchmarks/save_time.py saves=3 every=8 [keys of train.py]
+    python experiments/benchmarks/save_time.py saves=3 every=8 [engines=zero2,zero3] \
+        [keys of train.py]
 
-starts `train.py` once for each engine (data parallel, FSDP2) and each of `async_save=false` and
-`true`, with a new GPT-2 of 124 million weights (12 layers, 768 wide) and AdamW in float32, on the
-sample. Prints one JSON line for each run, with medians over its saves, except the last one, which
-the end of the run waits for:
+starts `train.py` for each engine (by default `ddp` and `fsdp2`), with a new GPT-2 of 124 million
+weights (12 layers, 768 wide) and AdamW in float32, on the sample: once with `async_save=false` and
+once with `true`. Under DeepSpeed, it starts a single run, in which every other checkpoint has
+`model/` (`export_steps`). Prints a JSON line for each run, there for each kind of checkpoint, with
+medians over its saves, except the last one, which the end of the run waits for:
 
     pause_s: what a save took from the loop (`loop_seconds` of its event)
     write_s: from its start until the checkpoint was complete (`seconds`)
@@ -20,14 +22,17 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
 from common import own_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
-OWN_KEYS = {"saves": "3", "every": "8"}
+OWN_KEYS = {"saves": "3", "every": "8", "engines": "ddp,fsdp2"}
+ENGINES = {"ddp": "cpu", "fsdp2": "cpu_fsdp2", "zero2": "cpu_zero2", "zero3": "cpu_zero2"}
 MODEL = {
     "architectures": ["GPT2LMHeadModel"],
     "model_type": "gpt2",
@@ -49,10 +54,27 @@ SMALL_STEPS = (
 )
 
 
-def train(launch_file: str, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
+def launch_file(engine: str, folder: Path) -> Path:
+    """The launch file of an engine on the CPU; that of ZeRO-3 is written to a folder."""
+    shipped = ROOT / "experiments" / "accelerate" / f"{ENGINES[engine]}.yaml"
+    if engine != "zero3":
+        return shipped
+    settings = json.loads((ROOT / "deepspeed_configs" / "cpu.json").read_text())
+    settings["zero_optimization"] = {
+        "stage": 3, "stage3_gather_16bit_weights_on_model_save": True
+    }  # fmt: skip
+    (folder / "zero3.json").write_text(json.dumps(settings))
+    launch = yaml.safe_load(shipped.read_text())
+    launch["deepspeed_config"] = {
+        "deepspeed_config_file": str(folder / "zero3.json"), "zero3_init_flag": True
+    }  # fmt: skip
+    (folder / "zero3.yaml").write_text(yaml.safe_dump(launch))
+    return folder / "zero3.yaml"
+
+
+def train(launch: Path, folder: Path, overrides: list[str]) -> list[dict[str, Any]]:
     """Runs `train.py` and returns the events of its log."""
-    command = [sys.executable, "-m", "accelerate.commands.launch"]
-    command += ["--config_file", str(ROOT / "experiments/accelerate" / launch_file)]
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(launch)]
     command += [str(ROOT / "bsmeta/train.py"), "--config-name", "demo", f"out_dir={folder}"]
     subprocess.run([*command, *overrides], check=True, stdout=sys.stderr)
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -85,6 +107,28 @@ def summary(events: list[dict[str, Any]], every: int) -> dict[str, float]:
     }
 
 
+def results(engine: str, keys: list[str], every: int, steps: int, folder: Path) -> Iterator[Any]:
+    """Trains under an engine, and yields what its saves took for each setting."""
+    launch = launch_file(engine, folder)
+    if engine.startswith("zero"):
+        # Checkpoints with and without a model alternate, so that both meet the same disk.
+        own = [f"max_train_steps={2 * steps}", f"export_steps={2 * every}"]
+        events = train(launch, folder / engine, [*keys, *own])
+        for has_model in (True, False):
+            other = every if has_model else 0  # of these saves, divided by twice the interval
+            left = [
+                event
+                for event in events
+                if event["event"] != "save" or event["step"] % (2 * every) != other
+            ]
+            yield {"engine": engine, "model": has_model} | summary(left, every)
+        return
+    for aside in ("false", "true"):
+        own = [f"max_train_steps={steps}", f"async_save={aside}"]
+        events = train(launch, folder / f"{engine}-{aside}", [*keys, *own])
+        yield {"engine": engine, "async_save": aside == "true"} | summary(events, every)
+
+
 def main() -> None:
     """Trains under each engine and prints the results."""
     own = own_arguments(OWN_KEYS)
@@ -94,13 +138,10 @@ def main() -> None:
         model = Path(folder) / "config.json"
         model.write_text(json.dumps(MODEL))
         keys = [*SMALL_STEPS, f"model_config_file={model}", f"save_steps={every}"]
-        keys += [f"max_train_steps={steps}", "num_warmup_steps=0", *sys.argv[1:]]
-        for engine, file in (("data parallel", "cpu.yaml"), ("FSDP2", "cpu_fsdp2.yaml")):
-            for aside in ("false", "true"):
-                run = Path(folder) / f"{engine}-{aside}"
-                events = train(file, run, [*keys, f"async_save={aside}"])
-                result = {"engine": engine, "async_save": aside == "true"}
-                print(json.dumps(result | summary(events, every)), flush=True)
+        keys += ["num_warmup_steps=0", *sys.argv[1:]]
+        for engine in own["engines"].split(","):
+            for result in results(engine, keys, every, steps, Path(folder)):
+                print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":

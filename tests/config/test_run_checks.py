@@ -41,6 +41,16 @@ def test_what_an_engine_cannot_do() -> None:
     assert problems(export_best=True) == ["keep_best_by"]
 
 
+def test_which_checkpoints_may_lack_the_model() -> None:
+    for every in (None, 0, 500, 1500):
+        assert problems(export_steps=every, save_steps=500) == []
+    assert problems(export_steps=7, save_steps=0) == []  # at the end, and at extra steps
+    assert problems(export_steps=700, save_steps=500) == ["export_steps"]
+    best = {"export_best": True, "keep_best_by": "bits_per_byte_with"}
+    assert problems(export_steps=0, **best) == ["export_steps"]
+    assert problems(**best) == []
+
+
 @pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "", "a b", "a=b", "x" * 200])
 def test_a_run_name_is_no_path(name: str) -> None:
     assert problems(run_name=name) == ["run_name"]

@@ -14,7 +14,7 @@ from bsmeta.config.checks.run import launch_problems
 from bsmeta.config.data import DataConfig
 from bsmeta.config.launch import Launch
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.steps import BatchPlan
+from bsmeta.config.steps import BatchPlan, exports_model
 from bsmeta.config.summary import summary
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.classification.config import ClassificationConfig
@@ -45,6 +45,12 @@ def test_a_total_batch_is_divided_among_processes_and_accumulation() -> None:
     assert plan.rows_per_step == 24
     data.batch_scope = "per_device"
     assert BatchPlan.of(config, 4).rows_per_step == 24 * 3 * 4
+
+
+def test_the_checkpoints_with_a_model() -> None:
+    for every, expected in ((None, [2, 4, 6, 8]), (0, []), (4, [4, 8])):
+        config = RunConfig(export_steps=every)
+        assert [step for step in (2, 4, 6, 8) if exports_model(config, step)] == expected
 
 
 def test_a_total_batch_that_cannot_be_divided_is_refused() -> None:
@@ -86,6 +92,16 @@ def test_nothing_else_computes_the_global_batch() -> None:
             {"keep_last_checkpoints": 1},
             "every 1,000 steps",
             "every 1,000 steps, and at the end; the last is kept",
+        ),
+        (
+            {"export_steps": 0},
+            "every 1,000 steps",
+            "every 1,000 steps, and at the end; the last 3 are kept; model/ in none",
+        ),
+        (
+            {"export_steps": 5000, "keep_last_checkpoints": 0},
+            "every 1,000 steps",
+            "every 1,000 steps, and at the end; all are kept; model/ every 5,000 steps",
         ),
         ({"evals_per_epoch": 2, "saves_per_epoch": 1}, "2 an epoch", None),
     ],

@@ -20,6 +20,11 @@ from bsmeta.config.task_entry import TaskEntry, entry_of
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.tasks import TASKS
+from bsmeta.tasks.causal_lm.task import CausalLanguageModel
+from bsmeta.tasks.classification.task import TextClassifier
+from bsmeta.tasks.disambiguation.task import EntityDisambiguator
+from bsmeta.tasks.spelling.correction import CandidateCorrection
+from bsmeta.tasks.spelling.detection import SequenceDetection, WordDetection
 
 
 @dataclass(kw_only=True)
@@ -77,6 +82,17 @@ def test_nothing_is_asked_of_a_task_that_it_does_not_have(tmp_path: Path) -> Non
     assert rows["global batch"] == ("rows vary; 1 (accumulation) x 2 (processes) = 2 micro-batches")
     assert rows["steps"] == "those of 2 epochs"
     assert "model" not in rows
+
+
+def test_the_tasks_that_read_the_model_of_a_checkpoint_when_they_end() -> None:
+    """Those with a method `finish`, which the checks know before a task is loaded."""
+    classes = {
+        "causal_lm": CausalLanguageModel, "classification": TextClassifier,
+        "sed_words": WordDetection, "sed_sequence": SequenceDetection, "sec": CandidateCorrection,
+        "disambiguation": EntityDisambiguator,
+    }  # fmt: skip
+    finishes = {name: entry.finishes for name, entry in TASKS.items()}
+    assert finishes == {name: hasattr(kind, "finish") for name, kind in classes.items()}
 
 
 @pytest.mark.parametrize(

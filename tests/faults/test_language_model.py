@@ -9,16 +9,19 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
 from tests.conftest import REPOSITORY
 from tests.data.helpers import write_shards
-from tests.faults.conftest import RESUME, Run, documents, figures, same_run
+from tests.faults.conftest import RESUME, Run, documents, figures, same_run, same_weights
 
 pytestmark = pytest.mark.faults
 
 Start = Callable[..., Run]
+Launch = Callable[..., CompletedProcess[str]]
+EVALUATE = REPOSITORY / "bsmeta" / "evaluate.py"
 STEPS = 12
 SHARDS = [10, 14, 9, 12]
 ZERO = {
@@ -92,6 +95,28 @@ def epochs(checkpoint: Path) -> list[int]:
     """The epoch of each stream."""
     streams = json.loads((checkpoint / "data_state.json").read_text())["streams"]
     return [position["epoch"] for position in streams.values()]
+
+
+def saved(out_dir: Path, step: int) -> Path:
+    """The checkpoint of a step."""
+    return out_dir / f"checkpoint-{step}step"
+
+
+def test_row_6_checkpoints_without_a_model(job: Job, tmp_path: Path, launch: Launch) -> None:
+    """They resume the same run, are refused by `evaluate.py`, and can be exported by a resume."""
+    whole, run, alone = job.folder / "whole", tmp_path / "run", tmp_path / "alone"
+    job.run(run, "export_steps=4")
+    exported = [step for step in range(1, STEPS + 1) if (saved(run, step) / "model").exists()]
+    assert exported == [4, 8, 12]
+    for later in range(7, STEPS + 1):
+        shutil.rmtree(saved(run, later))
+    job.run(run, "export_steps=4", RESUME)
+    assert same_run(run, whole)
+    done = launch(EVALUATE, f"checkpoint={saved(run, 6)}", check=False)
+    assert done.returncode == 2
+    assert "has no model/, which export_steps of its run has left out" in done.stderr
+    job.run(alone, f"resume_from_checkpoint_dir={saved(run, 6)}", "max_train_steps=6")
+    assert same_weights(alone, saved(whole, 6))
 
 
 def first_steps(whole: Path, out_dir: Path, step: int) -> None:

@@ -23,6 +23,7 @@ from tests.faults.conftest import (
     events,
     figures,
     same_run,
+    same_weights,
     status,
 )
 
@@ -77,6 +78,28 @@ def test_row_6_a_resumed_run_is_the_same_run(complete: Start, tmp_path: Path, st
         shutil.rmtree(resumed / f"checkpoint-{step}step")
     complete(resumed, RESUME, stage=stage)
     assert same_run(resumed, whole)
+
+
+@ALL_STAGES
+def test_row_6_checkpoints_without_a_model_resume_the_same_run(
+    start: Start, complete: Start, tmp_path: Path, stage: str
+) -> None:
+    whole, killed, alone = tmp_path / "whole", tmp_path / "killed", tmp_path / "alone"
+    complete(whole, "keep_last_checkpoints=0", stage=stage)
+    keys = ("keep_last_checkpoints=0", "export_steps=4", f"async_save={stage in ('', 'fsdp2')}")
+    run = start(killed, *keys, stage=stage, fault="hang:7:1")
+    run.until((killed / "checkpoint-6step").exists)
+    run.end()
+    complete(killed, *keys, RESUME, stage=stage)
+    assert [event["step"] for event in events(killed, "resume")] == [6]
+    assert same_run(killed, whole)
+    found = {step: (killed / f"checkpoint-{step}step/model").exists() for step in (2, 4, 6, 8)}
+    assert found == {2: False, 4: True, 6: False, 8: True}
+    # With nothing left to train, a resume only writes the model.
+    saved = f"resume_from_checkpoint_dir={killed / 'checkpoint-6step'}"
+    complete(alone, saved, "max_train_steps=6", stage=stage)
+    assert same_weights(alone, whole / "checkpoint-6step")
+    assert figures(alone) == {}
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,7 @@ def test_what_a_study_starts(tmp_path: Path) -> None:
             "seed=3",
             "extra_steps_to_eval_save_at=[2,10,20]",
             "keep_last_checkpoints=0",
+            "export_steps=null",
             "log_documents=true",
             f"out_dir='{tmp_path}/study/runs/{name}-seed3'",
             "resume_from_checkpoint_dir=latest",

@@ -13,7 +13,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.training.checkpoint import Checkpoint
-from bsmeta.training.resuming import changed_settings, check_optimizer
+from bsmeta.training.resuming import changed_settings, check_exports, check_optimizer
 
 SCRIPT = Path(__file__).with_name("toy_task.py")
 RUN = ("trackers=[]", "max_train_steps=2", "num_warmup_steps=1", "save_steps=2")
@@ -51,6 +51,18 @@ def test_a_folder_written_in_another_way_is_no_changed_setting(
     assert changed_settings(saved, same) == {"seed": [1, 2]}
     other = CausalLMConfig(out_dir="runs/two", seed=1)
     assert changed_settings(saved, other) == {"out_dir": ["runs/one", "runs/two"]}
+
+
+def test_the_best_cannot_be_exported_if_it_may_have_no_model(tmp_path: Path) -> None:
+    for step in (2, 4, 6):
+        (tmp_path / f"checkpoint-{step}step").mkdir()
+        (tmp_path / f"checkpoint-{step}step" / "manifest.json").touch()
+    (tmp_path / "checkpoint-2step" / "model").mkdir()
+    check_exports(CausalLMConfig(), tmp_path, 6)
+    best = CausalLMConfig(keep_best_by="loss", export_best=True)
+    check_exports(best, tmp_path, 2)  # those of later steps are set aside
+    with pytest.raises(ConfigurationError, match="true: checkpoint-4step in .* have no model/"):
+        check_exports(best, tmp_path, 4)
 
 
 def test_the_state_of_another_optimizer_is_refused(tmp_path: Path) -> None:

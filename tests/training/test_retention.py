@@ -187,6 +187,25 @@ def test_a_save_needs_room_for_the_last_one_and_a_little_more(
     check_room(tmp_path)
 
 
+@pytest.mark.parametrize(("has_model", "needed"), [(True, "3,300 kB"), (False, "1,540 kB")])
+def test_a_save_with_a_model_needs_room_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_model: bool, needed: str
+) -> None:
+    """As much as the last model has, or else 4 bytes for each of its 100,000 weights."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1_200_000))
+    writer = begin(tmp_path, 2)
+    writer.write_json(STATE, {"parameters": {"a": [200, 400], "b": [20_000]}})
+    writer.write_json(DATA, {})
+    (writer.folder / "config.yaml").write_bytes(bytes(1_000_000))
+    if has_model:
+        (writer.folder / "model").mkdir()
+        (writer.folder / "model" / "model.safetensors").write_bytes(bytes(2_000_000))
+    writer.commit()
+    check_room(tmp_path)
+    with pytest.raises(DataError, match=f"one needs {needed}"):
+        check_room(tmp_path, with_model=True)
+
+
 @pytest.mark.parametrize(
     "error",
     [

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.config.schema import PretrainedConfig, RunConfig
+from bsmeta.config.steps import how_to_export, lacks_model
 from bsmeta.core.problems import HYDRA, Problem, nearest, show
 
 
@@ -49,6 +50,10 @@ def model_problems(config: PretrainedConfig) -> Iterator[Problem]:
         name = getattr(config, key)
         used = key != "model_name" or uses_model_name(config)
         if name is None or not used or not is_path(name) or os.path.exists(name):
+            continue
+        folder = Path(name).parent
+        if Path(name).name == "model" and lacks_model(folder):
+            yield missing(key, name, "a folder, or a name on the Hub", how_to_export(folder))
             continue
         expected = "the JSON of a transformers config" if key == "model_config_file" else "a folder"
         yield missing(key, name, f"{expected}, or a name on the Hub", f"correct {key}")

@@ -121,6 +121,7 @@ def loop_problems(
         expected = "false: DeepSpeed's ranks write their own parts of a checkpoint together"
         yield Problem("async_save", HYDRA, show(True), expected, "async_save=false")
     yield from _evaluation(config, config.metrics)
+    yield from _exports(config, entry)
     yield from _epochs(config, entry)
     yield from _names(config)
     yield from _profile(config)
@@ -144,6 +145,24 @@ def _evaluation(config: RunConfig, metrics: tuple[str, ...] | None) -> Iterator[
         expected = f"one of {', '.join(metrics)}{nearest(best, metrics)}"
         fix = f"keep_best_by={closest(best, metrics)}"
         yield Problem("keep_best_by", HYDRA, show(best), expected, fix)
+
+
+def _exports(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:
+    """Yields an `export_steps` that leaves out a `model/` that the run reads, or never applies."""
+    every, saves = config.export_steps, config.save_steps
+    if every is None or every < 0:  # out of bounds, and refused for that
+        return
+    if entry.finishes:
+        expected = f"null: task={config.task} evaluates model/ of its last checkpoint"
+        yield _refused(config, "export_steps", expected, "export_steps=null")
+    elif config.export_best:
+        expected = "null: with export_best=true, model/ of any checkpoint may be that of the run"
+        fix = "export_steps=null, or export_best=false"
+        yield _refused(config, "export_steps", expected, fix)
+    elif config.saves_per_epoch is None and saves > 0 and every % saves:
+        expected = f"0 (never), or a multiple of {saves} (save_steps)"
+        fix = f"export_steps={-(-every // saves) * saves}"
+        yield _refused(config, "export_steps", expected, fix)
 
 
 def _epochs(config: RunConfig, entry: TaskEntry) -> Iterator[Problem]:

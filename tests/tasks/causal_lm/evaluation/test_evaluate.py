@@ -136,6 +136,8 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     (run_folder / "checkpoint-20step").mkdir()
     (run_folder / "model").rename(run_folder / "checkpoint-20step" / "model")
     write_model_manifest(run_folder / "checkpoint-20step")
+    (run_folder / "checkpoint-30step").mkdir()  # saved without model/
+    (run_folder / "checkpoint-30step" / "manifest.json").touch()
     (run_folder / "checkpoint-100step").mkdir()  # not a whole checkpoint: no model in it
     arguments = ("comparisons=[all]", "max_documents=1", "bootstrap_resamples=50")
     assert call(monkeypatch, f"checkpoint={run_folder}", *arguments) == 0
@@ -144,6 +146,26 @@ def test_the_newest_checkpoint_stands_in_for_a_final_model(
     checkpoint = run_folder / "checkpoint-20step"
     assert call(monkeypatch, f"checkpoint={checkpoint}", *arguments) == 0
     assert report_in(run_folder / "evaluation-checkpoint-20step")["model"] == model
+
+
+@pytest.mark.parametrize(
+    "named", ["", "/checkpoint-30step", "/checkpoint-30step/model"], ids=["run", "one", "model"]
+)
+def test_a_checkpoint_without_a_model_is_refused(
+    named: str,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shutil.rmtree(run_folder / "model")
+    for step in (4, 30):
+        (run_folder / f"checkpoint-{step}step").mkdir()
+        (run_folder / f"checkpoint-{step}step" / "manifest.json").touch()
+    assert call(monkeypatch, f"checkpoint={run_folder}{named}") == 2
+    saved = run_folder / "checkpoint-30step"
+    message = capsys.readouterr().err
+    assert f"checkpoint={run_folder}{named}: {saved} has no model/, which export_steps " in message
+    assert f"resume_from_checkpoint_dir={saved} max_train_steps=30 out_dir=FOLDER" in message
 
 
 def test_a_flipped_byte_in_a_checkpoint_is_refused(
