@@ -48,7 +48,8 @@ class Forecast:
     Attributes:
         shape: The model and micro-batch that are counted.
         states: Weights, gradients and optimizer of one device, by engine.
-        activations: Those of a micro-batch; None for a model of unknown shape.
+        activations: Those of a micro-batch, by engine; empty if they cannot be counted.
+        uncounted: Why they cannot.
         stage: The engine of this launch.
         step_tokens: Positions in the global batch of a step.
     """
@@ -56,7 +57,8 @@ class Forecast:
     shape: Shape
     counts: Counts
     states: dict[Stage, State]
-    activations: Activations | None
+    activations: dict[Stage, Activations]
+    uncounted: str
     stage: Stage
     step_tokens: int
 
@@ -82,14 +84,29 @@ def forecast(config: RunConfig, shape: Shape, checked: CheckedRun) -> Forecast:
     size = optimizer_bytes(shape.model, entry)
     able: dict[Stage, bool] = {None: True, "FSDP2": entry.takes_shards}
     stages = [stage for stage in STAGES if able.get(stage, entry.by_element)]
+    live, uncounted = _activations(shape, stages, half)
     return Forecast(
         counts=counts,
         states={stage: state(counts, size, stage, processes, half) for stage in stages},
         shape=shape,
-        activations=activations(shape, half),
+        activations=live,
+        uncounted=uncounted,
         stage=zero.get("stage") if checked.fully_shard is None else "FSDP2",
         step_tokens=plan.global_batch * shape.length,
     )
+
+
+def _activations(
+    shape: Shape, stages: list[Stage], half: bool
+) -> tuple[dict[Stage, Activations], str]:
+    """What the engines keep of a micro-batch, or why that cannot be counted."""
+    try:
+        # Without an engine of its own, a run keeps float32 weights and computes in autocast.
+        plain = activations(shape, half=half, copies=True)
+        narrow = activations(shape, half=half, copies=False) if half else plain
+    except Exception as error:  # whatever a model raises that needs more than ids, or values
+        return {}, f"{type(error).__name__}: {error}".splitlines()[0]
+    return {stage: plain if stage is None else narrow for stage in stages}, ""
 
 
 def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
@@ -151,15 +168,17 @@ def _memory_table(config: RunConfig, counted: Forecast, processes: int) -> Table
     title = (
         f"\nMemory of each device ({processes}), precision {config.mixed_precision}; * this launch"
     )
-    table = Table(title=title, box=None, pad_edge=False, title_justify="left")
+    table = Table(
+        title=title, box=None, pad_edge=False, collapse_padding=True, title_justify="left"
+    )
     for name in ("", "weights", "gradients", "optimizer", "activations", "in all", "recomputing"):
         table.add_column(name, justify="right" if name else "left", no_wrap=not name)
-    live = counted.activations
+    names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
     for stage, held_by in counted.states.items():
-        names: dict[Stage, str] = {None: "data parallel", "FSDP2": "FSDP2"}
         name = names.get(stage, f"ZeRO-{stage}")
         here = stage == counted.stage
         cells = [amount(held_by.weights), amount(held_by.gradients), amount(held_by.optimizer)]
+        live = counted.activations.get(stage)
         if live is None:
             cells += ["–", f"{amount(held_by.total)} + activations", "–"]
         else:
@@ -178,19 +197,19 @@ def _notes(counted: Forecast, config: RunConfig) -> list[str]:
         f"bytes for each value of the state of {config.optimizer_type}{weights}; ZeRO-1 to 3 "
         "divide optimizer, gradients, weights in turn, FSDP2 all of them",
         "not counted: buckets of communication, float32 gradients during a step, "
-        "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context; without "
-        "DeepSpeed also half-precision copies of weights",
+        "layers that ZeRO-3 and FSDP2 gather, offload, fragmentation, the CUDA context",
     ]
-    live = counted.activations
-    if live is not None:
-        notes += [
-            f"activations: micro-batch {counted.shape.rows} x "
-            f"{counted.shape.length} tokens x layers x {live.numbers} numbers of {size} bytes (8 "
-            "hidden + 2 keys + 2 to 5 MLP), and 3 hidden after them, = "
-            f"{amount(live.layers)}; logits {amount(live.loss)} (loss_chunk_logits)",
-            "recomputing (gradient_checkpointing=true): one hidden a layer, and one layer whole",
-        ]
-    return notes
+    if not counted.activations:
+        return [*notes, f"activations: not counted, because of {counted.uncounted}"]
+    live = counted.activations[counted.stage]
+    return [
+        *notes,
+        f"activations: what a forward pass of {counted.shape.rows} x {counted.shape.length} tokens "
+        "keeps for the backward pass, with the kernels of this device; in data parallel runs also "
+        f"half-precision copies of weights; of these, logits {amount(live.loss)} "
+        "(loss_chunk_logits)",
+        "recomputing (gradient_checkpointing=true): the input of each layer, and one layer whole",
+    ]
 
 
 def show_probe(console: Console, counted: Forecast, measured: Probe) -> None:

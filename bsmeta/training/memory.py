@@ -1,25 +1,31 @@
 """How much memory a model takes in training, computed before it is built.
 
 Weights, gradients and optimizer states follow from the number of parameters P, the ZeRO stage and
-the number of processes N (Rajbhandari et al. 2020, section 3); activations from the shape of the
-model and the micro-batch (after Korthikanti et al. 2022, section 4). All sizes in bytes.
+the number of processes N (Rajbhandari et al. 2020, section 3). What autograd keeps for the backward
+pass is read off a forward pass on torch's fake tensors, which have shapes and no values: formulas
+(Korthikanti et al. 2022, section 4) do not know which norms compute in float32, or that autocast
+copies the input of each matrix product and all weights. All sizes in bytes.
 
 DeepSpeed's estimators (`estimate_zero2_model_states_mem_needs`, `estimate_zero3_...`) are not used:
 they return a single number, and only for stages 2 and 3 with all weights trained in half precision.
 A run also needs stages 0 and 1, no DeepSpeed, float32 and frozen weights, and the share of each of
-the three. The sizes here are compared with those of real optimizers. Only DeepSpeed's estimators
-count the float32 copy of the gradients that a step makes in stage 2 (4 bytes per parameter / N),
-the largest gathered layer in stage 3, and the host memory for offload in both.
+the three. Theirs is larger by what exists only during a step: in stage 2 the float32 copy of the
+gradients (4 bytes per parameter / N), in stage 3 half of that and the largest gathered layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from bsmeta.config.optimizers import OptimizerEntry
 from bsmeta.training.optimizers import matrices_in_layers
@@ -58,7 +64,6 @@ class State:
 class Activations:
     """Bytes that a micro-batch takes on one device: in and after the layers, and in the loss."""
 
-    numbers: int  # values that are kept per token and layer
     layers: float
     layers_recomputed: float  # with gradient_checkpointing
     loss: float
@@ -118,51 +123,101 @@ def state(counts: Counts, optimizer: int, stage: Stage, processes: int, half: bo
     )
 
 
-def activations(planned: Shape, half: bool) -> Activations | None:
-    """Computes what a micro-batch keeps for the backward pass; None for a model of unknown shape.
+def activations(planned: Shape, *, half: bool, copies: bool) -> Activations:
+    """Computes what a micro-batch keeps for the backward pass.
 
-    Per token and layer, with the hidden size h, the size k of the keys (and of the values) and the
-    size f of the MLP, these are 8 h + 2 k + n f values: twice the input of each norm and of each
-    matrix product over h; queries, keys, values; the output of attention; and the intermediate
-    values of the MLP, where n is 2 with a fused activation function, 4 with a gated MLP, and 5
-    with transformers' own tanh form of GELU. Eager attention keeps 3 values for every score. With
-    recomputation, only the input of each layer (h) is kept, and one whole layer while it is
-    recomputed. 3 h are kept after the layers.
+    Args:
+        half: Whether matrix products are computed in half precision.
+        copies: Whether autocast makes their weights so, of float32 ones, and keeps the copies.
+
+    Raises:
+        Exception: Of any kind, if the model cannot be called with ids alone and without values.
     """
-    model = planned.model
-    shape: Any = getattr(model, "config", None)
-    hidden, layers = (getattr(shape, key, None) for key in ("hidden_size", "num_hidden_layers"))
-    heads = getattr(shape, "num_attention_heads", None)
-    if not hidden or not layers or not heads:
-        return None
-    keys = hidden * (getattr(shape, "num_key_value_heads", None) or heads) // heads
-    inner = getattr(shape, "intermediate_size", None) or getattr(shape, "n_inner", None)
-    functions = {"gelu_new": 5, "gelu_fast": 5, "gelu_pytorch_tanh": 2}
-    gated = any(name.endswith("gate_proj") for name, _ in model.named_modules())
-    function = getattr(shape, "activation_function", None) or getattr(shape, "hidden_act", None)
-    factor = 4 if gated else functions.get(str(function), 2)
-    numbers = 8 * hidden + 2 * keys + factor * (inner or 4 * hidden)
-    if planned.keeps_scores:
-        numbers += 3 * heads * planned.length
-    size = 2 if half else 4
-    tokens = planned.rows * planned.length
-    layer, rest = size * numbers * tokens, 3 * size * hidden * tokens
-    kept = -(-layers // planned.recompute_every)
-    recomputed = kept * size * hidden * tokens + (layers - kept) * layer + layer
+    # Which tensors the attention keeps depends on the device.
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if half and not copies else torch.float32
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        kind = dtype if tensor.is_floating_point() else tensor.dtype
+        return torch.empty(tensor.shape, dtype=kind, device=device)
+
+    body = planned.body
+    with FakeTensorMode(), ExitStack() as stack:
+        state = {name: fake(value) for name, value in body.named_buffers()}
+        for name, value in body.named_parameters():
+            state[name] = fake(value).requires_grad_(value.requires_grad)
+        ids = torch.zeros(planned.rows, planned.length, dtype=torch.long, device=device)
+        stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=half))
+        kept = stack.enter_context(_Kept(state.values(), planned.layers))
+        hidden = functional_call(body, state, (), {"input_ids": ids}).last_hidden_state
+        size = 2 if half else 4
+        tokens, width = planned.rows * planned.length, hidden.shape[-1]
+        rest = kept.total - sum(kept.layers) + tokens * width * size
+    again = [number % planned.recompute_every == 0 for number in range(len(kept.layers))]
+    layers = zip(kept.inputs, kept.layers, again, strict=True)
+    recomputed = sum(taken if is_again else whole for taken, whole, is_again in layers)
     return Activations(
-        numbers=numbers,
-        layers=float(layers * layer + rest),
-        layers_recomputed=float(recomputed + rest),
-        loss=_loss(tokens, int(shape.vocab_size), hidden, planned.loss_chunk, size),
+        layers=float(sum(kept.layers) + rest),
+        layers_recomputed=float(recomputed + max(kept.layers, default=0) + rest),
+        loss=_loss(tokens, planned.outputs, width, planned.loss_chunk, size),
     )
 
 
-def _loss(tokens: int, vocabulary: int, hidden: int, chunk: int, size: int) -> float:
+class _Kept(AbstractContextManager["_Kept"]):
+    """What autograd keeps of the forward passes in this context, but for `own`.
+
+    Attributes:
+        total: Bytes.
+        layers: Those that each layer adds.
+        inputs: Those of its input.
+    """
+
+    def __init__(self, own: Iterable[torch.Tensor], layers: list[nn.Module]) -> None:
+        self._own = {StorageWeakRef(tensor.untyped_storage()) for tensor in own}
+        self._sizes: dict[StorageWeakRef, int] = {}
+        self._modules = layers
+        self._stack = ExitStack()
+        self.layers: list[int] = []
+        self.inputs: list[int] = []
+
+    @property
+    def total(self) -> int:
+        return sum(self._sizes.values())
+
+    def __enter__(self) -> _Kept:
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        self._stack.enter_context(hooks)
+        for module in self._modules:
+            before = module.register_forward_pre_hook(self._enter_layer)
+            after = module.register_forward_hook(self._leave_layer)
+            self._stack.callback(before.remove)
+            self._stack.callback(after.remove)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        reference = StorageWeakRef(storage)  # its address stays taken while this exists
+        if reference not in self._own:
+            self._sizes[reference] = storage.nbytes()
+        return tensor
+
+    def _enter_layer(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.inputs.append(inputs[0].nbytes)
+        self.layers.append(-self.total)
+
+    def _leave_layer(self, *_: object) -> None:
+        self.layers[-1] += self.total
+
+
+def _loss(tokens: int, outputs: int, hidden: int, chunk: int, size: int) -> float:
     """Bytes of the logits, in the precision of the matmuls and in float32, and their gradients."""
     half = size if size < 4 else 0
-    if chunk and chunk < tokens * vocabulary:  # the gradient takes the logits' place
-        return float(chunk * (4 + half) + 4 * vocabulary * hidden)
-    return float(tokens * vocabulary * (4 + 4 + 4 + 2 * half))
+    if chunk and chunk < tokens * outputs:  # the gradient takes the logits' place
+        return float(chunk * (4 + half) + 4 * outputs * hidden)
+    return float(tokens * outputs * (4 + 4 + 4 + 2 * half))
 
 
 def measure_state(model: nn.Module, optimizer: Any) -> State:

@@ -193,18 +193,22 @@ class Shape:
     """The model and micro-batch from which memory and speed are estimated.
 
     Attributes:
-        model: The model without weights, on the meta device: to be counted, not called.
+        model: The model without weights, on the meta device: its parameters are counted.
+        body: The part of it that makes hidden states from ids; it is called without values.
+        layers: The layers of the body, which can be recomputed.
         rows: Rows of a micro-batch.
         length: Tokens per row.
-        keeps_scores: Whether attention keeps its scores for the backward pass.
+        outputs: Logits per token.
         recompute_every: The n of "recompute every n-th layer", where layers are recomputed.
         loss_chunk: Maximum number of logits that exist at once; 0: all of a micro-batch.
     """
 
     model: nn.Module
+    body: nn.Module
+    layers: list[nn.Module]
     rows: int
     length: int
-    keeps_scores: bool = False
+    outputs: int
     recompute_every: int = 1
     loss_chunk: int = 0
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.stage3 import estimate_zero3_model_states_mem_needs
+from deepspeed.runtime.zero.stage_1_and_2 import estimate_zero2_model_states_mem_needs
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.optimizers import OPTIMIZERS
-from bsmeta.models.layers import recompute
+from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.estimate import amount, duration
 from bsmeta.training.memory import (
@@ -92,8 +100,8 @@ def test_each_stage_divides_one_thing_more() -> None:
     assert (plain.weights, plain.gradients, plain.optimizer) == (4000, 4000, 8028)
 
 
-def left_for_backward(model: torch.nn.Module, batch: int, length: int) -> int:
-    """Bytes that a forward pass leaves for the backward pass, but for weights and logits."""
+def left_for_backward(model: torch.nn.Module, half: bool) -> int:
+    """Bytes that a forward pass leaves for the backward pass, but for weights."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     kept: dict[int, int] = {}
 
@@ -103,27 +111,106 @@ def left_for_backward(model: torch.nn.Module, batch: int, length: int) -> int:
             kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(input_ids=torch.ones(batch, length, dtype=torch.long), use_cache=False)
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    ids = torch.ones(4, 128, dtype=torch.long)
+    with hooks, torch.autocast("cpu", torch.bfloat16, enabled=half):
+        output = model(input_ids=ids, use_cache=False)  # alive, as what it keeps is
+    assert output is not None
     return sum(kept.values())
 
 
-@pytest.mark.parametrize(("make", "recomputes"), [(gpt2, False), (llama, False), (llama, True)])
-def test_activations_are_about_those_of_a_real_forward_pass(make: Any, recomputes: bool) -> None:
-    model = make().train()
-    planned = Shape(model, rows=4, length=128, keeps_scores=make is gpt2, loss_chunk=2**26)
-    counted = activations(planned, half=False)
-    assert counted is not None
-    expected = counted.layers
-    if recomputes:
-        recompute(model, 1)
-        # what is made again is not there after the forward pass
-        expected = counted.layers_recomputed - 4 * counted.numbers * 4 * 128
-    assert 0.9 < left_for_backward(model, 4, 128) / expected < 1.1
+def planned(model: Any, **values: Any) -> Shape:
+    return Shape(
+        model, model.base_model, layers_of(model), rows=4, length=128, outputs=512, **values
+    )
 
 
-def test_a_model_of_unknown_shape_has_no_activations() -> None:
-    assert activations(Shape(torch.nn.Linear(2, 2), rows=1, length=1), half=False) is None
+@pytest.mark.parametrize("make", [gpt2, llama])
+@pytest.mark.parametrize(("half", "copies"), [(False, False), (True, False), (True, True)])
+def test_activations_are_those_of_a_real_forward_pass(make: Any, half: bool, copies: bool) -> None:
+    with torch.device("meta"):
+        counted = activations(planned(make()), half=half, copies=copies)
+    model = make().base_model
+    model = model if copies or not half else model.bfloat16()
+    output = 4 * 128 * 64 * (2 if half else 4)
+    assert counted.layers == left_for_backward(model, half) + output
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_activations_with_recomputation_are_those_of_a_real_forward_pass(every: int) -> None:
+    model = llama().train()
+    counted = activations(planned(model, recompute_every=every), half=False, copies=False)
+    plain = left_for_backward(model.base_model, half=False)
+    recompute(model, every)
+    left = left_for_backward(model.base_model, half=False)
+    hidden = 4 * 128 * 64 * 4
+    layer = (plain - left) / (4 // every) + hidden
+    assert counted.layers_recomputed == pytest.approx(left + hidden + layer, rel=0.02)
+
+
+@pytest.fixture
+def eight_devices() -> Iterator[DeviceMesh]:
+    """Of processes that only this one sees: their collectives do nothing."""
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
+    yield init_device_mesh("cpu", (8,))
+    torch.distributed.destroy_process_group()
+
+
+def published(layers: int) -> LlamaForCausalLM:
+    shape = LlamaConfig.from_json_file(REPOSITORY / "hydra_configs/model/llama_0.6b.json")
+    shape.num_hidden_layers = layers
+    return LlamaForCausalLM(shape)
+
+
+def test_the_tracker_of_torch_counts_the_same(eight_devices: DeviceMesh) -> None:
+    with torch.device("meta"):
+        model = published(2)
+    wide = {"rows": 2, "length": 512, "outputs": model.config.vocab_size}
+    counted = activations(
+        Shape(model, model.base_model, layers_of(model), **wide), half=True, copies=False
+    )
+    size = optimizer_bytes(model, OPTIMIZERS["adamw"])
+    parts = state(count(model), size, "FSDP2", 8, half=True)
+    with FakeTensorMode():
+        model = published(2)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        for layer in (*model.model.layers, model):
+            fully_shard(layer, mesh=eight_devices, mp_policy=policy)
+        optimizer = torch.optim.AdamW(model.parameters())
+        tracker = FSDPMemTracker(model, optimizer)
+        ids = torch.zeros(2, 512, dtype=torch.long)
+        with tracker:
+            logits = model(input_ids=ids, use_cache=False, logits_to_keep=1).logits
+            forward = tracker.get_tracker_snapshot()[torch.device("cpu")]
+            logits.sum().backward()
+            optimizer.step()
+            after = tracker.get_tracker_snapshot()[torch.device("cpu")]
+    tracked = {kind.value: size for kind, size in after.items() if kind != "Total"}
+    assert (parts.weights, parts.gradients) == (tracked["Sharded Param"], tracked["Sharded Grad"])
+    assert parts.optimizer == pytest.approx(tracked["OptState"], rel=1e-6)
+    live = {str(kind): size for kind, size in forward.items()}["_FSDPRefType.ACT"]
+    assert counted.layers == pytest.approx(live, rel=0.05)
+
+
+@pytest.mark.parametrize("processes", [1, 8, 64])
+def test_the_estimators_of_deepspeed_add_what_exists_only_during_a_step(processes: int) -> None:
+    size, largest = 1_600_000_000, 200_000_000
+    counts = Counts(total=size, trainable=size, embeddings=0)
+    second, third = (state(counts, 8 * size, n, processes, half=True).total for n in (2, 3))
+    _, theirs = estimate_zero2_model_states_mem_needs(size, processes, cpu_offload=False)
+    assert theirs == second + 4 * size / processes  # float32 gradients
+    _, theirs, gathered = estimate_zero3_model_states_mem_needs(
+        size, largest, processes, cpu_offload=False, cpu_offload_params=False
+    )
+    assert theirs == third + 2 * size / processes + gathered
+    assert gathered == 4 * largest
+
+
+def test_a_model_that_needs_more_than_ids_has_no_activations() -> None:
+    model = torch.nn.Linear(2, 2)
+    needs = Shape(model, model, [], rows=1, length=1, outputs=2)
+    with pytest.raises(TypeError, match="input_ids"):
+        activations(needs, half=False, copies=False)
 
 
 def test_sizes_and_times_as_a_person_reads_them() -> None:

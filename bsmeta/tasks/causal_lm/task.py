@@ -37,7 +37,7 @@ from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances
 from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
-from bsmeta.models.layers import compile_layers, recompute, run_uncompiled, use_liger
+from bsmeta.models.layers import compile_layers, layers_of, recompute, run_uncompiled, use_liger
 from bsmeta.models.lora import add_adapters, merged
 from bsmeta.models.pretrained import load_weights
 from bsmeta.tasks.causal_lm.checks import positions_problems
@@ -146,13 +146,19 @@ class CausalLanguageModel:
         _check_heads(shape, key, source)
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
-            model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32)
+            # Attention keeps the same tensors in all implementations but this one.
+            attention = "eager" if config.attn_implementation == "eager" else None
+            model = AutoModelForCausalLM.from_config(
+                shape, dtype=torch.float32, attn_implementation=attention
+            )
             self._adapt(model)
         return Shape(
             model,
+            model.base_model,
+            layers_of(model),
             rows=config.data_config.per_device_train_batch_size,
             length=row_length(config.data_config),
-            keeps_scores=config.attn_implementation == "eager",
+            outputs=shape.vocab_size,
             recompute_every=config.gradient_checkpointing_every,
             loss_chunk=config.loss_chunk_logits,
         )

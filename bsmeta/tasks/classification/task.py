@@ -25,6 +25,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import FixedSize, TableStream
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
+from bsmeta.models.layers import layers_of
 from bsmeta.tasks.classification import model as models
 from bsmeta.tasks.classification.classifier import ENCODER, Classifier, depth_of
 from bsmeta.tasks.classification.config import (
@@ -132,10 +133,17 @@ class TextClassifier:
     def shape(self) -> Shape:
         with torch.device("meta"):
             model = self.build_model()
-        shape: Any = model.config
-        shape.vocab_size = len(self.examples.labels)  # the logits of a position, as counted
         data = self._config.data_config
-        return Shape(model, rows=data.per_device_train_batch_size, length=data.max_length)
+        body = model.base_model if self._config.pooling == HEAD else model.encoder
+        assert isinstance(body, nn.Module)
+        return Shape(
+            model,
+            body,
+            layers_of(body),
+            rows=data.per_device_train_batch_size,
+            length=data.max_length,
+            outputs=len(self.examples.labels),
+        )
 
     def steps_per_epoch(self, world_size: int) -> int:
         if self._config.method in FITTED:
