@@ -16,6 +16,7 @@ from bsmeta.data.io.hub_listing import commit_of
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard, write_shards
 from tests.data.hub_server import COMMIT, Hub, shards_in
 
@@ -104,13 +105,27 @@ def test_a_machine_with_another_shard_is_refused_when_it_is_opened(
 
 def test_the_hub_is_asked_by_one_process(hub: Hub, folder: Path, tmp_path: Path) -> None:
     hub.files = hub.listed = shards_in(folder)
-    config = small_config(folder, num_streams=2, train_file="hf://datasets/owner/name/*.jsonl.gz")
+    config = small_config(
+        folder,
+        num_streams=2,
+        train_file="hf://datasets/owner/name/*.jsonl.gz",
+        validation_file="hf://datasets/owner/name/part-01.jsonl.gz",
+    )
     first = replace(config, cache_dir=str(tmp_path / "cache-0"))
     survey = sent(survey_data(first))
+    commit_of.cache_clear()
     before = len(hub.requests)
     second = replace(config, cache_dir=str(tmp_path / "cache-1"))
     given = stream(second, 1, survey)
     assert len(hub.requests) == before
+    found = survey.remote_held_out
+    held_out = HeldOutDocuments(second, max_documents=None, deduplicate=False, found=found)
+    assert len(held_out) == 31
+    assert isinstance(held_out.path, FileRef)
+    assert held_out.path.settings.folder == str(tmp_path / "cache-1" / "hub")
+    since = hub.requests[before:]
+    assert since
+    assert not [path for _, path, _ in since if path.startswith("/api/")]
     paths = {shard.path for shard in given._streams.shards}  # type: ignore[union-attr]
     folders = {path.settings.folder for path in paths if isinstance(path, FileRef)}
     assert folders == {str(tmp_path / "cache-1" / "hub")}

@@ -43,6 +43,7 @@ class Survey:
     Attributes:
         entries: What names the shards of each source, with absolute paths of the machine.
         held_out: Identifies the held-out file.
+        remote_held_out: That file, if it is not on a disk.
         shards: The shards of each source, sorted, with the hashes of their samples.
         kept_out: The documents that must not be trained on; None without a held-out file.
         lines: Some of the first lines of each source.
@@ -51,6 +52,7 @@ class Survey:
 
     entries: dict[str, list[str]]
     held_out: str
+    remote_held_out: FileRef | None
     shards: dict[str, list[Shard]]
     kept_out: HeldOutDocuments | None
     lines: dict[str, list[bytes]]
@@ -79,8 +81,16 @@ def survey_data(config: DataConfig) -> Survey:
         if config.prepared is None:
             raise
         failure = error
-    found = held_out_fingerprint(config)
-    return Survey(absolute_entries(config), found, shards, kept_out, lines, failure)
+    path = validation_path(config)
+    return Survey(
+        absolute_entries(config),
+        held_out_fingerprint(config),
+        path if isinstance(path, FileRef) else None,
+        shards,
+        kept_out,
+        lines,
+        failure,
+    )
 
 
 def sampled_shards(config: DataConfig) -> dict[str, list[Shard]]:

@@ -280,6 +280,7 @@ class CausalLanguageModel:
                 max_documents=self._config.eval_documents,
                 seed=self._config.seed,
                 ranks=Ranks(context.rank, context.world_size, context.gather),
+                found=None if self._survey is None else self._survey.remote_held_out,
             )
         with run_uncompiled(self._config.torch_compile):
             values = self._subset.run(model, context.device)

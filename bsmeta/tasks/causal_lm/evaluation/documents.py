@@ -30,7 +30,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import Line, open_shard
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.shards import numbered, validation_path
+from bsmeta.data.io.shards import numbered, remote_settings, validation_path
 from bsmeta.data.stream.counts import check_length, reason_of
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
@@ -82,6 +82,7 @@ class HeldOutDocuments:
         config: The file, the metadata to decode, and the handling of bad documents.
         max_documents: Keep at most this many documents (None: all).
         deduplicate: Keep only the first of several documents with the same text.
+        found: The file, if it is remote and was looked up before.
 
     Attributes:
         numbers: Line (from 0) of each document in the file.
@@ -97,8 +98,18 @@ class HeldOutDocuments:
         DataError: The file does not exist, cannot be read, or contains no document to score.
     """
 
-    def __init__(self, config: DataConfig, *, max_documents: int | None, deduplicate: bool) -> None:
-        self.path = _checked_path(config)
+    def __init__(
+        self,
+        config: DataConfig,
+        *,
+        max_documents: int | None,
+        deduplicate: bool,
+        found: FileRef | None = None,
+    ) -> None:
+        if found is None:
+            self.path = _checked_path(config)
+        else:  # by another process, which has a cache of its own
+            self.path = replace(found, settings=remote_settings(config))
         self.numbers = array("q")
         self.sizes = array("q")
         self.bytes = array("q")

@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import Advance
+from bsmeta.data.io.remote import FileRef
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     AGAINST,
     TEXT,
@@ -225,6 +226,9 @@ class SubsetEvaluation:
     """Evaluates the first `max_documents` held-out documents with all their metadata, and without.
 
     Every rank creates one, and all ranks call `run` together.
+
+    Args:
+        found: The held-out file, if it is remote and was looked up before.
     """
 
     def __init__(
@@ -235,8 +239,11 @@ class SubsetEvaluation:
         max_documents: int,
         seed: int,
         ranks: Ranks,
+        found: FileRef | None = None,
     ) -> None:
-        documents = HeldOutDocuments(config, max_documents=max_documents, deduplicate=True)
+        documents = HeldOutDocuments(
+            config, max_documents=max_documents, deduplicate=True, found=found
+        )
         comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
         self._evaluation = PairedEvaluation(
             config, tokenizer, documents, [text_alone(), *comparisons], ranks=ranks
