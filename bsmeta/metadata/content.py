@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.metadata.insertion import record_relatives, record_spans
 from bsmeta.metadata.processors import type_of
-from bsmeta.metadata.records import UNREADABLE, BadDocument, Record
+from bsmeta.metadata.records import UNREADABLE, BadDocument, Line, PartialLine, Record
 
 COLUMN = "content_spans"
 ALL = "all"
@@ -33,7 +33,7 @@ class _Line(msgspec.Struct, gc=False):
 _LINES = msgspec.json.Decoder(_Line)
 
 
-def content_spans(line: bytes | memoryview, content: str) -> Spans:
+def content_spans(line: Line, content: str) -> Spans:
     """The spans of a line's text that are trained on.
 
     Returns:
@@ -43,7 +43,8 @@ def content_spans(line: bytes | memoryview, content: str) -> Spans:
         BadDocument: `no_content_spans` if the extractor was not run, or `wrong_type`.
     """
     try:
-        column = _LINES.decode(line).content_spans
+        text = line.text if isinstance(line, PartialLine) else line
+        column = _LINES.decode(text).content_spans
     except UNREADABLE as error:
         raise BadDocument("wrong_type", f"{COLUMN}: {error}") from error
     names = (content,) if content in EXTRACTORS else EXTRACTORS

@@ -9,7 +9,8 @@ skip them as for everything else. So a long column is cut out of its line before
 Its start and end are found by searching for keys: no JSON string can contain a key with its
 quotation marks, because quotation marks in a string are escaped. The result depends on the line
 alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat each
-line as the uninterrupted run did.
+line as the uninterrupted run did. A reader that need not search, because it has columns, gives a
+`PartialLine` without the long one.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ from bsmeta.metadata.records import (
     UNREADABLE,
     BadDocument,
     Document,
+    Line,
+    PartialLine,
     Record,
+    Undecoded,
     bad_document,
     group,
     is_empty,
@@ -84,7 +88,8 @@ ADDRESS_FIELD = "address_column"
 """The address column if it is not among the requested columns; see `Document.addresses`."""
 
 _MARKED = msgspec.Raw(MARK)
-_LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
+_LONGEST_NAME = f"metadata_{LONGEST_COLUMN}"
+_LONGEST_KEY = f'"{_LONGEST_NAME}"'.encode()
 
 
 class DocumentDecoder:
@@ -99,6 +104,7 @@ class DocumentDecoder:
 
     Attributes:
         columns: Names of the columns that are decoded; a reader may leave out all others.
+        late: Those of them that a `PartialLine` may lack.
     """
 
     def __init__(self, config: MetadataConfig) -> None:
@@ -111,8 +117,9 @@ class DocumentDecoder:
         self._decoder = msgspec.json.Decoder(line)
         self.columns = frozenset(field.encode_name for field in msgspec.structs.fields(line))
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
+        self.late = self.columns & {_LONGEST_NAME}
 
-    def decode(self, line: bytes | memoryview) -> Document:
+    def decode(self, line: Line) -> Document:
         """Decode one line.
 
         Raises:
@@ -128,7 +135,7 @@ class DocumentDecoder:
         if isinstance(row.text, msgspec.UnsetType):
             raise BadDocument("missing_text", "the object has no `text`")
         records: dict[str, list[Record]] = {}
-        undecoded: dict[str, msgspec.Raw] = {}
+        undecoded: dict[str, Undecoded] = {}
         address_column = getattr(row, ADDRESS_FIELD, NO_COLUMN)
         if row.metadata is not None:
             if not all(record.key for record in row.metadata):
@@ -141,10 +148,15 @@ class DocumentDecoder:
             raw = getattr(row, field)
             if not is_empty(raw):
                 undecoded[key] = raw
+        if isinstance(line, PartialLine):
+            for name in self.late & line.late.keys():
+                undecoded[LONGEST_COLUMN] = line.late[name]
         return Document(row.text, row.url, records, undecoded, address_column)
 
-    def _row(self, line: bytes | memoryview) -> _Line:
+    def _row(self, line: Line) -> _Line:
         """The columns of a line; the longest column is parsed only if necessary."""
+        if isinstance(line, PartialLine):
+            return self._decoder.decode(line.text)
         line = bytes(line)
         parts = cut_column(line, _LONGEST_KEY)
         if parts is not None:

@@ -17,13 +17,16 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import ALL, COLUMN, KeptText, content_spans
 from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.processors import ADDRESS_KEY, type_of
+from bsmeta.metadata.processors import ADDRESS_KEY, LONGEST_COLUMN, type_of
 from bsmeta.metadata.records import (
     NO_COLUMN,
     UNREADABLE,
     BadDocument,
     Document,
+    Line,
+    PartialLine,
     Record,
+    Undecoded,
     bad_document,
     group,
     is_empty,
@@ -49,11 +52,13 @@ class Decoder(Protocol):
 
     Attributes:
         columns: Names or dotted paths of what it reads; a reader may leave out everything else.
+        late: Those of them that a `PartialLine` may lack.
     """
 
     columns: frozenset[str]
+    late: frozenset[str]
 
-    def decode(self, line: bytes | memoryview) -> Document:
+    def decode(self, line: Line) -> Document:
         """Decodes one line."""
 
 
@@ -86,6 +91,7 @@ class MappingDecoder:
 
     Attributes:
         columns: Its paths; a reader may leave out everything else.
+        late: Those of them that a `PartialLine` may lack.
 
     Raises:
         ConfigurationError: If a type with a column of many records shares it with another type.
@@ -112,12 +118,14 @@ class MappingDecoder:
             _add_leaf(tree, address, msgspec.Raw)
             self._address = _getter(address)
         self.columns = frozenset((self._text_path, address, *paths.values()))
+        longest = [path for key, path in lazy.items() if type_of(key).is_longest]
+        self.late = frozenset(path for path in longest if path in tree)  # no field of a struct
         self._decoder = msgspec.json.Decoder(_struct(tree))
         self._text = _getter(self._text_path)
         self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
         self._values = [(key, _getter(path)) for key, path in paths.items() if key not in lazy]
 
-    def decode(self, line: bytes | memoryview) -> Document:
+    def decode(self, line: Line) -> Document:
         """Decodes one line.
 
         Raises:
@@ -125,7 +133,7 @@ class MappingDecoder:
                 `wrong_type` (an object where a value or a list of records is expected).
         """
         try:
-            row = self._decoder.decode(line)
+            row = self._decoder.decode(line.text if isinstance(line, PartialLine) else line)
         except UNREADABLE as error:
             raise self._bad_document(error) from error
         text = self._text(row)
@@ -140,11 +148,14 @@ class MappingDecoder:
                 group(records, key, [_record(item, key) for item in value if item is not None])
             else:
                 records[key] = [_record(value, key)]
-        undecoded: dict[str, msgspec.Raw] = {}
+        undecoded: dict[str, Undecoded] = {}
         for key, raw_of in self._lazy:
             raw = raw_of(row)
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
+        if isinstance(line, PartialLine):
+            for name in self.late & line.late.keys():
+                undecoded[LONGEST_COLUMN] = line.late[name]
         address = self._address(row)
         if type(address) is str:
             return Document(text, address, records, undecoded)
@@ -164,10 +175,11 @@ class _ContentDecoder:
 
     def __init__(self, decoder: Decoder, content: str) -> None:
         self.columns = decoder.columns | {COLUMN}
+        self.late = decoder.late
         self._decoder = decoder
         self._content = content
 
-    def decode(self, line: bytes | memoryview) -> Document:
+    def decode(self, line: Line) -> Document:
         document = self._decoder.decode(line)
         document.keep(KeptText(document.text, content_spans(line, self._content)))
         return document
@@ -178,10 +190,11 @@ class _NamedSourceDecoder:
 
     def __init__(self, decoder: Decoder, source: str) -> None:
         self.columns = decoder.columns
+        self.late = decoder.late
         self._decoder = decoder
         self._record = Record(source, SOURCE_KEY, "global")
 
-    def decode(self, line: bytes | memoryview) -> Document:
+    def decode(self, line: Line) -> Document:
         document = self._decoder.decode(line)
         if not document.has(SOURCE_KEY):
             document.add(SOURCE_KEY, self._record)

@@ -1,13 +1,14 @@
-"""Records: a document and its metadata.
+"""Records: a line of a shard, and the document and its metadata that `decoding` makes of it.
 
-`decoding` produces them from a line, and every later stage reads them. A column of many records
-stays undecoded bytes until a document is rendered with it.
+Every later stage reads documents. A column of many records stays undecoded until a document is
+rendered with it: bytes of its line, or what its line can produce.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import msgspec
@@ -18,6 +19,34 @@ UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """Raised by the decoder if a line or column is not JSON of the expected types."""
 
 _EMPTY_LIST_BYTES = 16  # a raw column at most this long may be `[]` or `null`, with spaces
+
+
+WholeLine = bytes | memoryview
+"""A line, or a view into the block it was read in: copying costs as much as decompression."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLine:
+    """A line of JSON without some columns, which are produced when they are needed.
+
+    `bytes` of it is the whole line.
+
+    Attributes:
+        text: The line without these columns: an object.
+        late: The columns that have records, each with a function that returns its JSON.
+    """
+
+    text: WholeLine
+    late: Mapping[str, Callable[[], bytes]]
+
+    def __bytes__(self) -> bytes:
+        text = bytes(self.text)
+        columns = [b"%b:%b" % (msgspec.json.encode(name), of()) for name, of in self.late.items()]
+        return b"{" + b",".join([text[1:-1]] * (text != b"{}") + columns) + b"}"
+
+
+Line = WholeLine | PartialLine
+"""A document of a shard."""
 
 
 class BadDocument(ValueError):
@@ -68,6 +97,10 @@ _RECORD_LIST = msgspec.json.Decoder(list[Record] | None)
 _KEYS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
+Undecoded = msgspec.Raw | Callable[[], bytes]
+"""The JSON of a column, or a function that returns it."""
+
+
 class Kept(Protocol):
     """A part of a text that is kept."""
 
@@ -95,7 +128,7 @@ class Document:
         text: str,
         url: str | None,
         records: dict[str, list[Record]],
-        undecoded: dict[str, msgspec.Raw] | None = None,
+        undecoded: dict[str, Undecoded] | None = None,
         address_column: msgspec.Raw = NO_COLUMN,
     ) -> None:
         self.text = self.whole_text = text
@@ -115,9 +148,9 @@ class Document:
         Raises:
             BadDocument: If a column that was left undecoded does not hold valid records.
         """
-        raw = self._undecoded.get(key)
-        if raw is not None:
-            records = _decode_column(key, raw)
+        column = self._undecoded.get(key)
+        if column is not None:
+            records = _decode_column(key, column() if callable(column) else column)
             group(
                 self._records, key, self._kept.clip(key, records or ()) if self._kept else records
             )
@@ -155,14 +188,14 @@ class Document:
         return found
 
 
-def _decode_column(column: str, raw: msgspec.Raw) -> list[Record] | None:
+def _decode_column(column: str, raw: msgspec.Raw | bytes) -> list[Record] | None:
     try:
         return _RECORD_LIST.decode(raw)
     except UNREADABLE as error:
         with contextlib.suppress(*UNREADABLE):
             alone = first_of(memoryview(raw))
             if alone != bytes(raw):
-                return _decode_column(column, msgspec.Raw(alone))
+                return _decode_column(column, alone)
         raise bad_document(error, f"metadata_{column}: ") from error
 
 

@@ -58,7 +58,7 @@ def rows_of(config: CausalLMConfig) -> Iterator[tuple[str, list[Row]]]:
         reader = open_shard(shard.path)
         rows: list[Row] = []
         while lines := reader.read(reader.line, 256):
-            rows += map(msgspec.json.decode, lines)
+            rows += (msgspec.json.decode(bytes(line)) for line in lines)
         reader.close()
         yield shard.name.partition(".")[0], rows
 
@@ -77,7 +77,9 @@ def plain(row: Row) -> Row:
 def write(path: Path, rows: list[Row]) -> None:
     """Write a shard in the format of its suffix."""
     if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=ROW_GROUP)
+        names = dict.fromkeys(name for row in rows for name in row)
+        table = pa.table({name: [row.get(name) for row in rows] for name in names})
+        pq.write_table(table, path, row_group_size=ROW_GROUP)
         return
     content = b"".join(msgspec.json.encode(row) + b"\n" for row in rows)
     if path.suffix == ".gz":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import subprocess
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,8 +26,11 @@ from bsmeta.data.io.files import size_of
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import first_lines, has_line, open_shard
 from bsmeta.data.io.parquet import ParquetReader, json_lines, without_views
+from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.stream import sources
 from bsmeta.data.stream.train_stream import TrainStream
-from tests.data.helpers import pages, small_config, small_tokenizer, taken
+from bsmeta.metadata.records import PartialLine
+from tests.data.helpers import pages, small_config, small_tokenizer, taken, write_shard
 
 ROWS = 900
 UTC = datetime.UTC
@@ -164,6 +169,126 @@ def test_lines_hold_the_values(rows: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist(rows, pa.schema({"text": pa.string(), "r": pa.list_(record)}))
     for batch in table.to_batches():
         assert decoded(list(json_lines(batch))) == rows
+
+
+TAG = {"k": st.none() | st.text(), "n": st.none() | st.integers(-9, 9), "b": st.booleans()}
+INNER = st.none() | st.fixed_dictionaries({"attrs": st.lists(st.none() | st.text(max_size=3))})
+TAGS = st.none() | st.lists(st.none() | st.fixed_dictionaries({**TAG, "inner": INNER}))
+NESTED = {
+    "text": st.text(),
+    "tags": TAGS,
+    "large": st.none() | st.text(),
+    "lists": st.none() | st.lists(st.none() | st.lists(st.integers(0, 9))),
+    "word": st.none() | st.sampled_from(["a", 'b"', ""]),
+}
+NESTED_TYPES = {
+    "text": pa.string(),
+    "tags": pa.list_(
+        pa.struct(
+            {
+                "k": pa.large_string(),
+                "n": pa.int32(),
+                "b": pa.bool_(),
+                "inner": pa.struct({"attrs": pa.large_list(pa.string())}),
+            }
+        )
+    ),
+    "large": pa.large_string(),
+    "lists": pa.list_(pa.large_list(pa.int8())),
+    "word": pa.dictionary(pa.int8(), pa.string()),
+}
+
+
+@given(rows=st.lists(st.fixed_dictionaries(NESTED), min_size=1), data=st.data())
+@settings(max_examples=50)
+def test_rows_with_late_columns_hold_the_same_values(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    schema = pa.schema(NESTED_TYPES)
+    path = tmp_path_factory.mktemp("shards") / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema), path, row_group_size=7)
+    assert pq.read_table(path).to_pylist() == rows
+    numbers = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
+    late = ["tags", "lists", "word", "absent"]
+    reader = ParquetReader(str(path), late=late)
+    lines = reader.take(numbers)
+    for line, row in zip(lines, [rows[number] for number in numbers], strict=True):
+        assert isinstance(line, PartialLine)
+        assert set(line.late) == {name for name in ("tags", "lists") if row[name]}
+        assert {name: json.loads(of()) for name, of in line.late.items()} == {
+            name: row[name] for name in line.late
+        }
+        whole = json.loads(bytes(line))
+        assert whole == {name: row[name] for name in row if name in whole}
+        assert not any(row[name] for name in row.keys() - whole.keys())
+
+
+def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
+    moment = datetime.datetime(2019, 4, 25)
+    row = {"text": "a", "html": "b", "times": [moment], "bytes": [b"c"], "none": [], "n": [1]}
+    path = written(tmp_path / "a.parquet", [row], 1)
+    (line,) = ParquetReader(str(path), late=[*row]).read(0, 1)
+    assert isinstance(line, PartialLine)
+    assert list(line.late) == ["n"]
+    expected = {**row, "times": ["2019-04-25T00:00:00"], "bytes": ["c"]}
+    assert json.loads(bytes(line)) == expected
+
+
+def test_a_row_of_late_columns_only(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.parquet", [{"n": [1]}], 1)
+    (line,) = ParquetReader(str(path), late=["n"]).read(0, 1)
+    assert bytes(line) == b'{"n":[1]}'
+
+
+def renamed(config: DataConfig) -> list[Shard]:
+    """The shards with the same name in each format, from which choices are made."""
+    return [dataclasses.replace(shard, name="a") for shard in list_shards(config)]
+
+
+@pytest.mark.parametrize(
+    "columns", [{}, {"text": "text", "html": "tags"}], ids=["records", "plain"]
+)
+def test_html_is_converted_only_if_it_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]
+) -> None:
+    """Batches are those of `.jsonl.gz`; the tags of many documents are never converted."""
+    rows = [{"text": page["text"], "metadata_html": page["metadata_html"]} for page in pages(200)]
+    if columns:
+        rows = [{"text": row["text"], "tags": row["metadata_html"]} for row in rows]
+    gz, converted = tmp_path / "gz", list[int]()
+    gz.mkdir()
+    write_shard(gz / "a.jsonl.gz", rows)
+    (tmp_path / "parquet").mkdir()
+    path = written(tmp_path / "parquet" / "a.parquet", rows, 2)
+    element = parquet._element
+
+    def noted(array: pa.Array, row: int) -> bytes:
+        converted.append(row)
+        return element(array, row)
+
+    monkeypatch.setattr(parquet, "_element", noted)
+    monkeypatch.setattr(sources, "list_shards", renamed)
+    monkeypatch.setattr(sources, "with_samples", lambda shards, cache: list(shards))
+    changes = {"metadata_probability": 0.5, "columns": columns, "metadata_list": ["html"]}
+    batches = [
+        [step.tensors["input_ids"] for step in steps_of(config, 10)]
+        for config in (one_stream(gz, **changes), one_stream(path, **changes))
+    ]
+    assert all(map(torch.equal, *batches))
+    assert 20 < len(converted) < len(rows) * 0.6  # some windows are read twice
+
+
+def test_html_that_is_not_utf8_is_reported_as_from_json(tmp_path: Path) -> None:
+    page = {"text": "abc", "metadata_html": [{"key": "html", "type": "local", "value": "b"}]}
+    table = pa.Table.from_pylist([page])
+    raw = pa.array([b"caf\xe9"]).view(pa.string())
+    tags = pa.StructArray.from_arrays([raw, raw], ["key", "value"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), tags)
+    table = table.set_column(1, "metadata_html", lists)
+    pq.write_table(table, tmp_path / "a.parquet")
+    config = one_stream(tmp_path / "a.parquet", metadata_list=["html"])
+    with pytest.raises(DataError, match=r"a\.parquet, row 1: not_utf8: "):
+        steps_of(config, 1)
 
 
 @pytest.fixture(scope="module", params=[1, 3, 300])

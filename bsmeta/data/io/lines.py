@@ -15,16 +15,14 @@ from bsmeta.data.io.index import IndexCache, ShardIndex
 from bsmeta.data.io.inflate import LFS, LFS_POINTER, AccessPoint, DamagedFileError
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import is_parquet
-
-Line = bytes | memoryview
-"""A line, or a view into the block it was read in: copying costs as much as decompression."""
+from bsmeta.metadata.records import Line, WholeLine
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 LONGEST_LINE = 1 << 28
 """In bytes. A shard that decompresses to an endless line would otherwise exhaust the memory."""
 
-OVERLONG: Line = b"\n"
+OVERLONG = b"\n"
 """Placeholder for a longer line, whose content is discarded; no real line contains a newline."""
 
 
@@ -42,10 +40,10 @@ class ShardReader(Protocol):
     ended: bool
     damage: str
 
-    def read(self, first: int, count: int) -> list[Line]:
+    def read(self, first: int, count: int) -> Sequence[Line]:
         """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
 
-    def take(self, numbers: Sequence[int]) -> list[Line]:
+    def take(self, numbers: Sequence[int]) -> Sequence[Line]:
         """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
 
     def close(self) -> None:
@@ -56,6 +54,7 @@ def open_shard(
     path: str | FileRef,
     indexes: IndexCache | None = None,
     columns: Collection[str] | None = None,
+    late: Collection[str] = (),
 ) -> ShardReader:
     """The reader for the format of a shard.
 
@@ -63,11 +62,12 @@ def open_shard(
         indexes: Where access points of a compressed shard may be found.
         columns: The columns that are needed (see `mapping.Decoder`); a Parquet shard is
             read without the others. None reads all.
+        late: Those of them that its lines may lack until they are needed: see `PartialLine`.
     """
     if is_parquet(path):
         from bsmeta.data.io.parquet import ParquetReader
 
-        return ParquetReader(path, columns)
+        return ParquetReader(path, columns, late)
     return LineReader(path, indexes)
 
 
@@ -95,17 +95,17 @@ class LineReader:
         self.damage = ""
         self._file = open_file(self.path)  # closed by `close`
         self._blocks = shard_content(self.path, self._file, point)
-        self._lines: list[Line] = []  # complete lines that were read, the next line last
+        self._lines: list[WholeLine] = []  # complete lines that were read, the next line last
         self._rest: list[bytes] = []  # the parts of a line whose end has not been read yet
         self._rest_bytes = 0  # of that line; its parts are discarded if it is too long
 
-    def read(self, first: int, count: int) -> list[Line]:
+    def read(self, first: int, count: int) -> list[WholeLine]:
         """Up to `count` lines from line `first` on; fewer if the shard ends or is damaged."""
         return self.take(range(first, first + count))
 
-    def take(self, numbers: Sequence[int]) -> list[Line]:
+    def take(self, numbers: Sequence[int]) -> list[WholeLine]:
         """The lines with these numbers, which increase; fewer if the shard ends or is damaged."""
-        lines: list[Line] = []
+        lines: list[WholeLine] = []
         # A view would keep its whole block in memory, unwanted lines included.
         copies = len(numbers) > 0 and numbers[-1] - numbers[0] >= len(numbers)
         may_look = True  # for an index: once, because that reads from the disk
@@ -141,7 +141,7 @@ class LineReader:
         self._blocks.close()
         self._file.close()
 
-    def _next(self) -> Line | None:
+    def _next(self) -> WholeLine | None:
         while not self._lines:
             if not self._fill():
                 return None
@@ -174,7 +174,7 @@ class LineReader:
             self._add_to_rest(block)
             return True
         self._add_to_rest(block[:end])
-        lines = [self._join_rest()]
+        lines: list[WholeLine] = [self._join_rest()]
         view = memoryview(block)
         begin = end + 1
         while (end := block.find(b"\n", begin)) >= 0:
@@ -191,7 +191,7 @@ class LineReader:
         else:
             self._rest.append(part)
 
-    def _join_rest(self) -> Line:
+    def _join_rest(self) -> bytes:
         """Joins the parts of a line, and clears them."""
         line = OVERLONG if self._rest_bytes > LONGEST_LINE else b"".join(self._rest)
         self._rest, self._rest_bytes = [], 0

@@ -6,11 +6,13 @@ row group, so any group is entered directly, without an index. Inside a group, r
 by page in small batches, so memory does not grow with the group; rows before the first requested
 one are decoded, but not converted. Only requested columns are read.
 
-Arrow's own kernels assemble the text column by column: a page may have hundreds of html records,
-and building them as Python objects first takes ten times as long. A struct becomes an object, a
-list an array, a timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a
-string, NaN null, a number the shortest decimal that reads back as the same value of its type. What
-Arrow keeps as views (`string_view`, `list_view`, ...) reads as the types without.
+Values are converted column by column: a page may have hundreds of html records, and to build them
+one by one (`to_pylist`) takes several times as long. A struct becomes an object, a list an array, a
+timestamp an ISO 8601 string (in UTC if it has a time zone), a binary value a string, NaN null, a
+number the shortest decimal that reads back as the same value of its type. What Arrow keeps as views
+(`string_view`, `list_view`, ...) reads as the types without.
+
+A list of hundreds of records is converted only for the documents that use it (`PartialLine`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from __future__ import annotations
 import bisect
 import contextlib
 import itertools
-from collections.abc import Collection, Iterator, Sequence
-from functools import lru_cache
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -33,11 +36,12 @@ from bsmeta.core.errors import DataError, UserError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.files import open_file, refuse_bad_copy
 from bsmeta.data.io.inflate import LFS, LFS_POINTER
-from bsmeta.data.io.lines import Line
 from bsmeta.data.io.remote import FileRef
+from bsmeta.metadata.records import Line, PartialLine
 
 BATCH_BYTES = 2 << 20  # decoded at a time
 VALUE_BYTES = 16  # memory of a value, at least, decoded and converted
+LATE_SHARE = 8  # of it, a late column takes one part in this many: few rows are converted
 BATCH_ROWS = 1024  # ... and at most this number of rows
 COLUMN_BUFFER = 1 << 18  # bytes of a column that are read at a time
 MOST_BLOCKS = 8  # of a remote file in memory: its columns are read in turns
@@ -61,6 +65,8 @@ class ParquetReader:
     Args:
         columns: Names of the columns to read, as far as the shard has them (`a.b` is the field `b`
             of the struct `a`); None reads all.
+        late: Columns of lists that are converted only when they are needed: its lines are
+            `PartialLine`s.
 
     Attributes:
         line: Number of the next row.
@@ -73,7 +79,12 @@ class ParquetReader:
             an unsupported type.
     """
 
-    def __init__(self, path: str | FileRef, columns: Collection[str] | None = None) -> None:
+    def __init__(
+        self,
+        path: str | FileRef,
+        columns: Collection[str] | None = None,
+        late: Collection[str] = (),
+    ) -> None:
         self.path = path
         self.line = 0
         self.ended = False
@@ -94,6 +105,7 @@ class ParquetReader:
                 buffer_size=COLUMN_BUFFER,
                 page_checksum_verification=True,
             )
+            self._late = [name for name in late if can_be_late(parquet.schema_arrow, name)]
             self._ends = row_group_ends(parquet.metadata)
             self._parquet = parquet
 
@@ -110,7 +122,8 @@ class ParquetReader:
                 while len(lines) < len(numbers) and self._go_to(numbers[len(lines)]):
                     end = self._first + len(self._batch)
                     rows = numbers[len(lines) : bisect.bisect_left(numbers, end)]
-                    lines += json_lines(chosen(self._batch, [row - self._first for row in rows]))
+                    batch = chosen(self._batch, [row - self._first for row in rows])
+                    lines += partial_lines(batch, self._late) if self._late else json_lines(batch)
                     self.line = rows[-1] + 1
         self.ended = len(lines) < len(numbers)
         return lines
@@ -143,7 +156,9 @@ class ParquetReader:
         self._first = self._ends[group - 1] if group else 0
         self._batch = NO_ROWS
         self._batches = self._parquet.iter_batches(
-            batch_size=batch_rows(self._parquet.metadata.row_group(group), self._columns),
+            batch_size=batch_rows(
+                self._parquet.metadata.row_group(group), self._columns, self._late
+            ),
             row_groups=[group],
             columns=self._columns,
             use_threads=False,  # they would not survive the fork of the loader processes
@@ -192,13 +207,16 @@ def row_group_ends(metadata: pq.FileMetaData) -> list[int]:
     return list(itertools.accumulate(metadata.row_group(group).num_rows for group in groups))
 
 
-def batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int:
+def batch_rows(
+    group: pq.RowGroupMetaData, columns: Sequence[str] | None, late: Sequence[str] = ()
+) -> int:
     """How many rows of a row group to decode at a time, from their average size.
 
     Repeated values are stored once and counted, so the number of values matters, too.
     """
     size = sum(
-        column.total_uncompressed_size + column.num_values * VALUE_BYTES
+        (column.total_uncompressed_size + column.num_values * VALUE_BYTES)
+        // (LATE_SHARE if is_selected(column.path_in_schema, late) else 1)
         for column in map(group.column, range(group.num_columns))
         if columns is None or is_selected(column.path_in_schema, columns)
     )
@@ -208,6 +226,20 @@ def batch_rows(group: pq.RowGroupMetaData, columns: Sequence[str] | None) -> int
 def is_selected(path: str, columns: Sequence[str]) -> bool:
     """Whether a path in the schema (`a.b`) belongs to one of the columns."""
     return any(path == column or path.startswith(f"{column}.") for column in columns)
+
+
+def can_be_late(schema: pa.Schema, name: str) -> bool:
+    """Whether a column has lists, and each of them can be converted: no error may occur late."""
+    places = schema.get_all_field_indices(name)
+    return len(places) == 1 and _is_any_list(kind := schema.types[places[0]]) and _is_safe(kind)
+
+
+def _is_safe(kind: pa.DataType) -> bool:
+    """Whether JSON has all values of a type."""
+    if types.is_struct(kind) or _is_any_list(kind):
+        return all(_is_safe(kind.field(number).type) for number in range(kind.num_fields))
+    strings = types.is_string(kind) or types.is_large_string(kind)
+    return strings or types.is_integer(kind) or types.is_boolean(kind) or types.is_null(kind)
 
 
 def without_views(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -252,48 +284,113 @@ def chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
 
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
-_SAFE = bytes(byte for byte in range(256) if byte >= 32 and chr(byte) not in '"\\')
-"""Bytes that a JSON string need not escape (RFC 8259, section 7)."""
+_EMPTY = msgspec.Raw(b"[]")
 
 
-Parts = list[pa.Array | str]
-"""What, joined, is the JSON of each element: arrays of strings without nulls, and constants."""
-
-
-def json_lines(batch: pa.RecordBatch) -> Sequence[memoryview]:
+def json_lines(batch: pa.RecordBatch) -> list[bytes]:
     """The rows of a batch, each as a JSON object.
 
     Strings that are not UTF-8 are copied as they are; decoding the line reports them.
     """
     if not batch.num_columns:
-        return [memoryview(b"{}")] * batch.num_rows
-    text, ends = _content(_joined(_parts(batch.to_struct_array())))
-    view = memoryview(text)
-    spans = zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
-    return [view[begin:end] for begin, end in spans]
+        return [b"{}"] * batch.num_rows
+    return list(map(_ENCODER.encode, _objects(batch.schema, batch.columns)))
 
 
-def _parts(array: pa.Array) -> Parts:
-    """The JSON of each element."""
+def partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLine]:
+    """The rows of a batch without the late columns, which are lists."""
+    late = [name for name in late if name in batch.schema.names]
+    columns: list[dict[str, Callable[[], bytes]]] = [{} for _ in range(batch.num_rows)]
+    for name in late:
+        lists = batch.column(name)
+        for row in np.flatnonzero(_lengths(lists)).tolist():
+            columns[row][name] = partial(_element, lists, row)
+    return list(map(PartialLine, json_lines(batch.drop_columns(late)), columns))
+
+
+def _element(array: pa.Array, row: int) -> bytes:
+    """The JSON of one element."""
+    return _ENCODER.encode(_values(array.slice(row, 1))[0])
+
+
+def _values(array: pa.Array) -> list[Any]:
+    """The elements as Python values, of which JSON is made; a list is its JSON already."""
     kind = array.type
-    if types.is_dictionary(kind):
-        return _parts(array.dictionary_decode())
+    if types.is_string(kind) or types.is_large_string(kind):
+        return _texts(array)
+    if types.is_integer(kind) or types.is_boolean(kind):
+        return array.to_pylist()
     if types.is_struct(kind) and kind.num_fields:
-        parts = _objects(array)
-    elif _is_any_list(kind):
-        parts = ["[", _lists(array), "]"]
-    elif types.is_integer(kind) or types.is_boolean(kind):
-        parts = [array.cast(pa.string())]
-    elif types.is_timestamp(kind):
-        parts = ['"', _iso(array), '"']
-    elif types.is_string(kind):
-        parts = ['"', _escaped(array), '"']
-    elif types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
-        parts = ['"', _escaped(_strings(array)), '"']
-    else:
-        values = (_shortest(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy"))
-        return [pa.array([_ENCODER.encode(value).decode() for value in values], pa.string())]
-    return [pc.if_else(array.is_valid(), _joined(parts), "null")] if array.null_count else parts
+        return _where_valid(array, _objects(kind, array.flatten()))
+    if _is_any_list(kind):
+        return _where_valid(array, _lists(array))
+    if types.is_dictionary(kind):
+        return _values(array.dictionary_decode())
+    if types.is_timestamp(kind):
+        return _texts(_iso(array))
+    if types.is_binary(kind):
+        return _texts(array.view(pa.string()))
+    if types.is_large_binary(kind):
+        return _texts(array.view(pa.large_string()))
+    return [_shortest(value, kind) for value in array.to_pylist(maps_as_pydicts="lossy")]
+
+
+def _where_valid(array: pa.Array, values: list[Any]) -> list[Any]:
+    """The values of an array, with None where it has null."""
+    if not array.null_count:
+        return values
+    valid = array.is_valid().to_pylist()
+    return [value if is_valid else None for value, is_valid in zip(values, valid, strict=True)]
+
+
+def _objects(fields: Iterable[pa.Field], columns: Sequence[pa.Array]) -> list[Any]:
+    """An object for each row; of fields of the same name, the last one counts."""
+    named = {field.name: column for field, column in zip(fields, columns, strict=True)}
+    return list(map(_object_type(tuple(named)), *map(_values, named.values())))
+
+
+@lru_cache
+def _object_type(names: tuple[str, ...]) -> Callable[..., Any]:
+    """Makes an object of its values; the garbage collector tracks none of a page's hundreds."""
+    fields = {f"field_{number}": name for number, name in enumerate(names)}
+    try:
+        return msgspec.defstruct("Row", list(fields), rename=fields, gc=False)
+    except ValueError:  # JSON escapes a character of a name
+        return lambda *values: dict(zip(names, values, strict=True))
+
+
+def _lengths(array: pa.Array) -> np.ndarray:
+    """Of each list; 0 where there is none."""
+    return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+
+
+def _lists(array: pa.Array) -> list[msgspec.Raw]:
+    """The JSON of each list: unlike lists in lists, it is not tracked by the garbage collector."""
+    values, encode = _values(array.flatten()), _ENCODER.encode
+    ends = [0, *np.cumsum(_lengths(array)).tolist()]
+    return [
+        msgspec.Raw(encode(values[begin:end])) if begin < end else _EMPTY
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def _texts(array: pa.Array) -> list[Any]:
+    """Strings; one that is not UTF-8 becomes JSON that is not, either."""
+    try:
+        return array.to_pylist()
+    except UnicodeDecodeError:
+        return [
+            None if text is None else _text(text)
+            for text in array.cast(pa.large_binary()).to_pylist()
+        ]
+
+
+def _text(text: bytes) -> str | msgspec.Raw:
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        escaped = json.dumps(text.decode("latin-1"), ensure_ascii=False)
+        return msgspec.Raw(escaped.encode("latin-1"))
 
 
 def _shortest(value: Any, kind: pa.DataType) -> Any:
@@ -318,32 +415,6 @@ def _shortest(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
-def _joined(parts: Parts) -> pa.Array:
-    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, "")
-
-
-def _objects(array: pa.StructArray) -> Parts:
-    parts: Parts = []
-    constant = "{"  # joining is as expensive for a constant as for an array: neighbours are merged
-    for field, values in zip(array.type, array.flatten(), strict=True):
-        constant += f"{_ENCODER.encode(field.name).decode()}:"
-        for part in _parts(values):
-            if isinstance(part, str):
-                constant += part
-            else:
-                parts += [constant, part]
-                constant = ""
-        constant += ","
-    return [*parts, f"{constant[:-1]}}}"]
-
-
-def _lists(array: pa.Array) -> pa.Array:
-    """The elements of each list, separated by commas."""
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pc.binary_join(pa.ListArray.from_arrays(ends, _joined(_parts(array.flatten()))), ",")
-
-
 def _iso(array: pa.TimestampArray) -> pa.Array:
     """As `2019-04-25T12:57:54Z`; with a fraction of the second only if it is not 0."""
     unit = "us" if array.type.unit == "ns" else array.type.unit  # as Python's datetime
@@ -351,29 +422,3 @@ def _iso(array: pa.TimestampArray) -> pa.Array:
     array = array.cast(pa.timestamp(unit, zone), safe=False)
     text = pc.replace_substring(array.cast(pa.string()), " ", "T", max_replacements=1)
     return pc.replace_substring_regex(text, r"\.0+(Z?)$", r"\1")
-
-
-def _strings(array: pa.Array) -> pa.Array:
-    """Binary or large strings as strings, without a check that they are UTF-8."""
-    if types.is_binary(array.type):
-        return array.view(pa.string())
-    return array.cast(pa.large_binary()).cast(pa.binary()).view(pa.string())
-
-
-def _escaped(array: pa.StringArray) -> pa.Array:
-    """The content of JSON strings: only the characters that occur in the array are replaced."""
-    text, ends = _content(array)
-    found = bytes(memoryview(text)[ends[0] : ends[-1]]).translate(None, _SAFE)
-    for char in sorted(map(chr, set(found)), key="\\".__ne__):  # the backslash first
-        escaped = _ENCODER.encode(char).decode()[1:-1]
-        array = pc.replace_substring(array, char, escaped)
-    return array
-
-
-def _content(array: pa.StringArray) -> tuple[pa.Buffer, np.ndarray]:
-    """The characters of all strings, and where each begins and the last one ends."""
-    _, offsets, text = array.buffers()
-    if not len(array):
-        return pa.py_buffer(b""), np.zeros(1, np.int32)
-    ends = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return text if text is not None else pa.py_buffer(b""), ends

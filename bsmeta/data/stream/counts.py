@@ -18,7 +18,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.io.files import refuse_bad_copy
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
 from bsmeta.data.io.shards import Shard, numbered
-from bsmeta.metadata.records import BadDocument
+from bsmeta.metadata.records import BadDocument, Line
 from bsmeta.metadata.rendering import Rendered
 
 REASONS = (
@@ -74,7 +74,7 @@ class Rejecter:
         self.counts[error.reason] += 1
 
 
-def reason_of(line: bytes | memoryview, error: BadDocument) -> BadDocument:
+def reason_of(line: Line, error: BadDocument) -> BadDocument:
     """A more specific reason, if the line itself shows why it is not JSON."""
     if error.reason != "not_json":
         return error

@@ -21,12 +21,12 @@ import xxhash
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io.cache import Arrays, Cache
-from bsmeta.data.io.lines import Line, open_shard
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered
 from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
-from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document
+from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document, Line
 
 log = logging.getLogger(__name__)
 
@@ -172,7 +172,7 @@ def _read(decoder: Decoder, line: Line, *, is_mapped: bool) -> Document:
         if is_mapped:  # the values of metadata are not read, so it is the text
             raise
         with contextlib.suppress(*UNREADABLE):
-            row = msgspec.json.decode(line, type=_Lenient)
+            row = msgspec.json.decode(bytes(line), type=_Lenient)
             url = row.url if isinstance(row.url, str) else None
             return Document(row.text, url, {}, address_column=row.metadata_url)
         raise

@@ -58,9 +58,7 @@ class NativeSource:
         self._config = config
         self._cache = Cache(config.cache_dir)
         self._indexes = IndexCache(self._cache)
-        self._columns = make_decoder(
-            config.metadata_config, config.columns, content=config.content
-        ).columns
+        self._decoder = make_decoder(config.metadata_config, config.columns, content=config.content)
 
     def shards(self) -> list[Shard]:
         return list_shards(self._config)
@@ -90,7 +88,8 @@ class NativeSource:
         try:
             check_is_listed(shard)
             self._indexes.request(shard.path)
-            return open_shard(shard.path, self._indexes, self._columns)
+            decoder = self._decoder
+            return open_shard(shard.path, self._indexes, decoder.columns, decoder.late)
         except OSError as error:
             raise DataError(f"{shard.path} cannot be read: {error}") from error
 

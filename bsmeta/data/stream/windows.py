@@ -18,7 +18,6 @@ from bsmeta.config.data import BY_TEXT, DataConfig, metadata_room
 from bsmeta.config.metadata import phase_configs
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.problems import refuse
-from bsmeta.data.io.lines import Line
 from bsmeta.data.io.shards import Shard, numbered
 from bsmeta.data.seeds import derive, document_generator
 from bsmeta.data.stream.counts import (
@@ -35,7 +34,7 @@ from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import row_budget_problems
 from bsmeta.metadata.mapping import Decoder, make_decoder
-from bsmeta.metadata.records import BadDocument, Document
+from bsmeta.metadata.records import BadDocument, Document, Line
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler
 

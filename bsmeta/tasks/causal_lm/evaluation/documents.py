@@ -28,7 +28,7 @@ from bsmeta.config.evaluation import SLICE_KINDS, SliceConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.files import refuse_bad_copy
-from bsmeta.data.io.lines import Line, open_shard
+from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered, remote_settings, validation_path
 from bsmeta.data.stream.counts import check_length, reason_of
@@ -168,15 +168,15 @@ class HeldOutDocuments:
         keys = column_keys()
         return sorted(keys.get(name, name) for name in names)
 
-    def _read(self) -> Iterator[Line]:
+    def _read(self) -> Iterator[bytes]:
         reader = open_shard(self.path)
         while lines := reader.read(reader.line, LINES_AT_ONCE):
-            yield from lines
+            yield from map(bytes, lines)
         if reader.damage:
             self._refuse(reader.line, BadDocument("damaged_file", reader.damage))
         reader.close()
 
-    def _consider(self, number: int, line: Line) -> None:
+    def _consider(self, number: int, line: bytes) -> None:
         try:
             document = self._decoder.decode(line)
             rendered = self._renderer.render(document, self._types)
