@@ -24,6 +24,8 @@ from bsmeta.tasks.causal_lm.evaluation.checkpoints import run_config
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from bsmeta.training.locations import locate
 from bsmeta.training.task import EvaluationContext, Metric
+from tests.conftest import REPOSITORY
+from tests.tasks.training import train_with_deepspeed
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +191,21 @@ def test_the_export_loads_with_transformers_and_says_the_same(
     assert found.config == tmp_path / "metadata.yaml"
     metadata = run_config(found, None, {}).data_config.metadata_config
     assert metadata == task._config.data_config.metadata_config
+
+
+@pytest.mark.slow
+def test_zero_3_leaves_a_vocabulary_that_is_larger_than_the_tokenizer(tmp_path: Path) -> None:
+    """It partitions weights while they are built: their own shape then has no rows."""
+    shape = json.loads((REPOSITORY / "examples/model/config.json").read_text())
+    shape |= {"vocab_size": 4224, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    keys = ["max_train_steps=1", "num_warmup_steps=0", "eval_steps=0", "trackers=[]"]
+    keys += ["gradient_accumulation_steps=1", "data_config.metadata_config.max_seq_len=64"]
+    keys += [f"model_config_file={tmp_path}/config.json", f"out_dir={tmp_path}/run"]
+    train_with_deepspeed(tmp_path, 3, ["--config-name", "demo", *keys])
+    weights = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert weights["model.embed_tokens.weight"].shape == (4224, 128)
+    assert json.loads((tmp_path / "run/model/config.json").read_text())["vocab_size"] == 4224
 
 
 def test_special_tokens_are_added_and_exported_with_embeddings(tmp_path: Path) -> None:
