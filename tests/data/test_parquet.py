@@ -231,6 +231,7 @@ def test_only_lists_that_can_all_be_converted_are_late(tmp_path: Path) -> None:
     assert isinstance(line, PartialLine)
     assert list(line.late) == ["n"]
     expected = {**row, "times": ["2019-04-25T00:00:00"], "bytes": ["c"]}
+    del expected["none"]  # nothing but a late column without values
     assert json.loads(bytes(line)) == expected
 
 

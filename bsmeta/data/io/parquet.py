@@ -284,7 +284,6 @@ def chosen(batch: pa.RecordBatch, rows: Sequence[int]) -> pa.RecordBatch:
 
 
 _ENCODER = msgspec.json.Encoder(decimal_format="number")
-_EMPTY = msgspec.Raw(b"[]")
 
 
 def json_lines(batch: pa.RecordBatch) -> list[bytes]:
@@ -314,7 +313,7 @@ def _element(array: pa.Array, row: int) -> bytes:
 
 
 def _values(array: pa.Array) -> list[Any]:
-    """The elements as Python values, of which JSON is made; a list is its JSON already."""
+    """The elements as Python values, of which JSON is made; a list is a tuple."""
     kind = array.type
     if types.is_string(kind) or types.is_large_string(kind):
         return _texts(array)
@@ -364,14 +363,10 @@ def _lengths(array: pa.Array) -> np.ndarray:
     return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
 
 
-def _lists(array: pa.Array) -> list[msgspec.Raw]:
-    """The JSON of each list: unlike lists in lists, it is not tracked by the garbage collector."""
-    values, encode = _values(array.flatten()), _ENCODER.encode
+def _lists(array: pa.Array) -> list[Any]:
+    values = tuple(_values(array.flatten()))
     ends = [0, *np.cumsum(_lengths(array)).tolist()]
-    return [
-        msgspec.Raw(encode(values[begin:end])) if begin < end else _EMPTY
-        for begin, end in itertools.pairwise(ends)
-    ]
+    return [values[begin:end] for begin, end in itertools.pairwise(ends)]
 
 
 def _texts(array: pa.Array) -> list[Any]:
