@@ -40,7 +40,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from bsmeta.config.checks.fsdp import FullyShard
 from bsmeta.config.schema import RunConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, TrainingError
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.core.reporting import meet
 from bsmeta.training.distributed_op import prepare_cpu_op
@@ -48,6 +48,11 @@ from bsmeta.training.distributed_op import prepare_cpu_op
 Result = TypeVar("Result")
 
 CONNECT_GRACE_S = 30  # lets torch's own errors come first: they name what is missing
+_CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
+_CONNECTING = (
+    "connecting the processes (on ports that the system chooses, through the network interfaces "
+    "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME)"
+)
 
 
 def start(
@@ -67,6 +72,7 @@ def start(
     Raises:
         ConfigurationError: If fewer processes joined than were launched, or another machine of
             the launch refused to start.
+        TrainingError: If the processes of the launch cannot connect to each other.
     """
     _quiet_libraries()
     if torch.cuda.is_available():
@@ -79,8 +85,18 @@ def start(
         with time_limit(config.distributed_timeout_s, "compiling DeepSpeed's op for CPUs"):
             prepare_cpu_op()
     meet(config.distributed_timeout_s)
-    with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, "connecting the processes"):
-        accelerator = _accelerator(config, plugin)
+    try:
+        with time_limit(config.distributed_timeout_s + CONNECT_GRACE_S, _CONNECTING):
+            accelerator = _accelerator(config, plugin)
+    except RuntimeError as error:
+        if not is_connection_error(error):
+            raise
+        raise TrainingError(
+            f"{_CONNECTING} failed: is there a firewall between the machines? Found "
+            f"GLOO_SOCKET_IFNAME={os.environ.get('GLOO_SOCKET_IFNAME', '')}, "
+            f"NCCL_SOCKET_IFNAME={os.environ.get('NCCL_SOCKET_IFNAME', '')} "
+            f"({str(error).splitlines()[0]})"
+        ) from error
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     together = launched == 1 or accelerator.distributed_type != DistributedType.NO
     if accelerator.num_processes != launched or not together:
@@ -164,6 +180,12 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def is_connection_error(error: Exception) -> bool:
+    """Whether the error only means that another rank could not be reached."""
+    known = isinstance(error, dist.DistError)
+    return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
 
 
 def print_stacks(message: str) -> None:

@@ -23,11 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.progress import report_progress, watch_progress
-from bsmeta.training.distributed import Processes, print_stacks
+from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
 from bsmeta.training.store import SharedStore
 
@@ -38,7 +36,6 @@ _INTERVAL_S = 1.0
 # A rank whose counter does not change for this number of intervals is dead or stopped.
 _SILENT_INTERVALS = 4
 _REPORT_WAIT_S = 0.25
-_CONNECTION = ("gloo", "NCCL", "Connection closed", "Connection reset", "Broken pipe", "TCPStore")
 _HOST = socket.gethostname()
 
 
@@ -301,12 +298,6 @@ class Watchdog:
     def is_reporter(self) -> bool:
         """Whether this rank writes the run's status: rank 0, or the lowest live rank."""
         return set(range(self._processes.rank)) <= self._silent
-
-
-def is_connection_error(error: Exception) -> bool:
-    """Whether the error only means that another rank could not be reached."""
-    known = isinstance(error, dist.DistError)
-    return known or (isinstance(error, RuntimeError) and any(w in str(error) for w in _CONNECTION))
 
 
 def report_of(error: Exception) -> dict[str, Any]:

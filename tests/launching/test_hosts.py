@@ -7,6 +7,7 @@ their order, so the losses are the same to the last bit.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -61,12 +62,12 @@ def on_one_host(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pat
 
 
 def start(
-    network: Namespaces, folder: Path, launch_file: str, *overrides: str
+    network: Namespaces, folder: Path, launch_file: str, *overrides: str, **variables: str
 ) -> list[subprocess.Popen[str]]:
     """Starts a run of one process on each host, in `folder`/run."""
     arguments = (*OVERRIDES, f"out_dir={folder / 'run'}", *overrides)
-    variables = {"BSMETA_LAUNCH_FILE": launch_file, "BSMETA_CONFIG": "demo"}
-    return network.start(folder, *arguments, processes=(1, 1), **variables)
+    run = {"BSMETA_LAUNCH_FILE": launch_file, "BSMETA_CONFIG": "demo"}
+    return network.start(folder, *arguments, processes=(1, 1), **run, **variables)
 
 
 @pytest.mark.parametrize(
@@ -104,6 +105,9 @@ def test_a_run_continues_after_a_host_was_away(
     assert losses(tmp_path / "run") == losses(on_one_host(launch_file))
 
 
+NAMED = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2 (last seen in")
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("launch_file", "gone", "by"),
@@ -132,10 +136,9 @@ def test_a_host_that_vanishes_is_named_and_the_run_resumes(
     assert code == 1, output
     status = json.loads((out_dir / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 1)
-    named = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2 (last seen in")
-    assert named[gone] in status["message"]
+    assert NAMED[gone] in status["message"]
     assert ("no progress for 60 s in: step " in status["message"]) is (by == "watchdog")
-    assert named[gone] in output
+    assert NAMED[gone] in output
     assert f"ended with code 1 (failed); see {out_dir}/status.json" in output
     wait_until(lambda: network.processes(1 - gone) == [])
 
@@ -148,3 +151,28 @@ def test_a_host_that_vanishes_is_named_and_the_run_resumes(
     ]
     assert [code for code, _ in ends] == [0, 0], ends
     assert losses(out_dir) == losses(on_one_host(launch_file))
+
+
+@pytest.mark.faults
+def test_hosts_that_lose_each_other_end_both(network: Namespaces, tmp_path: Path) -> None:
+    hosts = start(network, tmp_path, DATA_PARALLEL, "distributed_timeout_s=60")
+    wait_for_step(tmp_path / "run", hosts, 3)
+    network.cut(1)
+    ends = [end(host) for host in hosts]
+    assert [code for code, _ in ends] == [1, 1], ends
+    assert [NAMED[1 - host] in output for host, (_, output) in enumerate(ends)] == [True, True], (
+        ends
+    )
+    wait_until(lambda: network.processes(0) + network.processes(1) == [])
+
+
+def test_a_network_interface_that_does_not_connect_the_hosts_is_named(
+    network: Namespaces, tmp_path: Path
+) -> None:
+    hosts = start(network, tmp_path, DATA_PARALLEL, GLOO_SOCKET_IFNAME="lo")
+    code, output = end(hosts[1])  # which connects; host 0 would wait much longer
+    assert code == 1, output
+    assert "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME) failed: is there a firewall" in output
+    assert "Found GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME= (" in output
+    hosts[0].send_signal(signal.SIGTERM)
+    assert end(hosts[0])[0] == 75
