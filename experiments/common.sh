@@ -206,11 +206,13 @@ start_run() {
   PET_SIGNALS_TO_HANDLE=SIGUSR2 PET_SHUTDOWN_TIMEOUT=$stop_timeout \
     run_with_signals USR2 "${command[@]}"
   read_outcome "$before"
-  rm -f "$BSMETA_EXIT_CODE_FILE"
-  [[ $STATE != unknown || $CODE -eq 0 || -n $SIGNALLED || $MACHINES -eq 1 ]] ||
+  # A process that noted its code has started, and has said itself what is wrong.
+  [[ $STATE != unknown || $CODE -eq 0 || -n $SIGNALLED || $MACHINES -eq 1 ||
+    -s $BSMETA_EXIT_CODE_FILE ]] ||
     say "the run has not begun: $MACHINES machines must meet at $MASTER_ADDR:$port within" \
       "$start_timeout s (BSMETA_START_TIMEOUT); is each started, with the same address, port and" \
       "number of machines, and a number (BSMETA_NODE_RANK) of its own?"
+  rm -f "$BSMETA_EXIT_CODE_FILE"
   if [[ $STATE == unknown && $CODE -ne 0 ]]; then
     say "ended with code $CODE, before it could say why in $OUT_DIR/status.json; see above"
   elif [[ $CODE -ne 0 ]]; then
