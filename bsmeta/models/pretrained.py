@@ -32,6 +32,12 @@ def default_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """The rows of the token embeddings, also of those that ZeRO-3 has partitioned already."""
+    weight = model.get_input_embeddings().weight
+    return int(getattr(weight, "ds_shape", weight.shape)[0])
+
+
 def load_weights(source: str, where: str, **how: Any) -> PreTrainedModel:
     """Loads a causal language model with exactly the weights in its files.
 

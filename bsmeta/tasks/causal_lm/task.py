@@ -39,7 +39,7 @@ from bsmeta.models import layers
 from bsmeta.models.cross_entropy import IGNORED, ChunkedLoss
 from bsmeta.models.layers import compile_layers, layers_of, recompute, run_uncompiled, use_liger
 from bsmeta.models.lora import add_adapters, merged
-from bsmeta.models.pretrained import load_weights
+from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.evaluation.model_card import write_card
 from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
@@ -104,7 +104,7 @@ class CausalLanguageModel:
                 model = AutoModelForCausalLM.from_config(shape, **how)
         else:
             model = load_weights(source, f"{key}={source}", **how)
-        rows, tokens = _vocabulary_of(model), len(self.tokenizer)
+        rows, tokens = vocabulary_of(model), len(self.tokenizer)
         if tokens > rows:
             model.resize_token_embeddings(tokens)
             logger.info(
@@ -113,7 +113,7 @@ class CausalLanguageModel:
             )  # fmt: skip
         self._adapt(model)
         self._attention = str(model.config._attn_implementation)
-        self._vocabulary = _vocabulary_of(model)
+        self._vocabulary = vocabulary_of(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
         if config.liger_kernel:
@@ -364,12 +364,6 @@ def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
     """Calls `from_pretrained`, with an error message that names the key."""
     with _named(key, name):
         return kind.from_pretrained(name, **arguments)
-
-
-def _vocabulary_of(model: PreTrainedModel) -> int:
-    """The rows of the token embeddings, also of those that ZeRO-3 has partitioned already."""
-    weight = model.get_input_embeddings().weight
-    return int(getattr(weight, "ds_shape", weight.shape)[0])
 
 
 def _check_heads(shape: Any, key: str, name: str) -> None:

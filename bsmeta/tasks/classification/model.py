@@ -31,6 +31,7 @@ from bsmeta.models.pretrained import (
     model_shape,
     model_source,
     token_limit,
+    vocabulary_of,
     whole_weights,
 )
 from bsmeta.tasks.classification import classifier
@@ -112,7 +113,7 @@ def _build(
             model = kind.from_config(shape, dtype=torch.float32)
         else:
             model, new = _pretrained(source, f"{key}={source}", shape)
-    if is_real and len(tokenizer) > model.get_input_embeddings().weight.shape[0]:
+    if is_real and len(tokenizer) > vocabulary_of(model):
         model.resize_token_embeddings(len(tokenizer))
     return model, new
 

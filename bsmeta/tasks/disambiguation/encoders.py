@@ -15,6 +15,7 @@ from bsmeta.models.pretrained import (
     model_shape,
     model_source,
     token_limit,
+    vocabulary_of,
     whole_weights,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
@@ -114,7 +115,7 @@ def _pretrained(source: str, where: str, shape: Any) -> PreTrainedModel:
 
 def _add_tokens(encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Adds the special tokens of the task: they begin as what ends a text, so as to separate."""
-    if len(tokenizer) > encoder.get_input_embeddings().weight.shape[0]:
+    if len(tokenizer) > vocabulary_of(encoder):
         encoder.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     like = tokenizer.sep_token_id if tokenizer.sep_token_id is not None else tokenizer.eos_token_id
     if like is None:

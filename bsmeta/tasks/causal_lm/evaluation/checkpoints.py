@@ -34,7 +34,7 @@ from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.samples import shards_fingerprint, with_samples
 from bsmeta.data.io.shards import Shard, list_shards, validation_path
 from bsmeta.data.text.tokenizer import check_vocabulary
-from bsmeta.models.pretrained import check_files, default_device, load_weights
+from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
 from bsmeta.training.locations import Location
 
 
@@ -143,7 +143,7 @@ def _first_model(
             return AutoModelForCausalLM.from_config(shape, dtype=dtype)
     where = f"{location.name}: model_name={train.model_name}"
     model = load_weights(train.model_name, where, dtype=dtype)
-    if vocabulary > model.get_input_embeddings().weight.shape[0]:
+    if vocabulary > vocabulary_of(model):
         model.resize_token_embeddings(vocabulary)  # the special tokens that training added
     return model
 
