@@ -69,6 +69,15 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
     return TASKS[config.task].make(config), Path(location.model)
 
 
+INSTEAD = {
+    "bootstrap_resamples": "bootstrap_resamples",
+    "seed": "seed",
+    "benchmarks": "validation_file",
+    "benchmark_lines": "max_documents",
+}
+"""Keys of a training run in whose place `evaluate.py` has one of its own."""
+
+
 def begin(
     config: EvaluateConfig, task: str, own_key: str, ranks: Ranks, device: torch.device
 ) -> EvaluationContext:
@@ -82,8 +91,12 @@ def begin(
         device: That of this process.
 
     Raises:
-        ConfigurationError: If a key has no meaning for the task.
+        ConfigurationError: If a key has no meaning for the task, or an override no effect.
     """
+    for key in config.overrides.keys() & INSTEAD.keys():
+        raise ConfigurationError(
+            f"overrides.{key} would have no effect; expected {INSTEAD[key]}={config.overrides[key]}"
+        )
     used = (
         "checkpoint", "training_config", "overrides", "out_dir", "validation_file", own_key,
         "bootstrap_resamples", "seed",

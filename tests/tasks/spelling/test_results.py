@@ -151,6 +151,13 @@ def test_evaluate_and_predict_use_the_trained_model(
         f"out_dir={out}", "bootstrap_resamples=50",
     )  # fmt: skip
     assert json.loads((out / "evaluation.json").read_text())["test_sets"][0]["lines"] == 1
+    refused = launch(
+        REPOSITORY / "bsmeta/evaluate.py", f"checkpoint={trained}", "+overrides.benchmark_lines=1",
+        check=False,
+    )  # fmt: skip
+    assert refused.returncode == 2
+    expected = "overrides.benchmark_lines would have no effect; expected max_documents=1"
+    assert expected in refused.stderr
 
     text = "because the careful neighbour beleives\nthat   letters definately travel.\n"
     (tmp_path / "letter.txt").write_text(text)
