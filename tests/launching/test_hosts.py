@@ -113,17 +113,21 @@ NAMED = ("No sign of life from rank 0: its machine (gpu1)", "from rank 1 on gpu2
     [
         (DATA_PARALLEL, 1, "watchdog"),
         (ZERO_2, 0, "watchdog"),
-        (FSDP_2, 1, "connection"),
-        (DATA_PARALLEL, 0, "connection"),
+        (FSDP_2, 1, "either"),
+        (DATA_PARALLEL, 0, "either"),
     ],
 )
 def test_a_host_that_vanishes_is_named_and_the_run_resumes(
     network: Namespaces, on_one_host: Callable[[str], Path], losses: Callable[[Path], Losses],
     tmp_path: Path, launch_file: str, gone: int, by: str,
 ) -> None:  # fmt: skip
-    """Noticed by the watchdog, or because the connection breaks before."""
-    timeout_s = 60 if by == "watchdog" else 1800
-    if by == "connection":
+    """Noticed by the watchdog, or earlier because the connection breaks.
+
+    The connection breaks only if something was being sent: where all that the lost host was to get
+    had arrived, and the other one waits for its answer, TCP sends nothing that could fail.
+    """
+    timeout_s = 60
+    if by == "either":
         network.give_up_after(1 - gone, 3)
     out_dir = tmp_path / "run"
     hosts = start(
@@ -136,7 +140,8 @@ def test_a_host_that_vanishes_is_named_and_the_run_resumes(
     status = json.loads((out_dir / "status.json").read_text())
     assert (status["state"], status["exit_code"]) == ("failed", 1)
     assert NAMED[gone] in status["message"]
-    assert ("no progress for 60 s in: step " in status["message"]) is (by == "watchdog")
+    if by == "watchdog":
+        assert "no progress for 60 s in: step " in status["message"]
     assert NAMED[gone] in output
     assert f"ended with code 1 (failed); see {out_dir}/status.json" in output
     wait_until(lambda: network.processes(1 - gone) == [])
