@@ -5,7 +5,7 @@ They differ in how they clip and step, and in how they save weights and optimize
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
@@ -302,9 +302,9 @@ class HostCopies:
     """
 
     def __init__(self) -> None:
-        self._memory: dict[str, torch.Tensor] = {}
+        self._memory: dict[Hashable, torch.Tensor] = {}
 
-    def tensor(self, name: str, value: torch.Tensor) -> torch.Tensor:
+    def tensor(self, name: Hashable, value: torch.Tensor) -> torch.Tensor:
         """Copies a tensor; `name` is that of its memory."""
         memory = self._memory.get(name)
         if memory is None or (memory.shape, memory.dtype) != (value.shape, value.dtype):
@@ -312,21 +312,24 @@ class HostCopies:
         return memory.copy_(value.detach())
 
     def nested(
-        self, value: Any, name: str = "", copied: dict[Any, torch.Tensor] | None = None
+        self,
+        value: Any,
+        path: tuple[Hashable, ...] = (),
+        copied: dict[Any, torch.Tensor] | None = None,
     ) -> Any:
         """Copies the tensors in nested dicts and lists; shared tensors stay shared."""
         copied = {} if copied is None else copied
         if isinstance(value, torch.Tensor):
             key = (value.data_ptr(), value.shape, value.stride(), value.dtype)
             if value.numel() == 0 or key not in copied:
-                copied[key] = self.tensor(name, value)
+                copied[key] = self.tensor(path, value)
             return copied[key]
         if isinstance(value, dict):
             parts = value.items()
-            return {part: self.nested(own, f"{name}/{part}", copied) for part, own in parts}
+            return {part: self.nested(own, (*path, part), copied) for part, own in parts}
         if isinstance(value, (list, tuple)):
             own_parts = enumerate(value)
-            return type(value)(self.nested(own, f"{name}/{n}", copied) for n, own in own_parts)
+            return type(value)(self.nested(own, (*path, n), copied) for n, own in own_parts)
         return value
 
 

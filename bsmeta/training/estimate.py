@@ -202,12 +202,12 @@ def _notes(counted: Forecast, config: RunConfig) -> list[str]:
     if not counted.activations:
         return [*notes, f"activations: not counted, because of {counted.uncounted}"]
     live = counted.activations[counted.stage]
+    copies = "" if size == 4 else ", in data parallel runs with half-precision copies of weights"
     return [
         *notes,
         f"activations: what a forward pass of {counted.shape.rows} x {counted.shape.length} tokens "
-        "keeps for the backward pass, with the kernels of this device; in data parallel runs also "
-        f"half-precision copies of weights; of these, logits {amount(live.loss)} "
-        "(loss_chunk_logits)",
+        f"keeps for the backward pass, with the kernels of this device{copies}; of these, logits "
+        f"{amount(live.loss)} (loss_chunk_logits)",
         "recomputing (gradient_checkpointing=true): the input of each layer, and one layer whole",
     ]
 
