@@ -372,7 +372,11 @@ print(few, count, after - before)
 
 
 def test_memory_does_not_grow_with_the_row_group(tmp_path: Path) -> None:
-    """A row group of 100 MB takes at most 20 MB more than one of 10 MB."""
+    """A row group of 100 MB takes less than half of the 90 MB by which it is larger than another.
+
+    The heap of one and the same reading differs by up to 25 MB from process to process, so that a
+    closer limit would measure the allocator.
+    """
     for rows in (5_000, 50_000):
         texts = [f"{number} {chr(97 + number % 26) * 2000}" for number in range(rows)]
         table = pa.table({"text": texts})
@@ -385,7 +389,7 @@ def test_memory_does_not_grow_with_the_row_group(tmp_path: Path) -> None:
     )
     few, count, grown = map(int, done.stdout.split())
     assert (few, count) == (5_000, 50_000)
-    assert grown < 20_000_000
+    assert grown < 45_000_000
 
 
 def one_stream(path: Path, **changes: Any) -> DataConfig:
