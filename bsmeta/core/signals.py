@@ -104,7 +104,7 @@ class StopRequest:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        threading.Thread(target=self._leave_early, args=(reading,), daemon=True).start()
+        threading.Thread(target=self._receive, args=(reading,), daemon=True).start()
         for number in _SIGNALS:
             signal.signal(number, self._note)
         for number in _FROM_TERMINAL:
@@ -134,18 +134,22 @@ class StopRequest:
             self._is_waiting = False
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.name is None:
-            self.name = self._name(number)
+        self._record(number)
         if self._is_waiting:
             raise WaitEnded
+
+    def _record(self, number: int) -> None:
+        if self.name is None:
+            self.name = self._name(number)
 
     def _name(self, number: int) -> str:
         if self._parent and os.getppid() != self._parent:
             return LAUNCHER_GONE
         return signal.Signals(number).name
 
-    def _leave_early(self, numbers: int) -> None:
+    def _receive(self, numbers: int) -> None:
         while number := os.read(numbers, 1)[0]:
+            self._record(number)
             if self._is_starting and self.leave is not None:
                 code = EXIT_FAILURE
                 try:

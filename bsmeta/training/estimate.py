@@ -111,8 +111,8 @@ def _activations(
 
 def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
     """Runs a few steps as the run would, in a temporary folder; all ranks call it."""
-    processes = checked.launch.num_processes
-    epoch = task.steps_per_epoch(processes) if isinstance(task, HasEpochs) else None
+    launched = checked.launch.num_processes
+    epoch = task.steps_per_epoch(launched) if isinstance(task, HasEpochs) else None
     schedule = Schedule.of(config, epoch)
     steps = min(config.estimate_steps, schedule.max_steps)
     # The first steps also open the data streams, fill caches, and choose kernels.
@@ -121,11 +121,10 @@ def probe(config: RunConfig, task: Task, checked: CheckedRun) -> Probe:
         silent = replace(config, trackers=[], profile=False, log_documents=False, out_dir=folder)
         accelerator = start(silent, checked.deepspeed_config, checked.fully_shard)
         seed_everything(config.seed)
-        with Watchdog(Processes.of(accelerator), config.distributed_timeout_s) as watchdog:
-            trainer = Trainer(
-                silent, schedule, task, accelerator, RunFolder(Path(folder)), watchdog,
-                StopRequest(),
-            )  # fmt: skip
+        processes, stop = Processes.of(accelerator), StopRequest()
+        with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
+            run = RunFolder(Path(folder))
+            trainer = Trainer(silent, schedule, task, accelerator, run, watchdog, stop)
             metrics = trainer.probe(warm_up, steps - warm_up)
         held_here = measure_state(trainer.model, trainer.optimizer)
         return Probe(schedule.max_steps, steps - warm_up, warm_up, metrics, held_here)

@@ -49,7 +49,7 @@ def run(
     with _refusal_in_status(out_dir):
         accelerator = start(config, deepspeed_config, fully_shard)
     processes = Processes.of(accelerator)
-    with Watchdog(processes, config.distributed_timeout_s) as watchdog:
+    with Watchdog(processes, config.distributed_timeout_s, stop) as watchdog:
         with _refusal_in_status(out_dir):
             epoch = task.steps_per_epoch(processes.size) if isinstance(task, HasEpochs) else None
             schedule = Schedule.of(config, epoch)

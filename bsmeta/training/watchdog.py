@@ -4,9 +4,10 @@ A thread of each rank writes a heartbeat (a counter, and what the rank is doing)
 torch's process group. When neither the rank itself nor any other live rank makes progress for the
 configured time, the thread prints the stacks of all threads, names the rank that is to blame, and
 ends the process; the launcher then ends the job. Progress is a phase of the loop that begins, or a
-part of long work that was reported (`bsmeta.core.progress`). When the connection to a rank breaks
-instead, the error is replaced by one that names the rank, or by the error that this rank reported
-before it ended.
+part of long work that was reported (`bsmeta.core.progress`). Once the run has been asked to stop, a
+rank that sends no heartbeats is waited for only briefly, because the run cannot save without it.
+When the connection to a rank breaks instead, the error is replaced by one that names the rank, or
+by the error that this rank reported before it ended.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.progress import report_progress, watch_progress
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
 from bsmeta.training.store import SharedStore
@@ -35,6 +37,8 @@ EXIT_FAILURE = 1
 _INTERVAL_S = 1.0
 # A rank whose counter does not change for this number of intervals is dead or stopped.
 _SILENT_INTERVALS = 4
+# Less than the 30 s after which torchrun kills the processes of a run that is asked to stop.
+_STOPPING_TIMEOUT_S = 20.0
 _REPORT_WAIT_S = 0.25
 _HOST = socket.gethostname()
 
@@ -65,6 +69,7 @@ class Watchdog:
 
     Args:
         timeout_s: How long a run may go without progress on any rank.
+        stop: Whether the run has been asked to stop.
 
     Attributes:
         step: Completed steps, for `status.json`.
@@ -72,10 +77,11 @@ class Watchdog:
             it is locked.
     """
 
-    def __init__(self, processes: Processes, timeout_s: float) -> None:
+    def __init__(self, processes: Processes, timeout_s: float, stop: StopRequest) -> None:
         self._processes = processes
         self.run: RunFolder | None = None
         self._timeout = timeout_s
+        self._stop = stop
         self.step = 0
         self._last_progress = watch_progress()
         self._phase = ("starting", time.time(), 0)
@@ -118,18 +124,22 @@ class Watchdog:
         elsewhere = float("-inf")  # when another rank has made progress, as far as is known
         while not self._stopped.wait(_INTERVAL_S):
             self._beat()
-            if not self._is_overdue(elsewhere):
+            patience = min(self._timeout, _STOPPING_TIMEOUT_S) if self._stop.name else self._timeout
+            if not self._is_overdue(elsewhere, patience):
                 continue
             before = self._beats()
             self._wait_for_beats()
             after = self._beats()
             elsewhere = self._progress_elsewhere(before, after)
-            if self._is_overdue(elsewhere):
-                self._give_up(self._blame(before, after))
+            self._silent = self._silent_ranks(before, after)
+            if not self._silent:  # a slow save, for example
+                patience = self._timeout
+            if self._is_overdue(elsewhere, patience):
+                self._give_up(patience, self._blame(after))
                 return
 
-    def _is_overdue(self, elsewhere: float) -> bool:
-        return max(self._last_progress(), elsewhere) + self._timeout < time.monotonic()
+    def _is_overdue(self, elsewhere: float, patience: float) -> bool:
+        return max(self._last_progress(), elsewhere) + patience < time.monotonic()
 
     def _wait_for_beats(self) -> None:
         """Waits until every live rank has sent another heartbeat; this one sends its own."""
@@ -158,18 +168,19 @@ class Watchdog:
             except RuntimeError:  # the machine that hosts the store has ended or vanished
                 logger.debug("the store of the process group cannot be reached", exc_info=True)
 
-    def _give_up(self, blamed: str) -> None:
+    def _give_up(self, waited_s: float, blamed: str) -> None:
         with self._ending:
             if self._stopped.is_set():
                 return  # the main thread has returned in the meantime, with its own error
             try:
                 reported = self.reported()
-                self._end(blamed if reported is None else str(reported))
+                self._end(waited_s, blamed if reported is None else str(reported))
             finally:  # a full disk, or a closed standard error, must not keep the process alive
                 os._exit(EXIT_FAILURE)
 
-    def _end(self, blamed: str) -> None:
-        text = f"no progress for {self._timeout:.0f} s in: {self._phase[0]}. {blamed}"
+    def _end(self, waited_s: float, blamed: str) -> None:
+        asked = "asked to stop, but " if self._stop.name else ""
+        text = f"{asked}no progress for {waited_s:.0f} s in: {self._phase[0]}. {blamed}"
         self._report(TrainingError(text))
         if self.run is not None and not self.run.is_replaced():
             self._write(self.run.path, text)
@@ -186,12 +197,15 @@ class Watchdog:
 
     # --- who is to blame --------------------------------------------------------------------
 
-    def _blame(self, before: dict[int, Beat], after: dict[int, Beat]) -> str:
-        """Names the ranks that send no heartbeats, or otherwise the slowest rank."""
+    def _silent_ranks(self, before: dict[int, Beat], after: dict[int, Beat]) -> set[int]:
+        """Returns the other ranks that sent no heartbeat in between."""
+        others = set(range(self._processes.size)) - {self._processes.rank}
+        return {rank for rank in others if after.get(rank) == before.get(rank)}
+
+    def _blame(self, after: dict[int, Beat]) -> str:
+        """Names the silent ranks, or otherwise the slowest rank."""
         if self._store is None:
             return ""
-        others = set(range(self._processes.size)) - {self._processes.rank}
-        self._silent = {rank for rank in others if after.get(rank) == before.get(rank)}
         if not after:
             master = os.environ.get("MASTER_ADDR", "?")
             return (
@@ -257,7 +271,9 @@ class Watchdog:
             if reported is not None:
                 return reported
             time.sleep(_REPORT_WAIT_S)
-        return TrainingError(f"{self._blame(before, self._beats())} ({str(error).splitlines()[0]})")
+        after = self._beats()
+        self._silent = self._silent_ranks(before, after)
+        return TrainingError(f"{self._blame(after)} ({str(error).splitlines()[0]})")
 
     def named(self, error: Exception) -> Exception:
         """Returns the error; if a loader process died, one that names the rank and usual cause."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 from safetensors.torch import load_file
 
@@ -26,6 +27,7 @@ from tests.faults.conftest import (
     same_weights,
     status,
 )
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.faults
 
@@ -281,6 +283,22 @@ def test_row_14_a_rank_that_stands_still_ends_the_job(
     assert named in state["message"] or named in run.errors
     stacks = "".join(file.read_text() for file in tmp_path.glob("stacks-rank*.txt"))
     assert kind == "stop" or "in die" in stacks
+
+
+def test_row_14_a_stop_does_not_wait_long_for_a_silent_rank(start: Start, tmp_path: Path) -> None:
+    """Rank 0 waits for rank 1 in native code, where no Python handler of a signal can run."""
+    run = start(tmp_path, fault="stop:5:1")
+    run.until(lambda: (tmp_path / "metrics.jsonl").exists() and len(figures(tmp_path)) == 4)
+    ranks = run.workers()
+    wait_until(lambda: psutil.Process(ranks[1]).status() == psutil.STATUS_STOPPED)
+    os.kill(ranks[0], signal.SIGTERM)
+    wait_until(lambda: status(tmp_path)["state"] != "running")
+    os.kill(ranks[1], signal.SIGKILL)
+    assert run.wait() != 0
+    state = status(tmp_path)
+    assert (state["state"], state["exit_code"]) == ("failed", 1)
+    assert state["message"].startswith("asked to stop, but no progress for 20 s in: step 5: ")
+    assert "No sign of life from rank 1" in state["message"]
 
 
 def without(secrets: Iterable[str], folder: Path) -> set[str]:

@@ -7,6 +7,7 @@ their order, so the losses are the same to the last bit.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -155,6 +156,24 @@ def test_a_host_that_vanishes_is_named_and_the_run_resumes(
     ]
     assert [code for code, _ in ends] == [0, 0], ends
     assert losses(out_dir) == losses(on_one_host(launch_file))
+
+
+@pytest.mark.faults
+def test_a_run_that_is_stopped_does_not_wait_long_for_a_lost_host(
+    network: Namespaces, tmp_path: Path
+) -> None:
+    """Although the default timeout is half an hour, and nothing is sent that could fail."""
+    hosts = start(network, tmp_path, DATA_PARALLEL)
+    wait_for_step(tmp_path / "run", hosts, 3)
+    network.vanish(1)
+    hosts[0].send_signal(signal.SIGTERM)
+    code, output = end(hosts[0])
+    assert code == 1, output
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["state"], status["exit_code"]) == ("failed", 1)
+    assert status["message"].startswith("asked to stop, but no progress for 20 s in: step ")
+    assert NAMED[1] in status["message"]
+    wait_until(lambda: network.processes(0) == [])
 
 
 @pytest.mark.faults

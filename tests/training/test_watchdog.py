@@ -18,11 +18,12 @@ from pathlib import Path
 import torch
 from bsmeta.core import progress
 from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.watchdog import Watchdog
 
-watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT)
+watchdog = Watchdog(Processes(0, 1, torch.device("cpu")), LIMIT, StopRequest())
 watchdog.run = RunFolder(Path(sys.argv[1]))
 watchdog.step = 3
 watchdog.enter("step 4: optimizer")

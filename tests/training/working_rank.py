@@ -11,6 +11,7 @@ from pathlib import Path
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.progress import report_progress
+from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes, start
 from bsmeta.training.watchdog import Watchdog
 
@@ -20,7 +21,7 @@ LIMIT_S = 10
 def main(folder: Path) -> None:
     config = CausalLMConfig(trackers=[], out_dir=str(folder))
     processes = Processes.of(start(config, None))
-    with Watchdog(processes, LIMIT_S) as watchdog:
+    with Watchdog(processes, LIMIT_S, StopRequest()) as watchdog:
         watchdog.enter("before the barrier")
         for _ in range(15 * LIMIT_S * processes.rank):
             time.sleep(0.1)
