@@ -70,6 +70,7 @@ TASKS: dict[str, TaskEntry] = {
         config=DisambiguationConfig,
         make=imported(f"{_DISAMBIGUATION}.task:EntityDisambiguator"),
         value_problems=imported(f"{_DISAMBIGUATION}.checks:value_problems"),
+        start_problems=imported(f"{_DISAMBIGUATION}.checks:start_problems"),
         summary=imported(f"{_DISAMBIGUATION}.checks:summary_rows"),
         prepare=imported(f"{_DISAMBIGUATION}.start:prepare"),
         evaluate=imported(f"{_DISAMBIGUATION}.evaluate:run"),

@@ -19,12 +19,10 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.seeds import derive
 from bsmeta.tasks.disambiguation.candidates import Candidates, DocumentCounts, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.embeddings import Frozen, StoredVectors
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.texts import EntityTexts, Mentions, MentionTexts, Row, pad
+from bsmeta.tasks.disambiguation.texts import EntityTexts, Mentions, MentionTexts, Row, mask_of, pad
 
-Features = Callable[[np.ndarray, np.ndarray], np.ndarray]
-"""The vectors of a frozen encoder, float32 [entities, hidden], from the numbers of entities and
-whether their titles are masked."""
 Neighbors = Callable[[np.ndarray], np.ndarray]
 """The entities with the most similar texts, int64 [entities, n], -1 for none."""
 
@@ -39,7 +37,8 @@ class TrainingBatches:
         texts: The texts of the entities.
         popularity: float64 [entities], from 0 to 1.
         counts: Of the training data, if the prior leaves the own document out.
-        features: The vectors of a frozen encoder; None: texts are encoded in every step.
+        frozen: What the frozen layers of the entities' encoder make of texts; None: there are none.
+        stored: The vectors that the model keeps; None: all candidates are encoded in every step.
         neighbors: Finds hard negatives; None: there are none.
     """
 
@@ -51,7 +50,8 @@ class TrainingBatches:
         texts: EntityTexts,
         popularity: np.ndarray,
         counts: DocumentCounts | None,
-        features: Features | None,
+        frozen: Frozen | None,
+        stored: StoredVectors | None,
         neighbors: Neighbors | None,
     ) -> None:
         self._config = config
@@ -59,7 +59,8 @@ class TrainingBatches:
         self._tokenizer = tokenizer
         self._texts = texts
         self._counts = counts
-        self._features = features
+        self._frozen = frozen
+        self._stored = stored
         self._neighbors = neighbors
         self._mention_texts = MentionTexts(tokenizer, config)
         data = config.data_config
@@ -147,17 +148,19 @@ class TrainingBatches:
     def _entity_tensors(
         self, entities: np.ndarray, is_masked: np.ndarray
     ) -> tuple[dict[str, torch.Tensor], int]:
-        if self._features is not None:
-            return {"entity_vectors": torch.from_numpy(self._features(entities, is_masked))}, 0
+        if self._frozen is not None:
+            tensors = self._frozen.inputs(entities, is_masked)
+            if self._stored is not None:
+                tensors["stored"] = torch.from_numpy(self._stored.rows(entities, is_masked))
+            return tensors, 0
         pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
         tokens = [self._texts.tokens(entity, masked) for entity, masked in pairs]
         ids = pad(tokens, self._tokenizer.pad_token_id)
-        lengths = np.array([len(one) for one in tokens])
-        mask = np.arange(ids.shape[1])[None, :] < lengths[:, None]
+        lengths = [len(own) for own in tokens]
         return {
             "entity_ids": torch.from_numpy(ids),
-            "entity_mask": torch.from_numpy(mask.astype(np.int64)),
-        }, int(lengths.sum())
+            "entity_mask": torch.from_numpy(mask_of(lengths)),
+        }, sum(lengths)
 
 
 @dataclass(frozen=True)

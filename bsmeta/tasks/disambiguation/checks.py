@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 from bsmeta.config.checks.files import missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
-from bsmeta.core.problems import HYDRA, Problem, show
+from bsmeta.core.problems import HYDRA, Problem, look_up, show
 from bsmeta.tasks.disambiguation.config import ENTITY_TEXT, DisambiguationConfig
 
 FILES = {
@@ -53,21 +54,22 @@ def _files(config: DisambiguationConfig) -> Iterator[Problem]:
 
 
 def _encoders(config: DisambiguationConfig) -> Iterator[Problem]:
-    if config.share_encoders and not config.train_entity_encoder:
-        expected = "false, because train_entity_encoder=false keeps the weights of one of them"
-        fix = "share_encoders=false, or train_entity_encoder=true"
-        yield Problem("share_encoders", HYDRA, show(True), expected, fix)
     if config.model_config_file is not None:
         expected = "null, because the weights of entities' encoder before training are used"
         for key, is_wrong in (
-            ("train_entity_encoder=false", not config.train_entity_encoder),
+            ("train_entity_layers", config.train_entity_layers is not None),
             ("hard_negatives", config.hard_negatives > 0),
         ):
             if is_wrong:
                 found = show(config.model_config_file)
                 fix = f"model_name=FOLDER without model_config_file, or without {key}"
                 yield Problem("model_config_file", HYDRA, found, expected, fix)
-    for key in ("encoder_layers", "train_layers"):
+    if config.min_entity_gradient > 0 and not config.train_entity_layers:
+        expected = "0, because the stored vectors take the place of those of trained last layers"
+        fix = "train_entity_layers=N (at least 1), or min_entity_gradient=0"
+        found = show(config.min_entity_gradient)
+        yield Problem("min_entity_gradient", HYDRA, found, expected, fix)
+    for key in ("encoder_layers", "train_layers", "train_entity_layers"):
         if config.share_encoders and getattr(config, key) is not None:
             expected = "null, because share_encoders=true makes it the encoder of entities, too"
             fix = f"{key}=null, or share_encoders=false"
@@ -81,13 +83,25 @@ def _texts(config: DisambiguationConfig) -> Iterator[Problem]:
         yield Problem(key, HYDRA, show(parts), expected, f"{key}=[{', '.join(ENTITY_TEXT)}]")
 
 
+def start_problems(
+    config: DisambiguationConfig, _: Launch, document: Mapping[str, Any] | None
+) -> Iterator[Problem]:
+    """Yields problems that depend on the launch."""
+    stage = None if document is None else look_up(document, "zero_optimization.stage")
+    if config.train_entity_layers and stage == 3:
+        expected = "null or 0 under ZeRO-3, whose processes must run the layers equally often"
+        fix = "use a DeepSpeed JSON of stage 2, or train_entity_layers=null"
+        yield Problem("train_entity_layers", HYDRA, show(config.train_entity_layers), expected, fix)
+
+
 def summary_rows(config: DisambiguationConfig, launch: Launch) -> list[Row]:
     """Rows for model, sentences and entities."""
     data = config.data_config
     model = config.model_name
     if config.model_config_file is not None:
         model = f"{config.model_config_file} (random weights)"
-    entities = "its weights are kept" if not config.train_entity_encoder else "of its own"
+    trained = config.train_entity_layers
+    entities = "of its own" if trained is None else f"of its own, {trained} layers trained"
     if config.share_encoders:
         entities = "that of the mentions"
     held_out = [f"{name}: {getattr(data, f'{name}_file')}" for name in ("dev", "test")]

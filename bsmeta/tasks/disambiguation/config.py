@@ -135,10 +135,12 @@ class DisambiguationConfig(PretrainedConfig):
     share_encoders: bool = key(
         False, "one encoder for mentions and entities, instead of one for each"
     )
-    train_entity_encoder: bool = key(
-        True,
-        "false: the encoder of entities keeps its weights, its vectors are computed once, and only "
-        "the layer on top of it is trained",
+    train_entity_layers: int | None = key(
+        None,
+        "number of layers of the encoder of entities that are trained, from the last; what the "
+        "layers below make of each text is computed once; 0: only the layer on top of the encoder "
+        "is trained; null: all of it",
+        at_least=0,
     )
     embedding_size: int = key(200, "size of the embeddings that are compared", at_least=1)
     pooling: str = key(
@@ -180,6 +182,18 @@ class DisambiguationConfig(PretrainedConfig):
         "further entities for each mention in training: those whose texts are most similar to that "
         "of its entity before training",
         at_least=0,
+    )
+
+    min_entity_gradient: float = key(
+        0.0,
+        "a candidate is encoded for a mention if the gradient of its score, the difference between "
+        "its probability and the target, exceeds this; otherwise its stored vector is used; 0: all "
+        "candidates are encoded",
+        at_least=0,
+        below=1,
+    )
+    refresh_steps: int = key(
+        500, "steps between refreshes of the stored vectors of candidates", at_least=1
     )
 
     eval_slices: list[str] | None = key(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -19,12 +19,19 @@ from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, 
 from bsmeta.tasks.disambiguation.chunks import Limits
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
-from bsmeta.tasks.disambiguation.embeddings import FrozenVectors, Neighbors
+from bsmeta.tasks.disambiguation.embeddings import (
+    Frozen,
+    FrozenStates,
+    FrozenVectors,
+    StoredVectors,
+)
 from bsmeta.tasks.disambiguation.encoders import most_tokens
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
+from bsmeta.tasks.disambiguation.neighbors import Neighbors
 from bsmeta.tasks.disambiguation.prep import Prep, open_prep
 from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer, pad
 
+FrozenT = TypeVar("FrozenT", bound=Frozen)
 SPLITS = ("train", "dev", "test")
 
 
@@ -228,23 +235,48 @@ class Data:
         lists = [self.table.candidates(alias)[0] for alias in reporting(own)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64))
 
+    @cached_property
+    def compared(self) -> np.ndarray:
+        """int64: the distinct entities that training mentions are compared with, ascending."""
+        found = [np.array([NIL]), self.candidates(self.train)]
+        if self.neighbors is not None:
+            found.append(self.neighbors.distinct())
+        return np.unique(np.concatenate(found))
+
+    @property
+    def has_masked(self) -> bool:
+        """Whether the training masks titles."""
+        return self.config.data_config.mask_most_frequent > 0
+
     def fill_frozen(self) -> None:
-        """Computes the vectors of the training candidates, if their encoder is not trained."""
+        """Computes what frozen layers make of the texts of `compared`."""
         if self.frozen is not None:
-            is_masked = self.config.data_config.mask_most_frequent > 0
-            self.frozen.fill(self.candidates(self.train), masked=is_masked)
+            self.frozen.fill(self.compared, masked=self.has_masked)
 
     @cached_property
-    def frozen(self) -> FrozenVectors | None:
-        """The vectors of the entities' encoder, if it is not trained."""
-        return None if self.config.train_entity_encoder else self.vectors_before_training
+    def frozen(self) -> Frozen | None:
+        """What the frozen layers of the entities' encoder make of texts, if there are any."""
+        if self.config.train_entity_layers is None:
+            return None
+        if self.config.train_entity_layers == 0:
+            return self.vectors_before_training
+        return self._before_training(FrozenStates)
+
+    @cached_property
+    def stored(self) -> StoredVectors | None:
+        """The vectors that the model keeps in training, if it does not encode all candidates."""
+        if self.config.min_entity_gradient == 0:
+            return None
+        assert self.frozen is not None  # the configuration was checked
+        return StoredVectors(self.compared, self.frozen, has_masked=self.has_masked)
 
     @cached_property
     def vectors_before_training(self) -> FrozenVectors:
         """The vectors of the entities' encoder before it is trained."""
-        return FrozenVectors(
-            self.config, self.texts, self.tokenizer, len(self.table), self.vectors_dir
-        )
+        return self._before_training(FrozenVectors)
+
+    def _before_training(self, kind: type[FrozenT]) -> FrozenT:
+        return kind(self.config, self.texts, self.tokenizer, len(self.table), self.vectors_dir)
 
     @cached_property
     def neighbors(self) -> Neighbors | None:

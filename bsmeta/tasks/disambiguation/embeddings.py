@@ -1,34 +1,28 @@
-"""The vectors and embeddings of entities: by a model in training, by a frozen one, from disk.
-
-Hard negatives are the entities whose texts are most similar to that of a mention's entity, as in
-BLINK (Wu et al. 2020), but by the encoder before training, so that they are found once and every
-step can be repeated exactly.
-"""
+"""The vectors and embeddings of entities: by a model in training, its frozen layers, from disk."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.core.files import replacing, unwritable
-from bsmeta.core.progress import exclusively, report_progress
+from bsmeta.core.progress import report_progress
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.model import BiEncoder
-from bsmeta.tasks.disambiguation.texts import EntityTexts, pad
+from bsmeta.tasks.disambiguation.model import TOKENS_AT_ONCE, BiEncoder
+from bsmeta.tasks.disambiguation.texts import EntityTexts, mask_of, pad
 from bsmeta.tasks.disambiguation.vectors import EntityVectors, folder_name, weights_hash
 from bsmeta.training.batches import batches_of, batches_within, spread
 from bsmeta.training.task import EvaluationContext
 
-TOKENS_AT_ONCE = 8192
-"""Padded tokens of a batch of entity texts."""
 VECTORS_AT_ONCE = 8192
 
 Embeddings = Callable[[np.ndarray], np.ndarray]
@@ -67,16 +61,40 @@ class EntityEncoder:
 
     def encode(self, entities: np.ndarray, *, embed: bool, is_masked: bool = False) -> np.ndarray:
         """One batch: embeddings or the encoder's vectors, float32 [entities, size]."""
-        tokens = [self._texts.tokens(int(entity), is_masked) for entity in entities]
-        ids = torch.from_numpy(pad(tokens, self._pad)).to(self._device)
-        lengths = torch.tensor([len(own) for own in tokens], device=self._device)
-        mask = torch.arange(ids.shape[1], device=self._device)[None, :] < lengths[:, None]
-        with (
-            torch.no_grad(),
-            torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16),
-        ):
-            output = self._model(entity_ids=ids, entity_mask=mask.long())
+        return self.run(self._inputs(entities, is_masked), embed=embed)
+
+    def run(self, inputs: Mapping[str, torch.Tensor], *, embed: bool) -> np.ndarray:
+        """Embeddings or vectors, float32 [entities, size], from inputs of the model."""
+        with self._computing():
+            output = self._model(**{key: value.to(self._device) for key, value in inputs.items()})
         return self.values(output.entities if embed else output.entity_vectors)
+
+    def states(self, entities: np.ndarray, is_masked: bool) -> list[np.ndarray]:
+        """The states before the trained layers: float16 [tokens x hidden] of each entity."""
+        assert isinstance(self._model, BiEncoder)
+        found: list[np.ndarray] = [np.empty(0)] * len(entities)
+        for batch in self.batches(entities, is_masked):
+            inputs = self._inputs(entities[batch], is_masked)
+            ids, mask = (value.to(self._device) for value in inputs.values())
+            with self._computing():
+                states = self._model.entity_states(ids, mask).half().cpu().numpy()
+            for place, own, length in zip(batch, states, mask.sum(1).tolist(), strict=True):
+                found[place] = own[:length].reshape(-1)
+            report_progress()
+        return found
+
+    def _inputs(self, entities: np.ndarray, is_masked: bool) -> dict[str, torch.Tensor]:
+        tokens = [self._texts.tokens(int(entity), is_masked) for entity in entities]
+        return {
+            "entity_ids": torch.from_numpy(pad(tokens, self._pad)),
+            "entity_mask": torch.from_numpy(mask_of([len(own) for own in tokens])),
+        }
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
+        with torch.no_grad(), autocast:
+            yield
 
     def encode_all(
         self, entities: np.ndarray, *, embed: bool, is_masked: bool = False
@@ -98,8 +116,8 @@ class EntityEncoder:
         return tensor.float().cpu().numpy()
 
 
-class FrozenVectors:
-    """The vectors of the entities' encoder before training, which never change, on disk.
+class Frozen(ABC):
+    """What the layers of the entities' encoder that are not trained make of texts, on disk.
 
     Args:
         config: The run.
@@ -129,25 +147,35 @@ class FrozenVectors:
         self._model = EntityEncoder(
             model.to(device), texts, tokenizer, device, config.mixed_precision
         )
-        size = int(encoder.config.hidden_size)
-        self._vectors = []
-        for is_masked in (False, True):
-            name = self.name_of("frozen", is_masked)
-            encode = self._encode_masked if is_masked else self._encode_whole
-            self._vectors.append(EntityVectors(folder / name, count, size, texts.text, encode))
+        self.hidden_size = int(encoder.config.hidden_size)
+        self._texts = texts
+        self._trained_layers = config.train_entity_layers
+        self._outputs = [self._opened(folder, count, is_masked) for is_masked in (False, True)]
 
-    def __call__(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
-        """float32 [entities, hidden].
+    @abstractmethod
+    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
+        """The outputs of whole texts, or of texts with a masked title."""
+
+    @abstractmethod
+    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
+        """The inputs of `BiEncoder.forward` for some entities.
 
         Args:
             entities: int64 [entities].
             is_masked: bool [entities]: whether the title is masked.
         """
+
+    @abstractmethod
+    def batches(self, entities: np.ndarray) -> list[np.ndarray]:
+        """The places of some entities, in batches of a bounded size."""
+
+    def __call__(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
+        """[entities, size]; see `inputs`."""
         if not is_masked.any():
-            return self._vectors[0].get(entities)
-        found = np.empty((len(entities), self._vectors[0].size), np.float32)
-        for vectors, chosen in zip(self._vectors, (~is_masked, is_masked), strict=True):
-            found[chosen] = vectors.get(entities[chosen])
+            return self._outputs[0].get(entities)
+        found = np.empty((len(entities), self._outputs[0].size), self._outputs[0].dtype)
+        for outputs, chosen in zip(self._outputs, (~is_masked, is_masked), strict=True):
+            found[chosen] = outputs.get(entities[chosen])
         return found
 
     def name_of(self, *parts: Any) -> str:
@@ -155,22 +183,103 @@ class FrozenVectors:
         return folder_name(*self._about, *parts)
 
     def fill(self, entities: np.ndarray, *, masked: bool) -> None:
-        """Computes the vectors of entities that are missing, also those with a masked title."""
-        for vectors in self._vectors[: 2 if masked else 1]:
-            vectors.get(entities)
+        """Computes what is missing of some entities, also with a masked title."""
+        for outputs in self._outputs[: 2 if masked else 1]:
+            for start in range(0, len(entities), VECTORS_AT_ONCE):
+                outputs.get(entities[start : start + VECTORS_AT_ONCE])
 
-    def _encode_whole(self, entities: np.ndarray) -> np.ndarray:
-        return self._model.encode_all(entities, embed=False)
 
-    def _encode_masked(self, entities: np.ndarray) -> np.ndarray:
-        return self._model.encode_all(entities, embed=False, is_masked=True)
+class FrozenVectors(Frozen):
+    """The vectors of entities."""
+
+    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
+        encode = partial(self._model.encode_all, embed=False, is_masked=is_masked)
+        name = self.name_of("frozen", is_masked)
+        return EntityVectors(folder / name, count, self.hidden_size, self._texts.text, encode)
+
+    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
+        return {"entity_vectors": torch.from_numpy(self(entities, is_masked))}
+
+    def batches(self, entities: np.ndarray) -> list[np.ndarray]:
+        return batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
+
+
+class FrozenStates(Frozen):
+    """The states of tokens before the layers that are trained, in half precision."""
+
+    def _opened(self, folder: Path, count: int, is_masked: bool) -> EntityVectors:
+        trained, most = self._trained_layers, self._texts.max_length
+        return EntityVectors(
+            folder / self.name_of("states", trained, is_masked),
+            count,
+            most * self.hidden_size,
+            self._texts.text,
+            partial(self._model.states, is_masked=is_masked),
+            "<f2",
+        )
+
+    def inputs(self, entities: np.ndarray, is_masked: np.ndarray) -> dict[str, torch.Tensor]:
+        mask = mask_of(self._lengths(entities))
+        states = self(entities, is_masked).reshape(len(entities), -1, self.hidden_size)
+        return {
+            "entity_states": torch.from_numpy(states[:, : mask.shape[1]]),
+            "entity_mask": torch.from_numpy(mask),
+        }
+
+    def batches(self, entities: np.ndarray) -> list[np.ndarray]:
+        return batches_within(self._lengths(entities), TOKENS_AT_ONCE)
+
+    def _lengths(self, entities: np.ndarray) -> list[int]:
+        return [len(self._texts.tokens(entity)) for entity in entities.tolist()]
+
+
+class StoredVectors:
+    """The vectors that a model in training keeps of all entities that mentions are compared with.
+
+    They are those of the weights at the last refresh.
+
+    Args:
+        entities: int64, distinct and ascending.
+        frozen: The inputs of the trained layers.
+        has_masked: Whether titles are masked, so that each entity has two texts.
+    """
+
+    def __init__(self, entities: np.ndarray, frozen: Frozen, *, has_masked: bool) -> None:
+        self._entities = entities
+        self._frozen = frozen
+        self._has_masked = has_masked
+        self.count = len(entities) * (2 if has_masked else 1)
+
+    def rows(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
+        """int64: the rows of the texts of some entities."""
+        return np.searchsorted(self._entities, entities) + len(self._entities) * is_masked
+
+    def refresh(
+        self, stored: torch.Tensor, encoder: EntityEncoder, context: EvaluationContext
+    ) -> None:
+        """Computes all vectors with the current weights; all processes call it.
+
+        Args:
+            stored: float32 [rows, hidden], the buffer of the model.
+            encoder: Runs the model, which is in evaluation mode.
+            context: The processes.
+        """
+        total = len(self._entities)
+        batches = self._frozen.batches(self._entities)
+        if self._has_masked:
+            batches += [batch + total for batch in batches]
+
+        def run(rows: np.ndarray) -> np.ndarray:
+            inputs = self._frozen.inputs(self._entities[rows % total], rows >= total)
+            return encoder.run(inputs, embed=False)
+
+        stored.copy_(torch.from_numpy(np.stack(spread(batches, run, context))))
 
 
 def split_embeddings(
     entities: np.ndarray,
     encoder: EntityEncoder,
-    frozen: FrozenVectors | None,
-    model: nn.Module,
+    frozen: Frozen | None,
     context: EvaluationContext,
 ) -> Embeddings:
     """The embeddings of the entities of a split by a model in training; all processes call it.
@@ -178,23 +287,18 @@ def split_embeddings(
     Args:
         entities: int64, distinct and ascending, at least one.
         encoder: Encodes texts with the model.
-        frozen: The vectors of the encoder, if it is not trained.
-        model: The bi-encoder, wrapped or not, in evaluation mode.
+        frozen: What the frozen layers of the entities' encoder make of texts, if there are any.
         context: The processes.
     """
     if frozen is not None:
-        batches = batches_of(np.zeros(len(entities)), VECTORS_AT_ONCE)
         frozen.fill(entities, masked=False)
-    else:
-        batches = encoder.batches(entities)
+    batches = encoder.batches(entities) if frozen is None else frozen.batches(entities)
 
     def run(batch: np.ndarray) -> np.ndarray:
         chosen = entities[batch]
         if frozen is None:
             return encoder.encode(chosen, embed=True)
-        vectors = torch.from_numpy(frozen(chosen, np.zeros(len(chosen), bool)))
-        with torch.no_grad():
-            return encoder.values(model(entity_vectors=vectors.to(context.device)).entities)
+        return encoder.run(frozen.inputs(chosen, np.zeros(len(chosen), bool)), embed=True)
 
     embeddings = np.stack(spread(batches, run, context))
 
@@ -225,65 +329,3 @@ def saved_embeddings(
         texts.text,
         lambda entities: encoder.encode_all(entities, embed=True),
     )
-
-
-_ASKED, _BLOCK = 1024, 1 << 16  # entities that are compared at a time, and with how many
-
-
-class Neighbors:
-    """The nearest entities of some entities.
-
-    Args:
-        vectors: The vectors of all entities before training.
-        entities: int64, distinct and ascending: the entities of the training mentions.
-        total: The number of entities of the table.
-        count: How many neighbors each has.
-        folder: Where they are kept.
-    """
-
-    def __init__(
-        self, vectors: FrozenVectors, entities: np.ndarray, total: int, count: int, folder: Path
-    ) -> None:
-        self._entities = entities
-        file = folder / f"{vectors.name_of('neighbors', entities.tolist(), total, count)}.npy"
-        folder.mkdir(parents=True, exist_ok=True)
-        with exclusively(f"{file}.lock", "the nearest entities of each entity"):
-            if not file.exists():
-                found = _nearest(vectors, entities, total, count)
-                try:
-                    with replacing(file) as part:
-                        np.save(part, found)
-                except OSError as error:
-                    raise unwritable(file, error) from error
-        self._found = np.load(file, mmap_mode="r")
-
-    def __call__(self, entities: np.ndarray) -> np.ndarray:
-        """int64 [entities, count]; -1 for an entity that no training mention has."""
-        places = np.searchsorted(self._entities, entities).clip(max=len(self._entities) - 1)
-        is_known = (self._entities[places] == entities)[:, None]
-        return np.where(is_known, self._found[places], -1)
-
-
-def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: int) -> np.ndarray:
-    """int64 [entities, count]: by falling cosine, without the entity itself and NIL; -1: none."""
-    found = np.full((len(entities), count), -1, np.int64)
-    blocks = [np.arange(first, min(first + _BLOCK, total)) for first in range(1, total, _BLOCK)]
-    for first in range(0, len(entities), _ASKED):
-        asked = entities[first : first + _ASKED]
-        own = _directions(vectors, asked)
-        best = torch.full((len(asked), count), -2.0)
-        chosen = torch.full((len(asked), count), -1, dtype=torch.int64)
-        for block in blocks:
-            cosines = own @ _directions(vectors, block).T
-            cosines[torch.from_numpy(asked[:, None] == block[None, :])] = -2.0
-            numbers = torch.from_numpy(block).expand(len(asked), -1)
-            best, places = torch.cat([best, cosines], 1).topk(count, dim=1)
-            report_progress()
-            chosen = torch.cat([chosen, numbers], 1).gather(1, places)
-        found[first : first + _ASKED] = torch.where(best > -2.0, chosen, -1).numpy()
-    return found
-
-
-def _directions(vectors: FrozenVectors, entities: np.ndarray) -> torch.Tensor:
-    whole = np.zeros(len(entities), bool)
-    return functional.normalize(torch.from_numpy(vectors(entities, whole)), dim=1)

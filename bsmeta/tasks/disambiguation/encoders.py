@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from bsmeta.core.errors import ConfigurationError, DataError
@@ -19,6 +18,7 @@ from bsmeta.models.pretrained import (
     whole_weights,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.layers import layers_of
 from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
@@ -38,7 +38,9 @@ def build_model(config: DisambiguationConfig, tokenizer: PreTrainedTokenizerBase
         mention_encoder = _encoder(config, tokenizer, config.encoder_layers)
         entity_encoder = None if config.share_encoders else _encoder(config, tokenizer, None)
     if config.train_layers is not None:
-        _freeze(mention_encoder, config.train_layers)
+        _freeze(mention_encoder, "train_layers", config.train_layers)
+    if config.train_entity_layers is not None and entity_encoder is not None:
+        _freeze(entity_encoder, "train_entity_layers", config.train_entity_layers)
     model = BiEncoder(mention_encoder, entity_encoder, Settings.of(config))
     if config.model_config_file is None:  # random weights know of no similarity
         model.start_alike()
@@ -74,17 +76,15 @@ def _encoder(
     return encoder
 
 
-def _freeze(encoder: PreTrainedModel, trained: int) -> None:
-    """Leaves only the last layers of an encoder to be trained."""
+def _freeze(encoder: PreTrainedModel, key: str, trained: int) -> None:
+    """Leaves only the last layers of an encoder to be trained; `key` is that of their number."""
     count = encoder.config.num_hidden_layers
     if trained > count:
         raise ConfigurationError(
-            f"train_layers={trained}: expected at most {count}, the layers of the encoder"
+            f"{key}={trained}: expected at most {count}, the layers of the encoder"
         )
-    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
-    layers = next(found for found in lists if len(found) == count)
     encoder.requires_grad_(False)
-    for layer in layers[count - trained :]:
+    for layer in layers_of(encoder)[count - trained :]:
         layer.requires_grad_(True)
 
 

@@ -14,23 +14,32 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.utils import ModelOutput
 
 from bsmeta.core.errors import DataError
 from bsmeta.models.pretrained import check_files, whole_weights
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
+from bsmeta.tasks.disambiguation.layers import after_states, states_before
+from bsmeta.training.batches import batches_within
 
 PRIOR_AT_FIRST = (1.0, 0.0)
 """The weights of share and rank before training: the share alone, as a probability."""
 PRIOR_SCALE = 10.0
 """What one unit of the trained parameters changes them by: Adam moves every parameter by about the
 learning rate a step, which suits matrices and is too little for a single weight."""
+STORED = "stored_vectors"
+TOKENS_AT_ONCE = 8192
+"""Padded tokens of a batch of entity texts."""
+KEPT_CHUNKS = 2
+"""Batches of a step whose activations are kept for the backward pass."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
@@ -42,7 +51,7 @@ class Settings:
     temperature: float
     pooling: str
     is_shared: bool
-    is_frozen: bool
+    entity_layers: int | None
     has_prior: bool
     has_nil: bool
 
@@ -53,7 +62,7 @@ class Settings:
             temperature=config.temperature,
             pooling=config.pooling,
             is_shared=config.share_encoders,
-            is_frozen=not config.train_entity_encoder,
+            entity_layers=config.train_entity_layers,
             has_prior=config.log_prior != "none",
             has_nil=not config.train_in_candidates,
         )
@@ -69,12 +78,14 @@ class Output(ModelOutput):
         entities: Embeddings float [entities, size].
         scores: float [mentions, entities], with a first column for NIL if the model has it;
             -inf where the entity is not allowed.
+        encoded: With stored vectors, the numbers of the entities that were encoded, int64.
     """
 
     mentions: torch.Tensor | None = None
     entity_vectors: torch.Tensor | None = None
     entities: torch.Tensor | None = None
     scores: torch.Tensor | None = None
+    encoded: torch.Tensor | None = None
 
 
 class BiEncoder(nn.Module):
@@ -102,8 +113,7 @@ class BiEncoder(nn.Module):
         self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
-        if settings.is_frozen and entity_encoder is not None:
-            entity_encoder.requires_grad_(False)
+        self.min_gradient = 0.0
 
     def start_alike(self) -> None:
         """Makes both layers the same orthogonal map (a projection, if it lowers the size).
@@ -122,9 +132,22 @@ class BiEncoder(nn.Module):
     def train(self, mode: bool = True) -> BiEncoder:
         """Sets the mode of all parts; a frozen encoder is always in evaluation mode."""
         super().train(mode)
-        if self.settings.is_frozen and self.entity_encoder is not None:
+        if self.settings.entity_layers == 0 and self.entity_encoder is not None:
             self.entity_encoder.eval()
         return self
+
+    def store_vectors(self, count: int, min_gradient: float) -> None:
+        """Adds a buffer for the vectors of `count` texts of entities, which checkpoints contain.
+
+        Args:
+            count: The number of texts.
+            min_gradient: See `min_entity_gradient` of the configuration.
+        """
+        size = self.entity_layer.in_features
+        self.register_buffer(STORED, torch.zeros(count, size))
+        self.min_gradient = min_gradient
+        # All processes compute the same vectors: DDP need not send them in every step.
+        self._ddp_params_and_buffers_to_ignore = [STORED]
 
     def forward(
         self,
@@ -134,10 +157,13 @@ class BiEncoder(nn.Module):
         mention_tokens: torch.Tensor | None = None,
         entity_ids: torch.Tensor | None = None,
         entity_mask: torch.Tensor | None = None,
+        entity_states: torch.Tensor | None = None,
         entity_vectors: torch.Tensor | None = None,
         entities: torch.Tensor | None = None,
         prior: torch.Tensor | None = None,
         allowed: torch.Tensor | None = None,
+        stored: torch.Tensor | None = None,
+        targets: torch.Tensor | None = None,
     ) -> Output:
         """Computes what its inputs suffice for.
 
@@ -146,14 +172,22 @@ class BiEncoder(nn.Module):
             mention_tokens: int64 [mentions, most tokens of one]: places in the flattened texts,
                 whose mean is the vector of the mention; -1 where there are no more.
             entity_ids, entity_mask: int64 [entities, tokens] of the texts of entities, or
+            entity_states: float [entities, tokens, hidden] before the layers that are trained, with
+                `entity_mask`, or
             entity_vectors: float [entities, hidden], what the encoder made of them, or
             entities: float [entities, size], their embeddings.
             prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
+            stored: int64 [entities]: the rows of their stored vectors. Only the candidates whose
+                gradient is large are then encoded.
+            targets: bool [mentions, scores]: the right ones; they decide with `stored`.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
-        if entity_ids is not None:
-            output.entity_vectors = self._encode_entities(entity_ids, entity_mask)
+        if stored is not None:
+            output.entity_vectors = self.get_buffer(STORED)[stored]
+        elif entity_ids is not None or entity_states is not None:
+            assert entity_mask is not None
+            output.entity_vectors = self._encode_entities(entity_ids, entity_states, entity_mask)
         if output.entity_vectors is not None:
             output.entities = _embedding(self.entity_layer, output.entity_vectors)
         if input_ids is not None:
@@ -165,27 +199,106 @@ class BiEncoder(nn.Module):
             output.mentions = _embedding(self.mention_layer, vectors)
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
-            output.scores = self._scores(output.mentions, output.entities, prior, allowed)
+            cosines = output.mentions @ output.entities.T
+            if stored is not None:
+                assert targets is not None
+                assert entity_states is not None
+                assert entity_mask is not None
+                with torch.no_grad():
+                    scores = self._scores(output.mentions, cosines, prior, allowed)
+                    chosen = self._with_gradient(scores, targets)
+                output.encoded = _not_empty(chosen.any(0)).nonzero().squeeze(1)
+                cosines = self._replace(
+                    cosines, chosen, output.encoded, output.mentions, entity_states, entity_mask
+                )
+            output.scores = self._scores(output.mentions, cosines, prior, allowed)
         return output
 
-    def _encode_entities(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    def entity_states(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The states of the tokens of entities' texts before the layers that are trained."""
+        assert self.entity_encoder is not None
+        assert self.settings.entity_layers
+        return states_before(self.entity_encoder, self.settings.entity_layers, ids, mask)
+
+    def _encode_entities(
+        self, ids: torch.Tensor | None, states: torch.Tensor | None, mask: torch.Tensor
+    ) -> torch.Tensor:
+        if states is not None:
+            return self._encode_states(states, mask)
         encoder = self.mention_encoder if self.entity_encoder is None else self.entity_encoder
-        assert mask is not None
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.settings.is_frozen):
-            hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
-            if self.settings.pooling == "first":
-                return hidden[:, 0].float()
-            weights = mask.unsqueeze(2).float()
-            return (hidden.float() * weights).sum(1) / weights.sum(1)
+        is_trained = self.settings.entity_layers != 0
+        with torch.set_grad_enabled(torch.is_grad_enabled() and is_trained):
+            return self._pooled(encoder(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+
+    def _encode_states(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """The vectors of texts of similar length at a time.
+
+        Beyond the first texts, the backward pass computes the trained layers again, so that memory
+        does not grow with the number of texts; the gradients are the same.
+        """
+        lengths = mask.sum(1).cpu().numpy()
+        chunks = batches_within(lengths, TOKENS_AT_ONCE)
+        found = []
+        for number, chunk in enumerate(chunks):
+            own = torch.from_numpy(chunk).to(mask.device)
+            longest = int(lengths[chunk].max())
+            inputs = states[own, :longest].float(), mask[own, :longest]
+            if number < KEPT_CHUNKS or not torch.is_grad_enabled():
+                found.append(self._run_last_layers(*inputs))
+            else:
+                found.append(checkpoint(self._run_last_layers, *inputs, use_reentrant=False))
+        order = torch.from_numpy(np.argsort(np.concatenate(chunks))).to(mask.device)
+        return torch.cat(found)[order]
+
+    def _run_last_layers(self, states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        assert self.entity_encoder is not None
+        assert self.settings.entity_layers
+        hidden = after_states(self.entity_encoder, self.settings.entity_layers, states, mask)
+        return self._pooled(hidden, mask)
+
+    def _pooled(self, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        if self.settings.pooling == "first":
+            return hidden[:, 0].float()
+        weights = mask.unsqueeze(2).float()
+        return (hidden.float() * weights).sum(1) / weights.sum(1)
+
+    def _with_gradient(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """bool [mentions, entities]: where the loss changes enough with the score.
+
+        The gradient of minus the log-probability of the right answers is the probability, less the
+        answer's share of that of all right ones. A mention without a right answer has none.
+        """
+        shares = scores.float().softmax(1)
+        of_right = scores.float().masked_fill(~targets, -math.inf).softmax(1)
+        chosen = (shares - of_right).abs() > self.min_gradient  # false for NaN
+        return chosen if self.nil is None else chosen[:, 1:]
+
+    def _replace(
+        self,
+        cosines: torch.Tensor,
+        chosen: torch.Tensor,
+        encoded: torch.Tensor,
+        mentions: torch.Tensor,
+        states: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """The cosines, the chosen ones with entities that are encoded now.
+
+        Each mention has its own choice, so that its loss does not depend on the others.
+        """
+        vectors = self._encode_states(states[encoded], mask[encoded])
+        found = mentions @ _embedding(self.entity_layer, vectors).T
+        columns = torch.where(chosen[:, encoded], found, cosines[:, encoded])
+        return cosines.index_copy(1, encoded, columns)
 
     def _scores(
         self,
         mentions: torch.Tensor,
-        entities: torch.Tensor,
+        cosines: torch.Tensor,
         prior: torch.Tensor | None,
         allowed: torch.Tensor,
     ) -> torch.Tensor:
-        scores = mentions @ entities.T / self.settings.temperature
+        scores = cosines / self.settings.temperature
         if self.prior_weights is not None:
             assert prior is not None
             first = prior.new_tensor(PRIOR_AT_FIRST)
@@ -214,10 +327,18 @@ def _embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
     return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
 
 
+def _not_empty(chosen: torch.Tensor) -> torch.Tensor:
+    """The same, or the first one if none is chosen: DDP expects a gradient in every step."""
+    first = torch.zeros_like(chosen)
+    first[0] = ~chosen.any()
+    return chosen | first
+
+
 def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Writes the model for `load_model`."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
+    kept = {name: value.contiguous() for name, value in weights.items() if name != STORED}
+    save_file(kept, folder / WEIGHTS)
     other = model.entity_encoder
     content = {
         "settings": asdict(model.settings),

@@ -15,7 +15,7 @@ from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import (
     Embeddings,
     EntityEncoder,
-    FrozenVectors,
+    Frozen,
     split_embeddings,
 )
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
@@ -190,7 +190,7 @@ class Evaluator:
         self,
         model: nn.Module,
         rows: Sequence[Row],
-        frozen: FrozenVectors | None,
+        frozen: Frozen | None,
         context: EvaluationContext,
     ) -> Scored:
         """Scores the mentions of some rows; every process calls it and gets the same.
@@ -198,7 +198,7 @@ class Evaluator:
         Args:
             model: The bi-encoder, wrapped or not, in evaluation mode.
             rows: At least one, each with a mention, all of them gold.
-            frozen: The vectors of the entities' encoder, if it is not trained.
+            frozen: What the frozen layers of the entities' encoder make of texts, if there are any.
             context: The processes.
         """
         return self.rank(model, rows, self.embeddings(model, rows, frozen, context), context)
@@ -207,7 +207,7 @@ class Evaluator:
         self,
         model: nn.Module,
         rows: Sequence[Row],
-        frozen: FrozenVectors | None,
+        frozen: Frozen | None,
         context: EvaluationContext,
     ) -> Embeddings:
         """The embeddings of all candidates of some rows; the arguments are those of `score`."""
@@ -217,7 +217,7 @@ class Evaluator:
         encoder = EntityEncoder(
             model, data.texts, data.tokenizer, context.device, self._config.mixed_precision
         )
-        return split_embeddings(entities, encoder, frozen, model, context)
+        return split_embeddings(entities, encoder, frozen, context)
 
     def rank(
         self,

@@ -71,6 +71,7 @@ class EntityTexts:
 
     Attributes:
         settings: What of the configuration determines the tokens.
+        max_length: The same.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class EntityTexts:
         max_length: int,
     ) -> None:
         self.settings = [sorted(parts), max_length]
+        self.max_length = max_length
         self._table = table
         self._tokenizer = tokenizer
         self._parts = frozenset(parts)
@@ -162,6 +164,12 @@ def pad(sequences: Sequence[Sequence[int] | np.ndarray], value: int) -> np.ndarr
     for row, sequence in zip(padded, sequences, strict=True):
         row[: len(sequence)] = sequence
     return padded
+
+
+def mask_of(lengths: Sequence[int]) -> np.ndarray:
+    """The attention mask of padded sequences, int64 [sequences, longest]."""
+    places = np.arange(max(lengths, default=0))
+    return (places[None, :] < np.asarray(lengths)[:, None]).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -268,17 +276,15 @@ class MentionTexts:
             texts, places = self._sentences(rows, masked)
         tokens = [self._surround(text) for text in texts]
         ids = pad(tokens, self._tokenizer.pad_token_id)
-        lengths = np.array([len(one) for one in tokens])
+        lengths = [len(own) for own in tokens]
         width = ids.shape[1]
         found = pad([np.asarray(own) + text * width for text, own in places], -1)
         tensors = {
             "input_ids": torch.from_numpy(ids),
-            "attention_mask": torch.from_numpy(
-                (np.arange(width)[None, :] < lengths[:, None]).astype(np.int64)
-            ),
+            "attention_mask": torch.from_numpy(mask_of(lengths)),
             "mention_tokens": torch.from_numpy(found),
         }
-        return tensors, int(lengths.sum())
+        return tensors, sum(lengths)
 
     def _sentences(
         self, rows: Sequence[Row], masked: Sequence[np.ndarray]

@@ -6,7 +6,7 @@ an entity stands the hash of its text: one that was added or changed is computed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,10 @@ import xxhash
 from bsmeta.core.files import unwritable
 from bsmeta.core.progress import exclusively, reporting
 
-Encode = Callable[[np.ndarray], np.ndarray]
-"""Computes the vectors of entities, float32 [entities, size], from their numbers."""
+Encode = Callable[[np.ndarray], Sequence[np.ndarray] | np.ndarray]
+"""Computes the vectors of entities from their numbers."""
 
-VECTORS, HASHES = "vectors.f32", "texts.u64"
+VECTORS, HASHES = "vectors.f{bits}", "texts.u64"
 _AT_ONCE = 4096
 _WHAT = "the vectors of entities"
 
@@ -47,33 +47,44 @@ class EntityVectors:
     Args:
         folder: Where they are kept; created if it does not exist.
         count: The number of entities of the table, which may have grown.
-        size: The size of a vector.
+        size: The size of a vector; a shorter one is followed by zeros.
         text: The text of an entity.
         encode: Computes vectors.
+        dtype: The type of their numbers.
 
     Attributes:
         size: The size of a vector.
+        dtype: The type of their numbers.
     """
 
     def __init__(
-        self, folder: Path, count: int, size: int, text: Callable[[int], str], encode: Encode
+        self,
+        folder: Path,
+        count: int,
+        size: int,
+        text: Callable[[int], str],
+        encode: Encode,
+        dtype: str = "<f4",
     ) -> None:
         self._folder = folder
         self._lock = folder / "lock"
+        kind = np.dtype(dtype)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with exclusively(self._lock, _WHAT):
-                self._vectors = _grown(folder / VECTORS, np.dtype("<f4"), (count, size))
+                name = VECTORS.format(bits=8 * kind.itemsize)
+                self._vectors = _grown(folder / name, kind, (count, size))
                 self._hashes = _grown(folder / HASHES, np.dtype("<u8"), (count,))
         except OSError as error:
             raise unwritable(folder, error) from error
         self.size = size
+        self.dtype = kind
         self._text = text
         self._encode = encode
         self._is_current = np.zeros(count, bool)
 
     def get(self, entities: np.ndarray) -> np.ndarray:
-        """The vectors of entities, float32 [entities, size]; the missing ones are computed.
+        """The vectors of entities, [entities, size]; the missing ones are computed.
 
         Of several processes that lack some, one computes them while the others wait.
         """
@@ -99,18 +110,18 @@ class EntityVectors:
         asked, hashes = asked[is_missing], hashes[is_missing]
         for start in range(0, len(asked), _AT_ONCE):
             chosen = slice(start, start + _AT_ONCE)
-            _write(self._folder / VECTORS, asked[chosen], self._encode(asked[chosen]))
-            _write(self._folder / HASHES, asked[chosen], hashes[chosen])
+            _write(self._vectors, asked[chosen], self._encode(asked[chosen]))
+            _write(self._hashes, asked[chosen], hashes[chosen])
 
 
-def _write(path: Path, rows: np.ndarray, values: np.ndarray) -> None:
-    """Writes rows of an array into its file.
+def _write(array: np.memmap, rows: np.ndarray, values: Sequence[np.ndarray] | np.ndarray) -> None:
+    """Writes rows of an array, or their first values, into its file.
 
     A file is written, not its mapping: on a full disk, that would end the process by a signal.
     """
-    with path.open("r+b") as file:
+    with Path(str(array.filename)).open("r+b") as file:
         for row, value in zip(rows.tolist(), values, strict=True):
-            file.seek(row * value.nbytes)
+            file.seek(row * array.strides[0])
             file.write(value.tobytes())
 
 

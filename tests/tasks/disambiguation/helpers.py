@@ -18,8 +18,8 @@ CONTEXTS = {"river": ("water", "fish", "boat"), "money": ("coin", "loan", "price
 FILLERS = ("the", "a", "near", "with", "old", "new", "saw", "by")
 
 
-def write_encoder(folder: Path, dropout: float = 0.1) -> Path:
-    """A BERT of one layer with random weights and its tokenizer, as a folder for `model_name`."""
+def write_encoder(folder: Path, dropout: float = 0.1, layers: int = 1) -> Path:
+    """A BERT with random weights and its tokenizer, as a folder for `model_name`."""
     words = [*SPECIAL, *WORDS, *FILLERS, *CONTEXTS, *(w for c in CONTEXTS.values() for w in c)]
     letters = "abcdefghijklmnopqrstuvwxyz"
     words += [*letters, *(f"##{letter}" for letter in letters), ",", ".", "(", ")"]
@@ -35,7 +35,7 @@ def write_encoder(folder: Path, dropout: float = 0.1) -> Path:
         cls_token="[CLS]", sep_token="[SEP]", mask_token="[MASK]",
     ).save_pretrained(folder)  # fmt: skip
     shape = BertConfig(
-        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=layers, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64, hidden_dropout_prob=dropout,
         attention_probs_dropout_prob=dropout,
     )  # fmt: skip

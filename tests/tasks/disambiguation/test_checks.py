@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from bsmeta.tasks.disambiguation.checks import value_problems
+from bsmeta.config.launch import Launch
+from bsmeta.tasks.disambiguation.checks import start_problems, value_problems
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 
 
@@ -34,8 +35,12 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "keep_best_by=null export_best=false early_stopping_patience=null, or a dev_file",
         ),
         (
-            {"share_encoders": True, "train_entity_encoder": False}, "share_encoders", "true",
-            "share_encoders=false, or train_entity_encoder=true",
+            {"share_encoders": True, "train_entity_layers": 0}, "train_entity_layers", "0",
+            "train_entity_layers=null, or share_encoders=false",
+        ),
+        (
+            {"train_entity_layers": 0, "min_entity_gradient": 0.1}, "min_entity_gradient", "0.1",
+            "train_entity_layers=N (at least 1), or min_entity_gradient=0",
         ),
         (
             {"share_encoders": True, "train_layers": 2}, "train_layers", "2",
@@ -51,9 +56,9 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "data_config.entity_text=[title, types, relations, description]",
         ),
         (
-            {"model_config_file": __file__, "train_entity_encoder": False}, "model_config_file",
+            {"model_config_file": __file__, "train_entity_layers": 0}, "model_config_file",
             "test_checks.py", "model_name=FOLDER without model_config_file, or without "
-            "train_entity_encoder=false",
+            "train_entity_layers",
         ),
         ({"compare_with": "/nowhere"}, "compare_with", "/nowhere", "correct compare_with"),
     ],
@@ -67,3 +72,12 @@ def test_mistakes(world: Path, more: dict[str, Any], key: str, found: str, fix: 
 
 def test_the_default_configuration_needs_only_its_data(world: Path) -> None:
     assert problems(world) == {}
+
+
+@pytest.mark.parametrize(("stage", "layers", "expected"), [(3, 2, 1), (3, 0, 0), (2, 2, 0)])
+def test_entity_layers_are_not_trained_under_zero_3(stage: int, layers: int, expected: int) -> None:
+    config = DisambiguationConfig(train_entity_layers=layers)
+    launch = Launch(source="the environment", num_processes=2, distributed_type="DEEPSPEED")
+    document = {"zero_optimization": {"stage": stage}}
+    found = [problem.key for problem in start_problems(config, launch, document)]
+    assert found == ["train_entity_layers"] * expected

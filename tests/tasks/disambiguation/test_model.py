@@ -11,6 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import (
@@ -107,7 +108,7 @@ def test_what_was_computed_before_is_not_computed_again(encoder: Path) -> None:
         ({}, {"mention_encoder", "entity_encoder", "mention_layer", "entity_layer"}),
         ({"share_encoders": True}, {"mention_encoder", "mention_layer", "entity_layer"}),
         (
-            {"train_entity_encoder": False, "train_layers": 0, "log_prior": "scores"},
+            {"train_entity_layers": 0, "train_layers": 0, "log_prior": "scores"},
             {"mention_layer", "entity_layer", "prior_weights"},
         ),
     ],
@@ -133,7 +134,7 @@ def test_only_the_last_layers_are_trained(encoder: Path) -> None:
 
 
 def test_a_frozen_encoder_has_no_dropout_in_training(encoder: Path) -> None:
-    model = built(encoder, train_entity_encoder=False).train()
+    model = built(encoder, train_entity_layers=0).train()
     texts = {name: inputs()[name] for name in ("entity_ids", "entity_mask")}
     assert torch.equal(model(**texts).entity_vectors, model(**texts).entity_vectors)
 
@@ -169,3 +170,85 @@ def test_any_architecture_can_be_the_encoder(encoder: Path, tmp_path: Path) -> N
     model = built(folder, encoder_layers=1)
     assert model.mention_encoder.config.num_hidden_layers == 1
     assert model(**inputs()).scores.shape == (2, 3)
+
+
+@pytest.fixture
+def deep(tmp_path: Path) -> Path:
+    return write_encoder(tmp_path / "deep", dropout=0.0, layers=2)
+
+
+def with_states(model: BiEncoder) -> dict[str, torch.Tensor]:
+    given = inputs() | {"targets": torch.tensor([[True, False, False], [False, False, True]])}
+    with torch.no_grad():
+        states = model.entity_states(given.pop("entity_ids"), given["entity_mask"])
+    return given | {"entity_states": states}
+
+
+def gradients(model: BiEncoder, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    scores = model(**given).scores
+    (-scores.log_softmax(1)[given["targets"]]).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_states_give_the_scores_and_gradients_of_the_texts(deep: Path) -> None:
+    model = built(deep, train_entity_layers=1)
+    of_texts, of_states = (
+        gradients(model, {**with_states(model), **more})
+        for more in ({"entity_states": None, "entity_ids": inputs()["entity_ids"]}, {})
+    )
+    assert of_texts.keys() == of_states.keys()
+    assert {name.split(".")[3] for name in of_texts if "entity_encoder" in name} == {"1"}
+    for name, gradient in of_texts.items():
+        assert torch.allclose(of_states[name], gradient, atol=1e-6), name
+
+
+def test_chunks_that_are_computed_again_have_the_same_gradients(
+    deep: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(deep, train_entity_layers=1)
+    given = with_states(model)
+    given["entity_mask"][1, 2:] = 0  # another length, so another chunk
+    expected = gradients(model, given)
+    monkeypatch.setattr(models, "TOKENS_AT_ONCE", 4)
+    monkeypatch.setattr(models, "KEPT_CHUNKS", 1)
+    for name, gradient in gradients(model, given).items():
+        assert torch.allclose(gradient, expected[name], atol=1e-6), name
+
+
+def test_only_candidates_with_a_gradient_are_encoded(deep: Path) -> None:
+    model = built(deep, train_entity_layers=1, temperature=0.5)
+    given = with_states(model) | {"stored": torch.tensor([3, 0, 2])}
+    model.store_vectors(4, 0.0)
+    with torch.no_grad():
+        fresh = model(**{**given, "stored": None})
+        model.get_buffer("stored_vectors")[given["stored"]] = fresh.entity_vectors
+
+    def encoded(min_gradient: float) -> tuple[list[int], torch.Tensor]:
+        model.min_gradient = min_gradient
+        found = model(**given)
+        return found.encoded.tolist(), found.scores
+
+    shares = fresh.scores.softmax(1)
+    gradient = (shares - given["targets"].float()).abs()
+    for limit in (0.0, 0.2, 0.5, 0.7, 1.0):
+        columns = (gradient > limit).any(0).nonzero().squeeze(1).tolist()
+        found, scores = encoded(limit)
+        assert found == (columns or [0])
+        # The stored vectors are those of the current weights, so nothing else changes.
+        assert torch.allclose(scores, fresh.scores, atol=1e-5)
+
+    # Old vectors count only where the candidate is not encoded.
+    model.get_buffer("stored_vectors").normal_()
+    assert torch.allclose(encoded(0.0)[1], fresh.scores, atol=1e-5)
+    assert not torch.allclose(encoded(1.0)[1], fresh.scores, atol=1e-2)
+
+
+def test_every_weight_has_a_gradient_even_if_no_candidate_is_encoded(deep: Path) -> None:
+    model = built(deep, train_entity_layers=1)
+    model.store_vectors(3, 0.999999)
+    given = with_states(model) | {"stored": torch.arange(3)}
+    given["targets"][:] = False
+    scores = model(**given).scores
+    scores[scores.isfinite()].sum().backward()
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
