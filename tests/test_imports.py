@@ -25,8 +25,8 @@ ALLOWED = {
         "tasks", "training", "models", "report", "data", "metadata", "config", "core",
     },
     "annotate": {
-        "annotate", "tasks.checkpoints", "tasks.classification.task", "tasks.disambiguation.task",
-        "training.task", "report", "data", "metadata", "config", "core",
+        "annotate", "tasks.checkpoints", "training.locations",
+        "report", "data", "metadata", "config", "core",
     },
     "studies": {
         "studies", "tasks.causal_lm", "training.metrics", "training.locations", "training.ranks",

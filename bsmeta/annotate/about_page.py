@@ -19,11 +19,17 @@ from dateutil import parser as date_parser  # type: ignore[import-untyped]
 from htmldate.extractors import extract_url_date
 from htmldate.utils import Extractor
 
-from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.annotator import (
+    NO_HTML,
+    AnnotationError,
+    Annotator,
+    Columns,
+    Row,
+    global_record,
+)
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.descriptions import DescriptionTable, is_description
 from bsmeta.annotate.page import Declared
-from bsmeta.annotate.row import NO_HTML, AnnotationError, Columns, Row, global_record
 
 FIRST_YEAR = 1983  # as published
 LAST_YEAR = 2099

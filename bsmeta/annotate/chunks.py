@@ -10,11 +10,18 @@ from typing import Any, NamedTuple
 import msgspec
 from isal import igzip
 
-from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.annotator import (
+    BASE_COLUMNS,
+    NO_TEXT,
+    AnnotationError,
+    Annotator,
+    Columns,
+    InputRecord,
+    Row,
+)
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.page import PageError
 from bsmeta.annotate.registry import ANNOTATORS
-from bsmeta.annotate.row import BASE_COLUMNS, NO_TEXT, AnnotationError, Columns, InputRecord, Row
 from bsmeta.annotate.sources import Item, decode, unusable
 
 ERRORS = "annotation_errors"

@@ -14,13 +14,12 @@ from rich.console import Console
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.inputs import InputFile, identified, list_inputs, output_folder
 from bsmeta.annotate.linked_crawl import make_index, needs_index, write_linked_sets
 from bsmeta.annotate.pipeline import Advance, Stopped, run, stopped_by_signals
 from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
-from bsmeta.annotate.sources import counted
+from bsmeta.annotate.sources import InputFile, counted, identified, list_inputs, output_folder
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import progress_bar

@@ -22,10 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 from resiliparse.extract.html2text import extract_plain_text
 
-from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.charset import decode_html
+from bsmeta.annotate.annotator import NO_HTML, AnnotationError, Annotator, Columns, Row
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.row import NO_HTML, AnnotationError, Columns, Row
+from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import COLUMN
 

@@ -17,12 +17,11 @@ from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.inputs import identified
 from bsmeta.annotate.pipeline import Stopped, run
 from bsmeta.annotate.plans import find_shards, plan_shards
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.shard import FOLDER
-from bsmeta.annotate.sources import counted
+from bsmeta.annotate.sources import counted, identified
 from bsmeta.config.compose import EXIT_PREEMPTED
 from bsmeta.core.errors import ConfigurationError, DataError
 

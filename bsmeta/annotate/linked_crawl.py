@@ -29,7 +29,6 @@ import xxhash
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import PAGE_STEP, Chunk, Counts, Failures
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.links import (
     LinkedPage,
     LinkIndex,
@@ -42,7 +41,7 @@ from bsmeta.annotate.links import (
 from bsmeta.annotate.page import VERSION, PageError, parse_page
 from bsmeta.annotate.pipeline import Advance, chunks_of_file, make_pool, stopped_by_signals
 from bsmeta.annotate.shard import FOLDER, PART
-from bsmeta.annotate.sources import counted, decode
+from bsmeta.annotate.sources import InputFile, counted, decode
 from bsmeta.annotate.spans import Entity
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.io.lines import LineReader

@@ -15,11 +15,10 @@ from pathlib import Path
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.inputs import InputFile
 from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.registry import fingerprints
 from bsmeta.annotate.shard import Header, Journal, PageSettings, ShardFiles, read_journal
-from bsmeta.annotate.sources import counted
+from bsmeta.annotate.sources import InputFile, counted
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import free_bytes
 

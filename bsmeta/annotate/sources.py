@@ -1,4 +1,4 @@
-"""Readers of the input: pages in WARC files, in JSON lines, or in Parquet.
+"""The input: its files, identified by their content, and readers of WARC, JSON lines and Parquet.
 
 A source yields its records in order. JSON lines are passed on undecoded: the processes that
 annotate them decode them, because one process reads for all.
@@ -6,19 +6,28 @@ annotate them decode them, because one process reads for all.
 
 from __future__ import annotations
 
+import glob
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from io import BytesIO
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+import xxhash
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 
-from bsmeta.annotate.charset import decode_html
-from bsmeta.annotate.row import InputRecord
-from bsmeta.core.errors import DataError
+from bsmeta.annotate.annotator import InputRecord
+from bsmeta.annotate.page import decode_html
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.lines import OVERLONG, LineReader
+
+READERS = 8
+_BLOCK = 1 << 20
 
 LINES = (".jsonl", ".jsonl.gz", ".jsonl.zst")
 WARCS = (".warc", ".warc.gz")
@@ -32,6 +41,109 @@ _BATCH = 64  # rows of a Parquet file in memory
 
 Item = bytes | InputRecord
 """A record, or the JSON line of one."""
+
+
+@dataclass(frozen=True)
+class InputFile:
+    """A file of pages.
+
+    Attributes:
+        path: Where it is.
+        name: The name of its shard, without suffix.
+        bytes: Its size.
+        xxh3: The hash of its content.
+    """
+
+    path: str
+    name: str
+    bytes: int
+    xxh3: str
+
+
+def list_inputs(entries: Any) -> list[tuple[str, str]]:
+    """Paths of the input files and the names of their shards, sorted.
+
+    Args:
+        entries: The key `input`: a path, a folder, a glob, or a list of them.
+
+    Raises:
+        ConfigurationError: If it is not set, or two files would have one name.
+        DataError: If it names no file.
+    """
+    if not entries:
+        raise ConfigurationError(
+            f"input is not set; expected files, a folder or a glob: {', '.join(SUFFIXES)}"
+        )
+    entries = [entries] if isinstance(entries, str) else list(entries)
+    paths = sorted({os.path.abspath(path) for entry in entries for path in _expand(str(entry))})
+    stems = [_stem(path) for path in paths]
+    if len(set(stems)) < len(stems):
+        common = os.path.commonpath([os.path.dirname(path) for path in paths])
+        stems = [_stem(os.path.relpath(path, common).replace(os.sep, "_")) for path in paths]
+    name, count = Counter(stems).most_common(1)[0]
+    if count > 1:
+        raise ConfigurationError(
+            f"input: {count} files would all become the shard {name}: rename some, or "
+            "give each its own output"
+        )
+    return list(zip(paths, stems, strict=True))
+
+
+def _expand(entry: str) -> Iterator[str]:
+    if os.path.isdir(entry):
+        paths = [os.path.join(entry, name) for name in os.listdir(entry)]
+    elif glob.has_magic(entry) and not os.path.exists(entry):
+        paths = glob.glob(entry, recursive=True)
+    else:
+        paths = [entry]
+    found = [path for path in paths if path.endswith(SUFFIXES) and os.path.isfile(path)]
+    if not found:
+        what = "is missing or has another suffix" if paths == [entry] else "leads to no such file"
+        raise DataError(f"input: {entry} {what}; expected files that end in {', '.join(SUFFIXES)}")
+    yield from found
+
+
+def _stem(path: str) -> str:
+    name = os.path.basename(path)
+    return name.removesuffix(next(suffix for suffix in SUFFIXES[::-1] if name.endswith(suffix)))
+
+
+def identified(files: Sequence[tuple[str, str]]) -> Iterator[InputFile]:
+    """The files with sizes and hashes, in order, each as soon as it has been read.
+
+    Raises:
+        DataError: If one cannot be read.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        yield from pool.map(lambda file: _identify(*file), files)
+
+
+def _identify(path: str, name: str) -> InputFile:
+    found, size = xxhash.xxh3_64(), 0
+    try:
+        with open(path, "rb") as file:
+            while block := file.read(_BLOCK):
+                found.update(block)
+                size += len(block)
+    except OSError as error:
+        raise DataError(f"input: {path} cannot be read: {error}") from error
+    return InputFile(path, name, size, found.hexdigest())
+
+
+def output_folder(path: str | None) -> Path:
+    """The folder of the key `output`, made if it is missing.
+
+    Raises:
+        ConfigurationError: If it is not set or cannot be made.
+    """
+    if not path:
+        raise ConfigurationError("output is not set; expected the folder of the shards")
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"output={path} cannot be made: {error}") from error
+    return folder
 
 
 class Source(Protocol):

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.annotator import Annotator, Columns, Row, global_record, local_record
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.links import LinkIndex, index_digest, index_path, mentions
 from bsmeta.annotate.page import PARAGRAPHS
-from bsmeta.annotate.row import Columns, Row, global_record, local_record
 from bsmeta.annotate.trained import Disambiguator
 from bsmeta.data.text.sentences import sentences
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.annotator import AnnotationError, Annotator, Columns, Row, global_record
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.row import AnnotationError, Columns, Row, global_record
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.files import file_hash
 
@@ -17,13 +15,39 @@ LONGEST_SAMPLE = 10_000
 """Characters of the text that the model reads; a detector of words reads them in about a second."""
 
 
-def _open(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Any, Path, dict[str, str]]:
-    """The task of a checkpoint, its folder, and the hashes of the model's files."""
+def _open(
+    config: AnnotateConfig, key: str, user: str, *tasks: str, **overrides: Any
+) -> tuple[Any, Path, dict[str, str]]:
+    """Opens the model that a key of the configuration names.
+
+    Args:
+        config: The configuration.
+        key: The key.
+        user: What needs the model, for messages.
+        tasks: The tasks whose models can be used; messages recommend the first.
+        overrides: Keys of the configuration of its run to change.
+
+    Returns:
+        The task, the folder of the model, and the hashes of the model's files.
+
+    Raises:
+        ConfigurationError, DataError: If it cannot be used.
+    """
+    checkpoint = getattr(config, key)
+    expected = f"expected a run of task={tasks[0]}"
+    if checkpoint is None:
+        message = f"{key} is not set, but {user}; {expected}: {key}=runs/{tasks[0]}"
+        raise ConfigurationError(message, [key])
     # Imported here because torch takes seconds, and the other annotators need none.
     import torch
 
-    from bsmeta.tasks.checkpoints import open_task
+    from bsmeta.tasks.checkpoints import open_task, task_of
+    from bsmeta.training.locations import locate
 
+    location = locate(checkpoint)
+    if location.has_run_config and task_of(location) not in tasks:
+        message = f"{key}={checkpoint} is a model of task={task_of(location)}; {expected}"
+        raise ConfigurationError(message, [key])
     task, folder = open_task(checkpoint, overrides)
     # There is a worker for each core, and the threads of this process do not exist there.
     torch.set_num_threads(1)
@@ -40,23 +64,10 @@ class Disambiguator:
     """
 
     def __init__(self, config: AnnotateConfig) -> None:
-        if config.entity_model is None:
-            raise ConfigurationError(
-                "entity_model is not set, but entity_source=checkpoint; expected a run of "
-                "task=disambiguation: entity_model=runs/disambiguation",
-                ["entity_model"],
-            )
         least = config.entity_min_score
         self._overrides = {} if least is None else {"min_score": least}
-        task, folder, self._files = _open(config.entity_model, self._overrides)
-        from bsmeta.tasks.disambiguation.task import EntityDisambiguator
-
-        if not isinstance(task, EntityDisambiguator):
-            raise ConfigurationError(
-                f"entity_model={config.entity_model} is a model of another task; expected a run "
-                "of task=disambiguation",
-                ["entity_model"],
-            )
+        user, changes = "entity_source=checkpoint", self._overrides
+        task, folder, self._files = _open(config, "entity_model", user, "disambiguation", **changes)
         self._table = task.data.table.fingerprint
         self._predictor = task.predictor(task.load(folder).eval())
         self.entities("")  # opens its detector of mentions, too
@@ -79,21 +90,8 @@ class Spelling(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
-        if config.spelling_model is None:
-            raise ConfigurationError(
-                "spelling_model is not set, but the annotator spelling is used; expected a run of "
-                "task=sed_words: spelling_model=runs/sed_words",
-                ["spelling_model"],
-            )
-        self._task, folder, self._files = _open(config.spelling_model, {})
-        from bsmeta.training.task import ChangesText
-
-        if not isinstance(self._task, ChangesText):
-            raise ConfigurationError(
-                f"spelling_model={config.spelling_model}: its task does not change texts; expected "
-                "a run of task=sed_words",
-                ["spelling_model"],
-            )
+        user, tasks = "the annotator spelling is used", ("sed_words", "sed_sequence", "sec")
+        self._task, folder, self._files = _open(config, "spelling_model", user, *tasks)
         self._model = self._task.load(folder).eval()
 
     def annotate(self, row: Row) -> Columns:
@@ -119,23 +117,9 @@ class Label(Annotator):
 
     def __init__(self, config: AnnotateConfig) -> None:
         super().__init__(config)
-        if config.label_model is None:
-            raise ConfigurationError(
-                "label_model is not set, but the annotator label is used; expected a run of "
-                "task=classification: label_model=runs/classification",
-                ["label_model"],
-            )
-        task, folder, self._files = _open(config.label_model, {})
-        from bsmeta.tasks.classification.task import TextClassifier
-
-        if not isinstance(task, TextClassifier):
-            raise ConfigurationError(
-                f"label_model={config.label_model} is a model of another task; expected a run of "
-                "task=classification",
-                ["label_model"],
-            )
-        self._task = task
-        self._model = task.load(folder).eval()
+        user = "the annotator label is used"
+        self._task, folder, self._files = _open(config, "label_model", user, "classification")
+        self._model = self._task.load(folder).eval()
 
     def annotate(self, row: Row) -> Columns:
         (column,) = self._task.inputs

@@ -22,15 +22,13 @@ from common import own_arguments
 from resiliparse.extract.html2text import extract_plain_text
 from selectolax.lexbor import LexborHTMLParser
 
-from bsmeta.annotate.annotator import Annotator
+from bsmeta.annotate.annotator import Annotator, InputRecord, Row
 from bsmeta.annotate.chunks import Annotation, Chunk
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.inputs import list_inputs
 from bsmeta.annotate.page import parse_page
 from bsmeta.annotate.pool import Status, collect_rarely
 from bsmeta.annotate.registry import make_annotators
-from bsmeta.annotate.row import InputRecord, Row
-from bsmeta.annotate.sources import Item, decode, open_source
+from bsmeta.annotate.sources import Item, decode, list_inputs, open_source
 from bsmeta.config.compose import run_entry_point
 
 OWN_KEYS = {"limit": "300", "repeats": "5"}

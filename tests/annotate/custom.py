@@ -8,8 +8,7 @@ import signal
 import time
 from typing import Any
 
-from bsmeta.annotate.annotator import Annotator
-from bsmeta.annotate.row import AnnotationError, Columns, Row, global_record
+from bsmeta.annotate.annotator import AnnotationError, Annotator, Columns, Row, global_record
 
 
 class Words(Annotator):

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bsmeta.annotate.row import AnnotationError, InputRecord
+from bsmeta.annotate.annotator import AnnotationError, InputRecord
 from tests.annotate.helpers import WORDS, annotated, page, values
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bsmeta.annotate.charset import decode_html
-from bsmeta.annotate.page import parse_page
+from bsmeta.annotate.page import decode_html, parse_page
 
 GERMAN = "<p>Grüße aus Köln, schöne Straße, viele Bäume. " * 5
 RUSSIAN = "<p>Привет, мир! Это русский текст о погоде. " * 5

@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.annotate import content
+from bsmeta.annotate.annotator import AnnotationError, InputRecord, Row
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
 from bsmeta.annotate.registry import make_annotators
-from bsmeta.annotate.row import AnnotationError, InputRecord, Row
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.mapping import make_decoder
 from tests.annotate.helpers import ALL_DATA, annotate, annotated, page, rows, write_pages

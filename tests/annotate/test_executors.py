@@ -13,7 +13,7 @@ from datatrove.executor import LocalPipelineExecutor
 
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.executors import AnnotateStep
-from bsmeta.annotate.inputs import list_inputs
+from bsmeta.annotate.sources import list_inputs
 from bsmeta.core.errors import ConfigurationError, DataError
 from tests.annotate.helpers import annotate, rows, some_pages, write_pages
 from tests.conftest import REPOSITORY

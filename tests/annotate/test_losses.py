@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bsmeta.annotate import plans, row
+from bsmeta.annotate import annotator, plans
 from bsmeta.annotate.page import Page, PageError, parse_page
 from bsmeta.annotate.shard import FOLDER, ShardFiles
 from bsmeta.core.errors import ConfigurationError
@@ -175,7 +175,7 @@ def test_a_page_without_a_row_gets_none_of_some_columns(
     (tmp_path / "pages").mkdir()
     write_pages(tmp_path / "pages/a.jsonl.gz", some_pages(4))
     with monkeypatch.context() as patched:
-        patched.setattr(row, "parse_page", fail)
+        patched.setattr(annotator, "parse_page", fail)
         run(tmp_path)
     for settings in ({"only": ["title"]}, {}):
         run(tmp_path, replace=["title"], **settings)

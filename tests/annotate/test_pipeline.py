@@ -368,11 +368,11 @@ def test_a_page_of_the_wrong_text_is_not_annotated_by_its_html(tmp_path: Path) -
 def test_pages_are_not_parsed_for_annotators_that_do_not_need_them(
     pages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bsmeta.annotate import row
+    from bsmeta.annotate import annotator
 
     names = ["html", "url", "length"]
     annotate(str(pages), tmp_path / "out", annotators=names)
-    monkeypatch.setattr(row, "parse_page", None)
+    monkeypatch.setattr(annotator, "parse_page", None)
     annotate(str(pages), tmp_path / "out", annotators=names, replace=["length", "url"])
     assert contents(tmp_path / "out").keys() == {"a.jsonl.gz", "b.jsonl.gz"}
     assert all(made["annotation_errors"] == {} for made in rows(tmp_path / "out/a.jsonl.gz"))

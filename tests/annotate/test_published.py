@@ -16,7 +16,7 @@ from pathlib import Path
 
 import xxhash
 
-from bsmeta.annotate.row import InputRecord, Row
+from bsmeta.annotate.annotator import InputRecord, Row
 from bsmeta.annotate.tags import TagRecord
 from tests.annotate.helpers import RAWPAGES, annotated, rows
 

@@ -13,7 +13,7 @@ import pytest
 from backports import zstd
 from fastwarc.stream_io import BrotliWriter
 
-from bsmeta.annotate.row import InputRecord
+from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.sources import decode, decode_line, open_source
 from bsmeta.core.errors import DataError
 from tests.annotate.helpers import warc_record

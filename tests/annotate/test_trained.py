@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.registry import fingerprints, make_annotators
-from bsmeta.annotate.row import InputRecord
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import build_lexicon
@@ -98,7 +98,9 @@ def test_a_model_of_another_task_is_refused(tmp_path: Path) -> None:
     config = AnnotateConfig(
         annotators=["entity"], entity_source="checkpoint", entity_model=str(tmp_path)
     )
-    with pytest.raises(ConfigurationError, match="is a model of another task"):
+    with pytest.raises(
+        ConfigurationError, match="task=sed_words; expected a run of task=disambiguation"
+    ):
         make_annotators(config)
 
 
