@@ -22,8 +22,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.problems import nearest
 from bsmeta.data.stream.counts import check_length
-from bsmeta.metadata.decoding import DocumentDecoder
-from bsmeta.metadata.mapping import TEXT, make_decoder
+from bsmeta.metadata.decoding import TEXT, DocumentDecoder, make_decoder
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import BadDocument, Document
 from bsmeta.metadata.rendering import Rendered, Renderer

@@ -29,13 +29,14 @@ from bsmeta.config.command_line import CommandLine, quote_home
 from bsmeta.config.describe import describe, key_names
 from bsmeta.config.hydra_ext import choose, key_of, reading, settable, store_name
 from bsmeta.config.interpolation import resolve
-from bsmeta.config.misfits import of_misfit, typed
 from bsmeta.config.mistakes import (
     Refusal,
     compose_all,
     composer,
     explain,
+    of_misfit,
     plain,
+    typed,
 )
 from bsmeta.core.errors import ConfigurationError, UserError, missing_extra
 from bsmeta.core.keys import expand_home

@@ -36,7 +36,7 @@ from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.decoding import make_decoder
 
 PLAIN_TEXTS = 1000
 OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}

@@ -24,7 +24,7 @@ from bsmeta.data.io.shards import list_shards
 from bsmeta.data.stream.tf_source import tensorflow
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.metadata.sampling import TypeSampler
 

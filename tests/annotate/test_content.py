@@ -21,7 +21,7 @@ from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.content import Text
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.decoding import make_decoder
 from tests.annotate.helpers import ALL_DATA, annotate, annotated, page, rows, write_pages
 from tests.conftest import REPOSITORY
 from tests.metadata.helpers import config

@@ -15,7 +15,7 @@ from bsmeta.annotate import content
 from bsmeta.annotate.page import parse_page
 from bsmeta.config.data import EXTRACTORS
 from bsmeta.metadata.content import KeptText
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.decoding import make_decoder
 from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Renderer
 from tests.metadata.helpers import config, html, local, world

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bsmeta.config.checks.deepspeed import deepspeed_problems, fill, model_problems, read_json
-from bsmeta.config.checks.files import folder_problems
 from bsmeta.config.checks.fsdp import FullyShard, fsdp_problems, fully_shard_of
-from bsmeta.config.checks.run import launch_problems, loop_problems, value_problems
+from bsmeta.config.checks.run import folder_problems, launch_problems, loop_problems, value_problems
 from bsmeta.config.launch import Launch, read_launch
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry, entry_of

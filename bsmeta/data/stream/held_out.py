@@ -24,7 +24,7 @@ from bsmeta.data.io.cache import Arrays, Cache
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.shards import numbered
-from bsmeta.metadata.mapping import TEXT, Decoder, make_decoder
+from bsmeta.metadata.decoding import TEXT, Decoder, make_decoder
 from bsmeta.metadata.processors import ADDRESS_KEY
 from bsmeta.metadata.records import NO_COLUMN, UNREADABLE, BadDocument, Document, Line
 

@@ -21,7 +21,7 @@ from bsmeta.core.errors import UserError
 from bsmeta.core.problems import HYDRA, Problem, closest, nearest, refuse, show
 from bsmeta.data.io.lines import first_lines
 from bsmeta.data.io.shards import Shard, entries_of, list_shards, some_of
-from bsmeta.metadata.mapping import SOURCE_KEY, TEXT, make_decoder
+from bsmeta.metadata.decoding import SOURCE_KEY, TEXT, make_decoder
 from bsmeta.metadata.metadata_type import CONFIG_KEY
 from bsmeta.metadata.processors import PROCESSORS, column_keys, type_of
 from bsmeta.metadata.records import UNREADABLE, BadDocument

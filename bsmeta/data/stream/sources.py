@@ -19,7 +19,7 @@ from bsmeta.data.io.samples import check_is_listed, with_samples
 from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream.dealing import Share
 from bsmeta.data.stream.windows import PlacedWindow, Window
-from bsmeta.metadata.mapping import make_decoder
+from bsmeta.metadata.decoding import make_decoder
 
 
 class Source(Protocol):

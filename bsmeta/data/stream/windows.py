@@ -33,7 +33,7 @@ from bsmeta.data.stream.packing import ChunkTable, PackedWindow
 from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.checks import row_budget_problems
-from bsmeta.metadata.mapping import Decoder, make_decoder
+from bsmeta.metadata.decoding import Decoder, make_decoder
 from bsmeta.metadata.records import BadDocument, Document, Line
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.metadata.sampling import SHUFFLED, Donors, TypeSampler

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bsmeta.config.causal_lm import CausalLMConfig, LoraKeys
-from bsmeta.config.checks.files import missing, model_problems, uses_model_name
+from bsmeta.config.checks.run import missing, model_problems, uses_model_name
 from bsmeta.config.data import in_dataset, local_dataset, metadata_room, train_entries
 from bsmeta.config.launch import Launch
 from bsmeta.core.problems import HYDRA, Problem, look_up, show

@@ -9,7 +9,7 @@ from fnmatch import fnmatch
 from itertools import pairwise
 
 from bsmeta.config.causal_lm import CausalLMConfig
-from bsmeta.config.checks.files import uses_model_name
+from bsmeta.config.checks.run import uses_model_name
 from bsmeta.config.data import (
     BY_TEXT,
     DataConfig,

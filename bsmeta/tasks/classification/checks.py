@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.checks.files import missing, model_problems
+from bsmeta.config.checks.run import missing, model_problems
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
 from bsmeta.core.problems import HYDRA, Problem, show

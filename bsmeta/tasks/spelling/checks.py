@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from bsmeta.config.checks.files import is_path, missing
+from bsmeta.config.checks.run import is_path, missing
 from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
