@@ -3,6 +3,10 @@
 A conditional prompt is metadata as the model read it in training, put before the whole context
 (MeCo: Gao et al. 2025, section 5). The harness runs in this process; it is an extra, and where it
 is missing, `missing_harness` says why nothing is run.
+
+`write_cloze` makes a task of held-out pages, which needs no network: each question shows the
+beginning of a page; the choices are what follows there, and what follows at the same place of three
+other pages.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import importlib.util
 import json
 import math
 import os
+import random
 import string
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,19 +28,92 @@ from typing import Any
 
 import numpy as np
 
+from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
-from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.files import write_json
+from bsmeta.data.seeds import derive
 from bsmeta.report.table import COUNT, NONE, Cell, Column, Table
-from bsmeta.studies.cloze import NAME as CLOZE
-from bsmeta.studies.cloze import write_cloze
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import resolve_config
+from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.training.locations import locate
 
+CLOZE = "bsmeta_cloze"
+CHOICES = 4
+SHOWN, FOLLOWING = 300, 120
+"""Characters of a page that a question shows, and of each choice (up to the next blank)."""
+
+_QUESTIONS = "questions.jsonl"
+
 METRIC = "acc"
+
+
+def write_cloze(config: DataConfig, folder: Path) -> Path:
+    """Writes a cloze task and its questions.
+
+    Args:
+        config: `validation_file` is what the questions are made from.
+        folder: Where the task goes; created if it does not exist.
+
+    Returns:
+        The task's file.
+
+    Raises:
+        DataError: If too few pages are long enough.
+    """
+    documents = HeldOutDocuments(config, max_documents=None, deduplicate=True)
+    pages = []
+    for index in range(len(documents)):
+        document = documents[index]
+        halves = _halves(document.text)
+        if halves is not None:
+            pages.append((document.url or "", *halves))
+    if len({following for *_, following in pages}) < CHOICES:
+        raise DataError(
+            f"{documents.path}: {len(pages)} pages of at least {SHOWN + FOLLOWING} characters; "
+            f"expected {CHOICES} or more for a cloze task"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json.dumps(question, ensure_ascii=False) + "\n" for question in _questions(pages))
+    (folder / _QUESTIONS).write_text("".join(lines), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "task": CLOZE,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {"test": str((folder / _QUESTIONS).resolve())}},
+        "test_split": "test",
+        "fewshot_split": "test",
+        "output_type": "multiple_choice",
+        "doc_to_text": "{{beginning}}",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+        "target_delimiter": "",
+        "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
+    }
+    path = folder / f"{CLOZE}.yaml"
+    path.write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")  # JSON is YAML
+    return path
+
+
+def _halves(text: str) -> tuple[str, str] | None:
+    """The beginning of a text and what follows, cut before blanks; None if it is too short."""
+    first = text.find(" ", SHOWN)
+    second = text.find(" ", first + FOLLOWING)
+    if first < 0 or second < 0 or second > SHOWN + 3 * FOLLOWING:
+        return None
+    return text[:first], text[first:second]
+
+
+def _questions(pages: Sequence[tuple[str, str, str]]) -> Iterator[dict[str, Any]]:
+    following = sorted({page[2] for page in pages})
+    for url, beginning, right in pages:
+        draw = random.Random(derive("cloze", url, beginning))
+        choices = draw.sample([one for one in following if one != right], CHOICES - 1)
+        answer = draw.randrange(CHOICES)
+        choices.insert(answer, right)
+        yield {"url": url, "beginning": beginning, "choices": choices, "answer": answer}
 
 
 @dataclass(frozen=True)

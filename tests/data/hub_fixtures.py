@@ -10,8 +10,7 @@ import pytest
 from huggingface_hub import close_session, constants
 
 from bsmeta.data.io import files, remote
-from bsmeta.data.io.hub import HubRef
-from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.hub import HubRef, commit_of
 from bsmeta.data.io.remote import RemoteSettings
 from tests.data.hub_server import COMMIT, REPO, TOKEN, Hub, etag_of, used_hub
 

@@ -15,7 +15,7 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
 from bsmeta.data.io import remote
-from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.shards import list_shards
 from tests.data.hub_fixtures import CONTENT, hub_file
 from tests.data.hub_server import TOKEN, Answer, Fault, Hub, failing, is_anything, is_content

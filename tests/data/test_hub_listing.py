@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.io.hub_listing import HubPattern, commit_of
+from bsmeta.data.io.hub import HubPattern, commit_of
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.io.samples import shards_fingerprint
 from bsmeta.data.io.shards import list_shards, validation_path

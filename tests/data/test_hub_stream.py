@@ -17,7 +17,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, inflate
 from bsmeta.data.io import index as index_module
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.hub import commit_of
 from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import LineReader
 from bsmeta.data.io.shards import list_shards

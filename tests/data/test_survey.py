@@ -11,8 +11,7 @@ import pytest
 
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import DataError
-from bsmeta.data.io.hub import HubRef
-from bsmeta.data.io.hub_listing import commit_of
+from bsmeta.data.io.hub import HubRef, commit_of
 from bsmeta.data.io.remote import FileRef
 from bsmeta.data.stream.survey import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream

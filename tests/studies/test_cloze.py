@@ -14,9 +14,9 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.studies.cloze import NAME, write_cloze
 from bsmeta.studies.config import DownstreamConfig
 from bsmeta.studies.downstream import (
+    CLOZE,
     Score,
     filled,
     load_scores,
@@ -26,6 +26,7 @@ from bsmeta.studies.downstream import (
     score_model,
     standard_error,
     study_table,
+    write_cloze,
 )
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
 from tests.conftest import REPOSITORY
@@ -134,7 +135,7 @@ def test_the_harness_answers_with_and_without_a_prompt(
     model = language_model.build_model()
     language_model.export(model, model.state_dict(), tmp_path / "model")
     settings = DownstreamConfig(
-        tasks=[NAME], include_path=str(task), shots=[0, 2], prompts={NAME: "url: {url} ||| "},
+        tasks=[CLOZE], include_path=str(task), shots=[0, 2], prompts={CLOZE: "url: {url} ||| "},
         limit=12,
     )  # fmt: skip
     scores = score_model(tmp_path / "model", settings, "cpu")

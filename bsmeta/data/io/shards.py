@@ -23,7 +23,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import reporting
 from bsmeta.data.checks import check_data
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.io.hub_listing import EVERYWHERE, HubPattern
+from bsmeta.data.io.hub import EVERYWHERE, HubPattern
 from bsmeta.data.io.objects import ObjectPattern
 from bsmeta.data.io.remote import FileRef, RemotePattern, RemoteSettings, remote_files
 

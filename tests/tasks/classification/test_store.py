@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.classification import store, table
+from bsmeta.tasks.classification import store
 from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.splits import SPLITS, split_rows
 from bsmeta.tasks.classification.store import open_examples
@@ -81,8 +81,8 @@ def test_a_database_does_not_depend_on_how_many_rows_are_written_at_one_time(
 ) -> None:
     csv = write_leanings(tmp_path)
     whole = open_examples(data_config(csv), TOKENIZER)
-    monkeypatch.setattr(table, "BATCH_ROWS", 7)
-    monkeypatch.setattr(table, "BATCH_CHARACTERS", 300)
+    monkeypatch.setattr(store, "BATCH_ROWS", 7)
+    monkeypatch.setattr(store, "BATCH_CHARACTERS", 300)
     parts = open_examples(data_config(csv, database=str(tmp_path / "b.sqlite")), TOKENIZER)
     for split in SPLITS:
         assert parts.read(parts.chunks(split)) == whole.read(whole.chunks(split))
@@ -269,14 +269,14 @@ def test_a_table_that_changes_while_it_is_read_is_refused(
         csv.write_text(csv.read_text() + "stop,left,x\n")
         return split_rows(*arguments)
 
-    monkeypatch.setattr(table, "split_rows", change)
+    monkeypatch.setattr(store, "split_rows", change)
     with pytest.raises(DataError, match=r"leanings.csv has changed while it was read; start again"):
         open_examples(data_config(csv), TOKENIZER)
     assert not list(tmp_path.glob("leanings.sqlite*[!k]"))
 
 
 def _build_and_die(csv: Path) -> None:
-    table.split_rows = lambda *_: os._exit(9)
+    store.split_rows = lambda *_: os._exit(9)
     open_examples(data_config(csv), TOKENIZER)
 
 

@@ -1,4 +1,4 @@
-"""Runs an evaluation, from its configuration to its report."""
+"""The work of `evaluate.py` for `task=causal_lm`, from the configuration to the report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.problems import nearest
-from bsmeta.core.progress import Advance
+from bsmeta.core.progress import Advance, progress_bar
 from bsmeta.report.inference import central, holm, resampled
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, configured_comparisons
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
@@ -28,6 +28,7 @@ from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, make_slices
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
+from bsmeta.tasks.causal_lm.evaluation.report import print_report, write_report
 from bsmeta.tasks.causal_lm.evaluation.results import (
     DocumentSums,
     ModelReport,
@@ -39,8 +40,12 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
 )
 from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.causal_lm.evaluation.statistics import sign_test
+from bsmeta.tasks.checkpoints import report_folder
 from bsmeta.training.locations import Location, locate, untrained
 from bsmeta.training.ranks import Ranks
+
+ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
+"""The arms in which models are compared: for each, its comparison and its column of the sums."""
 
 
 def locations_of(config: EvaluateConfig) -> list[Location]:
@@ -56,6 +61,31 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
         )
     found = [locate(name) for name in names]
     return [*found, untrained(found[0])] if config.untrained else found
+
+
+def run(
+    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
+) -> None:
+    """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
+    with progress_bar("scoring", 1, shown=ranks.is_main) as progress:
+        report = evaluate(config, locations, ranks, device, progress)
+    if ranks.is_main:
+        folder = locations[0].run_folder
+        metrics = folder / "metrics.jsonl" if folder else None
+        out_dir = report_folder(
+            config, locations[0], has_other_data=_has_other_data(config, locations[0])
+        )
+        print_report(report, write_report(report, out_dir, metrics))
+
+
+def _has_other_data(config: EvaluateConfig, location: Location) -> bool:
+    """Whether the held-out file is not that of the run, which may have been moved since."""
+    if config.validation_file is None:
+        return False
+    own = run_config(location, config.training_config, config.overrides).data_config.validation_file
+    if own is None or os.path.basename(own) != os.path.basename(config.validation_file):
+        return True
+    return os.path.exists(own) and os.path.realpath(own) != os.path.realpath(config.validation_file)
 
 
 def evaluate(
@@ -158,10 +188,6 @@ def _described(documents: HeldOutDocuments, data: DataConfig) -> dict[str, objec
         "metadata_list": list(data.metadata_config.metadata_list),
         "max_seq_len": data.metadata_config.max_seq_len,
     }
-
-
-ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
-"""The arms in which models are compared: for each, its comparison and its column of the sums."""
 
 
 def compare_models(models: Sequence[ModelReport], *, resamples: int, seed: int) -> list[PairRow]:
