@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
@@ -14,29 +15,30 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.tools import DownloadConfig, EntitiesConfig, GenerateConfig, PredictConfig
 from bsmeta.core.resources import CONFIG_FOLDER
-from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.spelling.config import (
-    DetectionConfig,
-    SecConfig,
-    SedSequenceConfig,
-    SedWordsConfig,
-    SpellingConfig,
-)
+from bsmeta.tasks import TASKS
 
 FILE = CONFIG_FOLDER.parent / "docs" / "configuration.md"
+
+
+def _tasks() -> Iterator[tuple[str, type[RunConfig], str]]:
+    """Yields the schemas of the tasks, each after those that it shares with other tasks."""
+    users: dict[type[RunConfig], list[str]] = {}
+    for name, entry in TASKS.items():
+        for schema in reversed(entry.config.__mro__):
+            is_shared = issubclass(schema, RunConfig) and schema.__module__.startswith(
+                "bsmeta.tasks."
+            )
+            if schema is entry.config or is_shared:
+                users.setdefault(schema, []).append(name)
+    for schema, names in users.items():
+        config_name = "v2" if schema is CausalLMConfig else names[0]
+        yield f"bsmeta/train.py task={' | '.join(names)}", schema, config_name
+
 
 # Program, its schema, and its configuration file.
 PROGRAMS: tuple[tuple[str, type, str], ...] = (
     ("bsmeta/train.py", RunConfig, "v2"),
-    ("bsmeta/train.py task=causal_lm", CausalLMConfig, "v2"),
-    ("bsmeta/train.py task=classification", ClassificationConfig, "classification"),
-    ("bsmeta/train.py task=sed_words | sed_sequence | sec", SpellingConfig, "sed_words"),
-    ("bsmeta/train.py task=sed_words | sed_sequence", DetectionConfig, "sed_words"),
-    ("bsmeta/train.py task=sed_words", SedWordsConfig, "sed_words"),
-    ("bsmeta/train.py task=sed_sequence", SedSequenceConfig, "sed_sequence"),
-    ("bsmeta/train.py task=sec", SecConfig, "sec"),
-    ("bsmeta/train.py task=disambiguation", DisambiguationConfig, "disambiguation"),
+    *_tasks(),
     ("bsmeta/evaluate.py", EvaluateConfig, "evaluate"),
     ("bsmeta/explain.py", ExplainConfig, "v2"),
     ("bsmeta/generate.py", GenerateConfig, "generate"),

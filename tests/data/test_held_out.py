@@ -17,7 +17,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache
-from bsmeta.data.stream.held_out import KIND, HeldOutDocuments
+from bsmeta.data.stream.held_out import KIND, HeldOutFingerprints
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.decoding import DocumentDecoder
 from bsmeta.metadata.records import Document
@@ -91,12 +91,12 @@ def test_another_text_of_the_same_url(folder: Path) -> None:
 
 def test_hashes_are_kept_and_made_anew_for_a_changed_file(folder: Path) -> None:
     path, cache = folder / "test.jsonl.gz", Cache(f"{folder}/cache")
-    first = HeldOutDocuments.of(str(path), cache)
+    first = HeldOutFingerprints.of(str(path), cache)
     assert first.overlap(document(page(200, 1)["text"])) == "text"
     assert first.overlap(document("new", url="https://example.org/200")) == "url"
     assert first.overlap(document("https://example.org/200")) == ""
     write_shard(path, pages(3, first=700))
-    now = HeldOutDocuments.of(str(path), cache)
+    now = HeldOutFingerprints.of(str(path), cache)
     assert now.overlap(document("new", url="https://example.org/200")) == ""
 
 
@@ -104,17 +104,17 @@ def test_a_cache_folder_that_cannot_be_written(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / "cache").write_text("a file in its place")
-    documents = HeldOutDocuments.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
+    documents = HeldOutFingerprints.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
     assert documents.overlap(document(page(200, 1)["text"])) == "text"
     assert "are not kept" in caplog.text
 
 
 def test_damaged_hashes_are_made_again(folder: Path) -> None:
     path, cache = f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache")
-    HeldOutDocuments.of(path, cache)
+    HeldOutFingerprints.of(path, cache)
     (kept,) = (folder / "cache").glob("*.npz")
     kept.write_bytes(kept.read_bytes()[:100])
-    assert HeldOutDocuments.of(path, cache).overlap(document(page(200, 1)["text"])) == "text"
+    assert HeldOutFingerprints.of(path, cache).overlap(document(page(200, 1)["text"])) == "text"
     assert cache.load(path, KIND)
 
 
@@ -142,7 +142,7 @@ def test_held_out_documents_with_invalid_records_are_kept_out(folder: Path) -> N
         {"text": "good"},
     ]
     path.write_text("\n\n".join(map(json.dumps, lines)) + "\n \n")  # blank lines hold no page
-    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
     texts = ["no records", "one", "two", "good"]
     assert [documents.overlap(document(text)) for text in texts] == ["text"] * 4
     urls = ["https://a.org/1", "https://a.org/2"]
@@ -210,7 +210,7 @@ def test_one_url_in_many_forms(
 ) -> None:
     path = folder / "test.jsonl"
     path.write_text(json.dumps({"text": "held out", **form("https://example.org/a/b/?q=1")}))
-    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
     assert documents.overlap(document("a", **form(url))) == "url"
     assert documents.overlap(document("a", url=url)) == "url"
     line = json.dumps({"text": "a", **form(url)}).encode()
@@ -234,13 +234,13 @@ def test_urls_of_other_pages(folder: Path, url: str) -> None:
     path = folder / "test.jsonl"
     lines = [{"text": "x", "url": "https://example.org/a/b?q=1"}, {"text": "y", "url": ""}]
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    documents = HeldOutDocuments.of(str(path), Cache(f"{folder}/cache"))
+    documents = HeldOutFingerprints.of(str(path), Cache(f"{folder}/cache"))
     assert documents.overlap(document("a", url=url)) == ""
 
 
 @pytest.mark.parametrize("column", ["https://example.org", {"value": 1}, [1], None])
 def test_a_url_column_that_nobody_asked_for_may_hold_anything(folder: Path, column: object) -> None:
-    documents = HeldOutDocuments.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
+    documents = HeldOutFingerprints.of(f"{folder}/test.jsonl.gz", Cache(f"{folder}/cache"))
     assert documents.overlap(document("a", metadata_url=column)) == ""
 
 
@@ -269,9 +269,9 @@ def test_facts_in_the_cache_belong_to_the_columns(tmp_path: Path) -> None:
     rows = [{"body": "a body", "title": "a title", "meta": {"link": "https://a.example/b"}}]
     path = str(write_shard(tmp_path / "test.jsonl.gz", rows))
     cache = Cache(str(tmp_path / "cache"))
-    bodies = HeldOutDocuments.of(path, cache, {"text": "body", "url": "meta.link"})
-    titles = HeldOutDocuments.of(path, cache, {"text": "title"})
-    again = HeldOutDocuments.of(path, cache, {"text": "body", "url": "meta.link"})
+    bodies = HeldOutFingerprints.of(path, cache, {"text": "body", "url": "meta.link"})
+    titles = HeldOutFingerprints.of(path, cache, {"text": "title"})
+    again = HeldOutFingerprints.of(path, cache, {"text": "body", "url": "meta.link"})
 
     def overlaps(text: str, url: str | None) -> list[str]:
         return [one.overlap(Document(text, url, {})) for one in (bodies, titles, again)]

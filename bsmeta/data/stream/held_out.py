@@ -35,8 +35,8 @@ BATCH = 256
 SHOWN = 3  # unreadable lines in a message
 
 
-class HeldOutDocuments:
-    """The texts and URLs that must not be trained on."""
+class HeldOutFingerprints:
+    """Fingerprints of the texts and URLs that must not be trained on."""
 
     def __init__(self, fingerprints: np.ndarray) -> None:
         self._fingerprints = frozenset(fingerprints.tolist())
@@ -44,7 +44,7 @@ class HeldOutDocuments:
     @classmethod
     def of(
         cls, path: str | FileRef, cache: Cache, columns: Mapping[str, str] | None = None
-    ) -> HeldOutDocuments:
+    ) -> HeldOutFingerprints:
         """Builds them from a file.
 
         Raises:

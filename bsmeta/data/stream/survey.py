@@ -28,7 +28,7 @@ from bsmeta.data.io.shards import (
 )
 from bsmeta.data.stream.dealing import Share, deal
 from bsmeta.data.stream.fingerprint import held_out_fingerprint
-from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.held_out import HeldOutFingerprints
 from bsmeta.data.stream.plan import sequence_order
 from bsmeta.data.stream.preview import check_columns, check_types
 from bsmeta.data.stream.sources import Corpus, Source, open_corpora, source_of
@@ -54,7 +54,7 @@ class Survey:
     held_out: str
     remote_held_out: FileRef | None
     shards: dict[str, list[Shard]]
-    kept_out: HeldOutDocuments | None
+    kept_out: HeldOutFingerprints | None
     lines: dict[str, list[bytes]]
     failure: UserError | None = None
 
@@ -195,7 +195,7 @@ def check_streams_have_documents(
             )
 
 
-def held_out(config: DataConfig) -> HeldOutDocuments | None:
+def held_out(config: DataConfig) -> HeldOutFingerprints | None:
     """The documents that must not be trained on; None without a validation file.
 
     Raises:
@@ -216,6 +216,6 @@ def held_out(config: DataConfig) -> HeldOutDocuments | None:
             "documents"
         )
     try:
-        return HeldOutDocuments.of(path, Cache(config.cache_dir), config.columns)
+        return HeldOutFingerprints.of(path, Cache(config.cache_dir), config.columns)
     except OSError as error:
         raise DataError(f"data_config.validation_file: {path} cannot be read: {error}") from error

@@ -28,7 +28,7 @@ from bsmeta.data.stream.counts import (
     document_counts,
     reason_of,
 )
-from bsmeta.data.stream.held_out import HeldOutDocuments
+from bsmeta.data.stream.held_out import HeldOutFingerprints
 from bsmeta.data.stream.packing import ChunkTable, PackedWindow
 from bsmeta.data.text.chunks import Chunk, cut, cut_alike
 from bsmeta.data.text.encoding import DocumentEncoder
@@ -101,7 +101,7 @@ class WindowMaker:
         seed: int,
         *,
         source: str = "",
-        held_out: HeldOutDocuments | None = None,
+        held_out: HeldOutFingerprints | None = None,
         sample: Sequence[bytes] = (),
     ) -> None:
         refuse(row_budget_problems(config))
