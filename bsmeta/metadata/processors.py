@@ -269,7 +269,7 @@ class Html(MetadataType):
             lengths = getattr(rules, field)
             if len(lengths) != len(names):
                 expected = f"a length for each of the {len(names)} names of {name_list}"
-                fix = "give as many lengths as names"
+                fix = "give one length for each name"
                 yield config_problem(f"{section}.{field}", f"{len(lengths)} lengths", expected, fix)
         for name in sorted({name for name in names if names.count(name) > 1}):
             fix = f"drop one {name}, and its lengths"

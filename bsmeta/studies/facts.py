@@ -132,9 +132,9 @@ def _amounts(pairs: Sequence[tuple[Measurement, Measurement]]) -> str:
     if all(np.array_equal(base.logged_targets, own.logged_targets) for base, own in pairs):
         words = "the same text tokens after every logged step"
     else:
-        words = f"{_ratio(pairs, 'targets')} as many text tokens"
-    others = {"tokens in all": "tokens", "FLOPs": "flops", "steps": "steps"}
-    ratios = [f"{_ratio(pairs, name)} as many {what}" for what, name in others.items()]
+        words = f"{_ratio(pairs, 'targets')} the text tokens"
+    others = {"total tokens": "tokens", "FLOPs": "flops", "steps": "steps"}
+    ratios = [f"{_ratio(pairs, name)} the {what}" for what, name in others.items()]
     return f"{words}; {', '.join(ratios)}"
 
 

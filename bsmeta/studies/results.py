@@ -1,8 +1,8 @@
 """From the measurements of a study to its results: the declared claims, and what is exploratory.
 
 An effect is a difference in bits per byte; below 0, the arm needs fewer bits than what it is
-compared with. The baseline is text alone: read from its curve at as many text tokens as the arm was
-trained on (the same text), or at as many tokens in all (the same compute).
+compared with. The baseline is text alone, read from its curve at the text tokens that the arm was
+trained on (the same text), or at the arm's total tokens (the same compute).
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ ARMS = {
     "shuffled": ("URL of another document", 0.004),
     "constant": ("constant prefix", 0.002),
     "random": ("random tokens", 0.006),
-    "longer": ("text alone, as many text tokens", -0.001),
+    "longer": ("text alone, the same text tokens", -0.001),
     "meco": ("URL, with cooldown", -0.024),
 }
 CONTROLS = ("shuffled", "constant", "random")

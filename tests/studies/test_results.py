@@ -153,12 +153,11 @@ def test_the_words_and_tables_of_a_study(kept: StudyConfig) -> None:
     assert rows[0][4].startswith("50%")
     assert results.shared[1] == (
         "shuffled: the same initial weights; the same documents in 100% of the steps; 0.50 times "
-        "as many text tokens; 0.50 times as many tokens in all, 0.50 times as many FLOPs, 0.50 "
-        "times as many steps."
+        "the text tokens; 0.50 times the total tokens, 0.50 times the FLOPs, 0.50 times the steps."
     )
     assert results.shared[0].startswith(
         "URL: the same initial weights; the same documents in 100% of the steps; the same text "
-        "tokens after every logged step; 1.00 times as many tokens in all"
+        "tokens after every logged step; 1.00 times the total tokens"
     )
 
 

@@ -34,7 +34,7 @@ class Row:
         number: Its number among the rows, from 1; the header does not count, and empty lines only
             between the rows of a table with one column.
         line: The line of the file where it begins, from 1.
-        cells: Its cells; as many as there are columns, unless `problem`.
+        cells: Its cells, one per column, unless `problem`.
         problem: Why it cannot be used.
     """
 

@@ -109,11 +109,11 @@ class TokenBudget:
     """Steps of rows of similar length whose padded tokens fill a budget over all processes.
 
     An epoch's rows are shuffled, ordered by bucket (`length // span`), from long to short, and cut
-    into steps, which are shuffled. A step has as many rows as fit when each is padded to the
-    longest row of the bucket in which the step begins and the budget is cut into `shares` equal
-    parts, so that no process exceeds its part of the budget, for any number of processes that
-    divides `shares`. Where a bucket ends, the step continues with the next; one step of an epoch
-    has the remaining rows.
+    into steps, which are shuffled. A step takes rows until its budget is full, with each row padded
+    to the longest of the bucket in which the step begins. The budget is cut into `shares` equal
+    parts, so that no process exceeds its part, for any number of processes that divides `shares`.
+    Where a bucket ends, the step continues with the next; one step of an epoch has the remaining
+    rows.
 
     Args:
         lengths: Tokens of each row, int[number of rows].

@@ -205,7 +205,7 @@ def _logits(
 
 
 def parts_of(counts: Sequence[int] | np.ndarray, labels: int) -> Iterator[slice]:
-    """Yields the chunks of as many texts as have their logits in memory at one time.
+    """Yields the chunks of consecutive texts whose logits fit in memory together.
 
     Args:
         counts: The number of chunks of each text.

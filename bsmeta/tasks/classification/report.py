@@ -27,7 +27,7 @@ WORDS = {
     "mcc": "MCC",
 }
 MOST_LABELS = 30
-"""Of more labels, tables and plots show half as many of the most frequent and of the worst ones."""
+"""Labels in tables and plots; of more, half of these are the most frequent, and half the worst."""
 LONGEST_NAME = 28
 """Characters of a label in a plot."""
 OTHERS = "all others"

@@ -85,7 +85,7 @@ def _by_row(labels: np.ndarray, fractions: Sequence[float], state: int) -> np.nd
     for split in (TEST, VALIDATION):
         if fractions[split] == 0:
             continue
-        # Of a small table at least as many rows as labels, so that none needs to be without.
+        # At least one row per label, so that no label of a small table need be absent.
         size = max(math.floor(fractions[split] * len(labels) + 0.5), len(np.unique(labels)))
         splitter = StratifiedShuffleSplit(1, test_size=size, random_state=state)
         try:

@@ -90,7 +90,7 @@ def divide(
 def _groups(
     order: Sequence[int], in_words: np.ndarray, in_tokens: np.ndarray, limits: Limits
 ) -> list[list[int]]:
-    """Consecutive mentions that fit into a row, about as many in each."""
+    """Groups of consecutive mentions of about equal size, each of which fits into a row."""
     if not order:
         return []
     least = -(-len(order) // limits.mentions)

@@ -126,7 +126,7 @@ def is_editable(word: str) -> bool:
 
 
 def word_labels(corrupt: str, correct: str) -> list[int]:
-    """Per word of two texts with as many words each: 1 if they differ, otherwise 0."""
+    """Per word of two texts of equal length in words: 1 if they differ, otherwise 0."""
     pairs = zip(corrupt.split(), correct.split(), strict=True)
     return [int(wrong != right) for wrong, right in pairs]
 

@@ -30,7 +30,7 @@ class Pair:
 
     Attributes:
         source: The words as they are read.
-        correct: The words as they should be; as many, unless the data set says otherwise.
+        correct: The corrected words; the same number, unless the data set says otherwise.
         name: Where it is from, for `log_documents`.
     """
 
