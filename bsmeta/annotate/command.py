@@ -15,8 +15,15 @@ from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Counts
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.linked_crawl import make_index, needs_index, write_linked_sets
-from bsmeta.annotate.pipeline import Advance, Stopped, run, stopped_by_signals
-from bsmeta.annotate.plans import check_disk, find_shards, plan_shards
+from bsmeta.annotate.pipeline import (
+    Advance,
+    Stopped,
+    check_disk,
+    find_shards,
+    plan_shards,
+    run,
+    stopped_by_signals,
+)
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.report import make_report, print_report, write_report
 from bsmeta.annotate.sources import InputFile, counted, identified, list_inputs, output_folder

@@ -17,8 +17,7 @@ from datatrove.executor import RayPipelineExecutor, SlurmPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.pipeline import Stopped, run
-from bsmeta.annotate.plans import find_shards, plan_shards
+from bsmeta.annotate.pipeline import Stopped, find_shards, plan_shards, run
 from bsmeta.annotate.registry import make_annotators
 from bsmeta.annotate.shard import FOLDER
 from bsmeta.annotate.sources import counted, identified

@@ -1,26 +1,200 @@
-"""From input files to shards: the chunks, and the workers that annotate them."""
+"""From input files to shards: what is to be done for each, and the workers that do it by chunks.
+
+A shard is compared with what it would be made from now. While its pages and their text stay the
+same, it is updated column by column. If they change, it is rebuilt. A rebuild that would lose
+columns, because the command does not make all of them again, is refused before anything is written.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import dataclass
 from itertools import accumulate, islice, repeat
+from pathlib import Path
 from types import FrameType
 
 from bsmeta.annotate.annotator import Annotator
 from bsmeta.annotate.chunks import Annotation, Chunk, Counts, Dropped
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.plans import ShardPlan
+from bsmeta.annotate.page import VERSION
 from bsmeta.annotate.pool import Pool, Work
-from bsmeta.annotate.shard import ShardWriter, existing_rows
-from bsmeta.annotate.sources import item_bytes, open_source
-from bsmeta.core.errors import DataError
+from bsmeta.annotate.registry import fingerprints
+from bsmeta.annotate.shard import (
+    Header,
+    Journal,
+    PageSettings,
+    ShardFiles,
+    ShardWriter,
+    existing_rows,
+    read_journal,
+)
+from bsmeta.annotate.sources import InputFile, counted, item_bytes, open_source
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.core.files import free_bytes
+
+TYPICAL_SHARE = 3.0  # bytes of a shard for each byte of compressed raw pages
+MARGIN = 1.1
+NAMED_SHARDS = 5  # in a message
 
 Advance = Callable[[int, Counts], None]
 """Called after each chunk with the bytes of input that are done, and what was found in it."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """An input file and the shard that is there, if any.
+
+    Attributes:
+        file: The input.
+        files: The files of its shard.
+        journal: That of a whole shard.
+    """
+
+    file: InputFile
+    files: ShardFiles
+    journal: Journal | None
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """What is to be done for an input file.
+
+    Attributes:
+        file: The input.
+        files: The files of its shard.
+        header: What the shard is made from; `names` are the annotators to run.
+        existing: The journal of the existing shard, if its rows are used.
+        is_complete: Whether there is nothing to do.
+    """
+
+    file: InputFile
+    files: ShardFiles
+    header: Header
+    existing: Journal | None
+    is_complete: bool
+
+
+def find_shards(
+    config: AnnotateConfig,
+    annotators: Sequence[Annotator],
+    output: Path,
+    files: Iterable[InputFile],
+) -> list[Shard]:
+    """The shards of the input files.
+
+    Raises:
+        ConfigurationError: If one of them would be rewritten with the loss of columns.
+    """
+    shards = []
+    losses: defaultdict[str, list[str]] = defaultdict(list)
+    rebuilt = {one.name for one in annotators if config.only is None or one.name in config.only}
+    for file in files:
+        shard_files = ShardFiles(output, file.name)
+        shard = Shard(file, shard_files, shard_files.complete())
+        for loss in _losses(config, rebuilt, shard):
+            losses[loss].append(shard_files.shard.name)
+        shards.append(shard)
+    if losses:
+        problems = "\n".join(f"  {_named(names)}: {loss}" for loss, names in losses.items())
+        without_only = " without `only`" if config.only is not None else ""
+        raise ConfigurationError(
+            f"output={output}: shards there would be overwritten, and what this command does not "
+            f"make again would be lost:\n{problems}\nNothing was changed. Undo the change, repeat "
+            f"the command with all annotators of these shards{without_only}, or name another output"
+        )
+    return shards
+
+
+def _losses(config: AnnotateConfig, rebuilt: set[str], shard: Shard) -> Iterator[str]:
+    """Yields the reasons why rewriting the shard would destroy something."""
+    path = shard.files.shard
+    if not path.exists():
+        return
+    if os.path.samefile(path, shard.file.path):
+        yield "is the input file itself"
+        return
+    journal = shard.journal or read_journal(shard.files.journal)
+    if journal is None:
+        yield f"no journal of this version describes it ({shard.files.journal})"
+        return
+    changes = [] if shard.journal is not None else ["it is damaged"]
+    changes += journal.header.changes(_header(config, shard.file))
+    lost = [name for name in journal.header.annotators if name not in rebuilt]
+    if changes and lost:
+        yield f"{', '.join(changes)}; would lose {', '.join(lost)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    more = len(names) - NAMED_SHARDS
+    return ", ".join(names[:NAMED_SHARDS]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def plan_shards(
+    config: AnnotateConfig, annotators: Sequence[Annotator], shards: Iterable[Shard]
+) -> list[ShardPlan]:
+    """What is to be done for each input file.
+
+    If pages and text are the same, only annotators that are new, have changed, or are named in
+    `replace` run; with `only` no others than these.
+    """
+    wanted = fingerprints(annotators)
+    return [_plan(config, wanted, shard) for shard in shards]
+
+
+def _plan(config: AnnotateConfig, wanted: dict[str, str], shard: Shard) -> ShardPlan:
+    header, existing = _header(config, shard.file), shard.journal
+    names = [name for name in wanted if config.only is None or name in config.only]
+    if existing is None or existing.header.changes(header):
+        header.names = names
+        header.annotators = {name: wanted[name] for name in names}
+        if existing is not None:
+            header.keeps_html |= existing.header.keeps_html
+        return ShardPlan(shard.file, shard.files, header, None, is_complete=False)
+    made = existing.header
+    header.names = [
+        name
+        for name in names
+        if made.annotators.get(name) != wanted[name] or name in config.replace
+    ]
+    header.annotators = made.annotators | {name: wanted[name] for name in header.names}
+    header.keeps_html |= made.keeps_html
+    header.replaces = existing.end
+    is_complete = not header.names and header.keeps_html == made.keeps_html
+    return ShardPlan(shard.file, shard.files, header, existing, is_complete)
+
+
+def _header(config: AnnotateConfig, file: InputFile) -> Header:
+    """The header of the shard of a file, without annotators."""
+    pages = PageSettings(VERSION, config.profile, config.page_mb)
+    return Header(file.bytes, file.xxh3, pages, config.keep_html, {}, [])
+
+
+def check_disk(output: Path, plans: Sequence[ShardPlan]) -> None:
+    """Refuses to start if the shards will probably not fit.
+
+    Their size is estimated from those that are complete.
+
+    Raises:
+        ConfigurationError: With what is needed and what is free.
+    """
+    complete = [plan for plan in plans if plan.existing is not None]
+    read = sum(plan.file.bytes for plan in complete)
+    share = sum(plan.existing.end for plan in complete if plan.existing) / read if read else 0
+    left = [plan for plan in plans if not plan.is_complete]
+    written = sum(plan.files.part.stat().st_size for plan in left if plan.files.part.exists())
+    needed = MARGIN * (share or TYPICAL_SHARE) * sum(plan.file.bytes for plan in left) - written
+    free = free_bytes(output)
+    if needed > free:
+        raise ConfigurationError(
+            f"output={output} has {free / 1e9:.1f} GB free, but about {needed / 1e9:.1f} GB are "
+            f"needed for {counted(len(left), 'shard')}: free some space, name another folder, or "
+            "set check_disk=false"
+        )
 
 
 class Stopped(BaseException):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bsmeta.annotate.chunks import ERRORS, Counts
 from bsmeta.annotate.config import AnnotateConfig
-from bsmeta.annotate.plans import ShardPlan
+from bsmeta.annotate.pipeline import ShardPlan
 from bsmeta.annotate.shard import existing_rows
 from bsmeta.annotate.sources import counted, decode, open_source
 from bsmeta.report import figures

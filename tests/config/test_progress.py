@@ -32,8 +32,7 @@ from bsmeta.data.io.index import build_index
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.samples import SAMPLES, with_samples
 from bsmeta.data.io.shards import Shard
-from bsmeta.data.table.csv_file import read_rows
-from bsmeta.data.table.csv_format import find_format
+from bsmeta.data.table.csv_file import find_format, read_rows
 from bsmeta.data.table.text_file import find_encoding
 from bsmeta.models import layers
 from bsmeta.models.manifest import describe_file

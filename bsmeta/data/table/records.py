@@ -18,8 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing
-from bsmeta.data.table.csv_file import BadRows, Row, read_rows
-from bsmeta.data.table.csv_format import LONGEST_RECORD, find_format
+from bsmeta.data.table.csv_file import LONGEST_RECORD, BadRows, Row, find_format, read_rows
 from bsmeta.data.table.text_file import AUTO, GZIP_ERRORS, not_text, open_text
 
 JSON_LINES = (".jsonl", ".jsonl.gz")

@@ -1,7 +1,7 @@
 """A table of encoded examples on disk: built once per machine, never reused for other settings.
 
-The store is an Arrow folder of `datasets`, memory-mapped by every process. It also
-stores what determines the rows: the content hash of the source and every setting that affects a
+The store is an Arrow folder of `datasets`, memory-mapped by every process. It also stores what
+determines the rows: the content hash of the source (`file_hashes`) and every setting that affects a
 row. A store built with different settings is rejected, naming the setting that differs. Arrow files
 have no checksums, so the hashes of all files are stored, too; the first process of each machine
 compares them when it opens the store (16 GB per CPU second).
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from bsmeta.core.errors import ConfigurationError, DataError, differing
-from bsmeta.core.files import building, file_hash, unwritable
-from bsmeta.core.progress import exclusively, opaque_work
+from bsmeta.core.files import building, file_hash, unwritable, write_json
+from bsmeta.core.progress import exclusively, opaque_work, report_progress
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 KEY = "key.json"
+HASHES = "hashes.json"
 
 
 def open_store(
@@ -141,3 +142,37 @@ def _read_key(folder: Path) -> dict[str, Any]:
 
 def _damaged(folder: Path, reason: str) -> DataError:
     return DataError(f"{folder} is damaged ({reason}); delete the folder to build it again")
+
+
+def file_hashes(files: Sequence[Path], folder: Path) -> dict[Path, str]:
+    """The xxh3 of each file's content, in hexadecimal.
+
+    A file is read again only if its size, its time of modification or its inode has changed.
+
+    Args:
+        files: The files.
+        folder: Where the hashes are kept; created if it does not exist.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    store = folder / HASHES
+    found: dict[Path, str] = {}
+    with exclusively(f"{store}.lock", "hashing the data sets"):
+        known = _read_hashes(store)
+        for file in files:
+            status = file.stat()
+            state = [status.st_size, status.st_mtime_ns, status.st_ino]
+            name = str(file.resolve())
+            if known.get(name, {}).get("state") != state:
+                known[name] = {"state": state, "hash": file_hash(file)}
+                report_progress()
+            found[file] = known[name]["hash"]
+        write_json(store, known)
+    return found
+
+
+def _read_hashes(store: Path) -> dict[str, dict[str, Any]]:
+    try:
+        known: dict[str, dict[str, Any]] = json.loads(store.read_text())
+    except (OSError, ValueError):
+        return {}  # all are computed again
+    return known

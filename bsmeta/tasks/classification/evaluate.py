@@ -36,7 +36,6 @@ from bsmeta.tasks.classification.examples import Chunk, Examples
 from bsmeta.tasks.classification.folding import Folding
 from bsmeta.tasks.classification.model import labels_of, listed, load_model
 from bsmeta.tasks.classification.predictions import Scored, predictions, score
-from bsmeta.tasks.classification.repeats import text_key
 from bsmeta.tasks.classification.report import report
 from bsmeta.tasks.classification.results import (
     Choice,
@@ -46,6 +45,7 @@ from bsmeta.tasks.classification.results import (
     training_texts,
     unit_of,
 )
+from bsmeta.tasks.classification.splits import text_key
 from bsmeta.tasks.classification.store import open_examples
 from bsmeta.training.locations import Location
 from bsmeta.training.ranks import Ranks

@@ -3,15 +3,22 @@
 Whole texts (equal texts of several rows together), or whole groups of rows, so that neither a text
 nor a group is in two splits; stratified by label; determined by the seed. The store keeps the
 result, so that it never changes with the version of scikit-learn.
+
+Texts are equal if they differ in white space only. A text in two splits would be trained on and
+then counted as a success of the model; a text with two labels cannot be right both times. Both are
+described, as are labels that are nearly equal.
 """
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
+import xxhash
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedShuffleSplit
 
 from bsmeta.core.errors import DataError
@@ -32,6 +39,7 @@ NAMES = {
 _MOST_FOLDS = 100
 _MANY_GROUPS = 2000  # scikit-learn takes about a millisecond for each
 _LISTED = 10
+_SHOWN = 5
 
 
 def split_rows(
@@ -215,3 +223,89 @@ def _check_counts(
             "data_config.split_fractions to 0, or divide the rows yourself: "
             "data_config.split_column"
         )
+
+
+def text_key(text: str) -> int:
+    """A hash of 64 bits that is equal for texts that differ in white space only."""
+    return xxhash.xxh3_64_intdigest(" ".join(text.split()).encode())
+
+
+def first_rows(texts: np.ndarray) -> dict[int, int]:
+    """For each row that shares its text with others, the first of them, by position.
+
+    Args:
+        texts: int[rows], from 0 without gaps.
+    """
+    _, first = np.unique(texts, return_index=True)
+    shared = np.flatnonzero(np.bincount(texts)[texts] > 1)
+    return dict(zip(shared.tolist(), first[texts[shared]].tolist(), strict=True))
+
+
+def repeats(
+    rows: np.ndarray, texts: np.ndarray, labels: np.ndarray, names: Sequence[str]
+) -> list[str]:
+    """Describes repeated texts, and those with several labels; [] if there are none.
+
+    Args:
+        rows: int[rows], their numbers in the file.
+        texts: int[rows], from 0 without gaps.
+        labels: int[rows].
+        names: The labels.
+    """
+    distinct = int(texts.max()) + 1
+    if distinct == len(texts):
+        return []
+    notes = [
+        f"{len(texts) - distinct:,} of {len(texts):,} rows repeat the text of an earlier row "
+        "(compared without differences in white space)"
+    ]
+    cells, first = np.unique(texts * len(names) + labels, return_index=True)
+    owners = cells // len(names)
+    ambiguous = np.flatnonzero(np.bincount(owners) > 1)
+    if len(ambiguous):
+        shown = [
+            " and ".join(
+                f"row {rows[row]:,} ({names[labels[row]]})"
+                for row in np.sort(first[owners == text])[:2]
+            )
+            for text in ambiguous[:_SHOWN]
+        ]
+        more = f"; and {len(ambiguous) - _SHOWN:,} more" if len(ambiguous) > _SHOWN else ""
+        verb = "text has" if len(ambiguous) == 1 else "texts have"
+        notes.append(f"{len(ambiguous):,} {verb} more than one label: {'; '.join(shown)}{more}")
+    return notes
+
+
+def leaks(splits: np.ndarray, texts: np.ndarray) -> list[str]:
+    """Describes how much of each held-out split is also in the training split.
+
+    Args:
+        splits: int[rows].
+        texts: int[rows], from 0 without gaps.
+    """
+    notes = []
+    for split in range(TRAIN + 1, len(SPLITS)):
+        own = texts[splits == split]
+        seen = int(np.isin(own, texts[splits == TRAIN]).sum())
+        if seen:
+            notes.append(
+                f"{seen:,} of {len(own):,} rows of the {SPLITS[split]} split have a text that is "
+                "also in the training split: scores on them are too high"
+            )
+    return notes
+
+
+def similar_labels(names: Sequence[str]) -> list[str]:
+    """Describes labels that differ only in case, white space or the form of their characters."""
+    plain = {
+        name: " ".join(unicodedata.normalize("NFKC", name).casefold().split()) for name in names
+    }
+    pairs = [
+        f"{first!r} and {second!r}"
+        for first, second in pairwise(sorted(names, key=lambda name: (plain[name], name)))
+        if plain[first] == plain[second]
+    ]
+    if not pairs:
+        return []
+    more = f", and {len(pairs) - _SHOWN:,} more" if len(pairs) > _SHOWN else ""
+    return [f"labels that may be meant as one: {', '.join(pairs[:_SHOWN])}{more}"]

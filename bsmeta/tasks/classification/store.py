@@ -33,22 +33,25 @@ from bsmeta.core.progress import exclusively, file_bar, opaque_work
 from bsmeta.core.reporting import log_once, rank
 from bsmeta.core.signals import release_signals
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.data.table.csv_file import BadRows, Row, read_rows
-from bsmeta.data.table.csv_format import CSVFormat, find_format
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, Row, find_format, read_rows
 from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.tasks.classification.checks import fraction_problems
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
 from bsmeta.tasks.classification.examples import IDS, Examples
 from bsmeta.tasks.classification.folding import Folding
-from bsmeta.tasks.classification.repeats import (
+from bsmeta.tasks.classification.splits import (
+    LEFT_OUT,
+    NAMES,
+    SPLITS,
+    TRAIN,
     first_rows,
     leaks,
     repeats,
     similar_labels,
+    split_rows,
     text_key,
 )
-from bsmeta.tasks.classification.splits import LEFT_OUT, NAMES, SPLITS, TRAIN, split_rows
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from bsmeta.core.errors import DataError
 from bsmeta.core.files import replacing
 from bsmeta.core.progress import exclusively, report_progress
 from bsmeta.data.seeds import derive, permutation
-from bsmeta.data.table.hashes import file_hashes
-from bsmeta.data.table.store import open_store
+from bsmeta.data.table.store import file_hashes, open_store
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.lexicon import is_lexicon
 from bsmeta.tasks.spelling.samples import Sample, data_files, samples_of

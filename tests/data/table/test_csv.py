@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.table.csv_file import BadRows, read_rows
-from bsmeta.data.table.csv_format import CSVFormat, find_format
+from bsmeta.data.table.csv_file import BadRows, CSVFormat, find_format, read_rows
 
 PLAIN = b"text,label\nBeat my opponent,left\nBuy this,neutral\n"
 ROWS = [["Beat my opponent", "left"], ["Buy this", "neutral"]]

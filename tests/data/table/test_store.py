@@ -13,7 +13,9 @@ import pytest
 from datasets import Dataset
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.data.table.store import open_store
+from bsmeta.core.files import file_hash
+from bsmeta.data.table import store
+from bsmeta.data.table.store import file_hashes, open_store
 
 KEY = {"source": "9f3a", "max_length": 16, "labels": ["no", "yes"]}
 
@@ -129,3 +131,28 @@ def test_one_process_builds_while_the_others_wait(tmp_path: Path) -> None:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert len(list(built.iterdir())) == 1
+
+
+def test_a_file_is_read_again_only_if_it_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [tmp_path / "a.txt", tmp_path / "b.txt"]
+    read: list[Path] = []
+
+    def noted(file: Path) -> str:
+        read.append(file)
+        return file_hash(file)
+
+    monkeypatch.setattr(store, "file_hash", noted)
+    for file in files:
+        file.write_text(file.name)
+    first = file_hashes(files, tmp_path / "store")
+    assert first == {file: file_hash(file) for file in files}
+    assert file_hashes(files, tmp_path / "store") == first
+    assert read == files
+    files[1].write_text("other")
+    changed = file_hashes(files, tmp_path / "store")
+    assert changed == {file: file_hash(file) for file in files} != first
+    assert read == [*files, files[1]]
+    (tmp_path / "store" / store.HASHES).write_text("{")
+    assert file_hashes(files, tmp_path / "store") == changed
