@@ -13,7 +13,7 @@ is parsed. Its start and end are found by searching for keys: no JSON string can
 its quotation marks, because quotation marks in a string are escaped. The result depends on the line
 alone, never on earlier lines: a resumed run starts in the middle of a shard and must treat each
 line as the uninterrupted run did. A reader that need not search, because it has columns, gives a
-`PartialLine` without the long one.
+`PartialLine` without those of lazy types.
 """
 
 from __future__ import annotations
@@ -56,8 +56,7 @@ ADDRESS_FIELD = "address_column"
 """The address column if it is not among the requested columns; see `Document.addresses`."""
 
 _MARKED = msgspec.Raw(MARK)
-_LONGEST_NAME = f"metadata_{LONGEST_COLUMN}"
-_LONGEST_KEY = f'"{_LONGEST_NAME}"'.encode()
+_LONGEST_KEY = f'"metadata_{LONGEST_COLUMN}"'.encode()
 
 TEXT = "text"
 """The name under which `columns` maps the text."""
@@ -171,7 +170,8 @@ class DocumentDecoder:
         self._decoder = msgspec.json.Decoder(line)
         self.columns = frozenset(field.encode_name for field in msgspec.structs.fields(line))
         self._long_field = _field(LONGEST_COLUMN) if LONGEST_COLUMN in columns else None
-        self.late = self.columns & {_LONGEST_NAME}
+        self._late_keys = {f"metadata_{name}": name for _, name in self._lazy}
+        self.late = frozenset(self._late_keys)
 
     def decode(self, line: Line) -> Document:
         """Decode one line.
@@ -203,8 +203,9 @@ class DocumentDecoder:
             if not is_empty(raw):
                 undecoded[key] = raw
         if isinstance(line, PartialLine):
-            for name in self.late & line.late.keys():
-                undecoded[LONGEST_COLUMN] = line.late[name]
+            for name, key in self._late_keys.items():
+                if name in line.late:
+                    undecoded[key] = line.late[name]
         return Document(row.text, row.url, records, undecoded, address_column)
 
     def _row(self, line: Line) -> _Line:
@@ -309,8 +310,9 @@ class MappingDecoder:
             _add_leaf(tree, address, msgspec.Raw)
             self._address = _getter(address)
         self.columns = frozenset((self._text_path, address, *paths.values()))
-        longest = [path for key, path in lazy.items() if type_of(key).is_longest]
-        self.late = frozenset(path for path in longest if path in tree)  # no field of a struct
+        # A field of a struct is not a column of its own.
+        self._late_keys = {path: key for key, path in lazy.items() if path in tree}
+        self.late = frozenset(self._late_keys)
         self._decoder = msgspec.json.Decoder(_struct(tree))
         self._text = _getter(self._text_path)
         self._lazy = [(key, _getter(path)) for key, path in lazy.items()]
@@ -345,8 +347,9 @@ class MappingDecoder:
             if raw is not None and not is_empty(raw):
                 undecoded[key] = raw
         if isinstance(line, PartialLine):
-            for name in self.late & line.late.keys():
-                undecoded[LONGEST_COLUMN] = line.late[name]
+            for name, key in self._late_keys.items():
+                if name in line.late:
+                    undecoded[key] = line.late[name]
         address = self._address(row)
         if type(address) is str:
             return Document(text, address, records, undecoded)

@@ -4,7 +4,9 @@ r"""Compares the speed of the stream on the same documents in several formats.
         data_config.train_file='shards/*.jsonl.gz' rounds=5 data_config.tokenizer_backend=auto
 
 accepts every training key. Converts the shards (in the record form) in a temporary folder, and
-makes passes over each format in turns, as `stream_peers` does. Prints one JSON line for each:
+makes passes over each format in turns, as `stream_peers` does. A stream draws the order of the
+documents and their metadata from the names of the shards; here they have no suffix, so that the
+batches are the same in every format. Prints one JSON line for each:
 
     format               records: lists of records in columns metadata_…; plain: a column for each
                          type, with the value itself, read through data_config.columns
@@ -15,26 +17,29 @@ makes passes over each format in turns, as `stream_peers` does. Prints one JSON 
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 import statistics
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from backports import zstd
 from common import MB, own_arguments
-from stream_arms import alternate, speeds
+from stream_arms import alternate, one_pass, speeds
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point
+from bsmeta.config.data import DataConfig
 from bsmeta.data.io.lines import open_shard
-from bsmeta.data.io.shards import list_shards
+from bsmeta.data.io.shards import Shard, list_shards
+from bsmeta.data.stream import sources
 from bsmeta.metadata.processors import column_keys
 
 OWN_KEYS = {"rounds": "5"}
@@ -93,7 +98,7 @@ def converted(config: CausalLMConfig, folder: Path) -> dict[str, CausalLMConfig]
     """Write the shards in each format; returns their configurations."""
     configs = {}
     data = config.data_config
-    metadata = dataclasses.replace(data.metadata_config, metadata_column_list=None)
+    metadata = replace(data.metadata_config, metadata_column_list=None)
     types = {key: key for key in metadata.metadata_list}
     for form, suffix in FORMATS:
         own = folder / f"{form}{suffix}"
@@ -105,10 +110,18 @@ def converted(config: CausalLMConfig, folder: Path) -> dict[str, CausalLMConfig]
         changes["metadata_config"] = metadata
         if form == "plain":
             changes["columns"] = {"text": "text", **types}
-        configs[f"{form} {suffix}"] = dataclasses.replace(
-            config, data_config=dataclasses.replace(data, **changes)
-        )
+        configs[f"{form} {suffix}"] = replace(config, data_config=replace(data, **changes))
     return configs
+
+
+def pass_by_stem(config: CausalLMConfig) -> dict[str, float]:
+    """A pass over shards whose names have no suffix."""
+
+    def renamed(data: DataConfig) -> list[Shard]:
+        return [replace(shard, name=shard.name.partition(".")[0]) for shard in list_shards(data)]
+
+    with mock.patch.object(sources, "list_shards", renamed):
+        return one_pass("ours", config)
 
 
 def main(config: CausalLMConfig) -> None:
@@ -116,7 +129,8 @@ def main(config: CausalLMConfig) -> None:
     rounds = int(OWN["rounds"])
     with tempfile.TemporaryDirectory() as folder:
         configs = converted(config, Path(folder))
-        passes = alternate({name: ("ours", own) for name, own in configs.items()}, rounds)
+        arms = {name: (own,) for name, own in configs.items()}
+        passes = alternate(arms, rounds, pass_by_stem)
         for name, own in configs.items():
             pairs = zip(speeds(passes, name), speeds(passes, BASE), strict=True)
             files = Path(own.data_config.train_file).iterdir()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import gzip
 import json
 import subprocess
 import sys
@@ -30,7 +31,8 @@ from bsmeta.data.io.shards import Shard, list_shards
 from bsmeta.data.stream import sources
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.metadata.records import PartialLine
-from tests.data.helpers import pages, small_config, small_tokenizer, taken, write_shard
+from tests.conftest import REPOSITORY
+from tests.data.helpers import pages, small_config, small_tokenizer, taken
 
 ROWS = 900
 UTC = datetime.UTC
@@ -246,21 +248,21 @@ def renamed(config: DataConfig) -> list[Shard]:
     return [dataclasses.replace(shard, name="a") for shard in list_shards(config)]
 
 
+LISTED = ["html", "entity", "entity_paragraph"]
+"""Types whose columns have many records."""
+
+
 @pytest.mark.parametrize(
-    "columns", [{}, {"text": "text", "html": "tags"}], ids=["records", "plain"]
+    "columns", [{}, {key: f"metadata_{key}" for key in LISTED}], ids=["records", "plain"]
 )
-def test_html_is_converted_only_if_it_is_drawn(
+def test_lists_are_converted_only_if_they_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, columns: dict[str, str]
 ) -> None:
-    """Batches are those of `.jsonl.gz`; the tags of many documents are never converted."""
-    rows = [{"text": page["text"], "metadata_html": page["metadata_html"]} for page in pages(200)]
-    if columns:
-        rows = [{"text": row["text"], "tags": row["metadata_html"]} for row in rows]
-    gz, converted = tmp_path / "gz", list[int]()
-    gz.mkdir()
-    write_shard(gz / "a.jsonl.gz", rows)
-    (tmp_path / "parquet").mkdir()
-    path = written(tmp_path / "parquet" / "a.parquet", rows, 2)
+    """Batches are those of `.jsonl.gz`; most lists of shipped pages are never converted."""
+    (shipped,) = (REPOSITORY / "examples" / "webdocs").glob("*pq00-001.jsonl.gz")
+    rows = [json.loads(line) for line in gzip.decompress(shipped.read_bytes()).splitlines()]
+    path = written(tmp_path / "a.parquet", rows, 2)
+    converted: list[int] = []
     element = parquet._element
 
     def noted(array: pa.Array, row: int) -> bytes:
@@ -270,13 +272,15 @@ def test_html_is_converted_only_if_it_is_drawn(
     monkeypatch.setattr(parquet, "_element", noted)
     monkeypatch.setattr(sources, "list_shards", renamed)
     monkeypatch.setattr(sources, "with_samples", lambda shards, cache: list(shards))
-    changes = {"metadata_probability": 0.5, "columns": columns, "metadata_list": ["html"]}
+    changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
+    changes |= {"metadata_probability": 0.5, "random_sample_metadata": True}
     batches = [
-        [step.tensors["input_ids"] for step in steps_of(config, 10)]
-        for config in (one_stream(gz, **changes), one_stream(path, **changes))
+        [step.tensors["input_ids"] for step in steps_of(one_stream(file, **changes), 40)]
+        for file in (shipped, path)
     ]
     assert all(map(torch.equal, *batches))
-    assert 20 < len(converted) < len(rows) * 0.6  # some windows are read twice
+    lists = sum(bool(row[f"metadata_{key}"]) for row in rows for key in LISTED)
+    assert 0 < len(converted) < lists / 2
 
 
 def test_html_that_is_not_utf8_is_reported_as_from_json(tmp_path: Path) -> None:

@@ -360,7 +360,8 @@ def _object_type(names: tuple[str, ...]) -> Callable[..., Any]:
 
 def _lengths(array: pa.Array) -> np.ndarray:
     """Of each list; 0 where there is none."""
-    return pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = pc.list_value_length(array)
+    return (lengths.fill_null(0) if lengths.null_count else lengths).to_numpy()
 
 
 def _lists(array: pa.Array) -> list[Any]:
