@@ -90,7 +90,7 @@ def write_corpus(
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "vocab_size": len(vocabulary), "hidden_size": 32, "intermediate_size": 64,
         "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "max_position_embeddings": 128, "tie_word_embeddings": False,
+        "max_position_embeddings": 256, "tie_word_embeddings": False,
         "bos_token_id": 0, "eos_token_id": 0,
     }  # fmt: skip
     (folder / "model.json").write_text(json.dumps(shape))
