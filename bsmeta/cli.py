@@ -58,6 +58,10 @@ FILES = {
 # What `configs` lists and `init` copies, below ROOT.
 FOLDERS = ("hydra_configs", "deepspeed_configs", "experiments", "examples")
 
+_MORE = """\
+bsmeta PROGRAM --help lists the keys of a program. Several processes:
+  accelerate launch --config_file FILE -m bsmeta.train --config-name NAME key=value ..."""
+
 
 def main() -> None:
     """Runs the program that the first argument names; the others are its own."""
@@ -84,11 +88,6 @@ def usage() -> str:
     width = max(map(len, meanings)) + 2
     lines = [f"  bsmeta {name:<{width}}{meaning}" for name, meaning in meanings.items()]
     return "\n".join(["usage: bsmeta PROGRAM key=value ...", "", *lines, "", _MORE])
-
-
-_MORE = """\
-bsmeta PROGRAM --help lists the keys of a program. Several processes:
-  accelerate launch --config_file FILE -m bsmeta.train --config-name NAME key=value ..."""
 
 
 def _files(name: str, arguments: list[str]) -> None:

@@ -81,7 +81,7 @@ OWNED_ELSEWHERE = """## What is not Hydra's
 | number of processes and machines | the launch: `accelerate launch --num_processes`, `torchrun` | \
 batch arithmetic, streams, GPUs of the machine; `BSMETA_WORLD_SIZE`, where it is set |
 | ZeRO stage, offload, bucket sizes | `zero_optimization` of the DeepSpeed JSON | stage and what \
-is saved, ZeRO-3 initialisation, offload and devices |
+is saved, ZeRO-3 initialization, offload and devices |
 | whether FSDP2 frees the weights of a layer after its forward pass | `fsdp_reshard_after_forward` \
 of the launch file | all other fields of `fsdp_config`: version 2, and nothing else about \
 recomputation, loading or what is saved |

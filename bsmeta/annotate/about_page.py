@@ -57,6 +57,16 @@ _IN_JSON_LD = ("datePublished", "dateCreated", "dateModified")
 _LONGEST_DATE = 40  # characters; longer is prose
 _DEEPEST = 8  # levels of JSON-LD
 
+_TAGS = re.compile(r"<[^>]*>")
+_PATH_SEPARATORS = re.compile(r"[-_+.&=]")
+# pycld2 refuses text with control characters and unassigned code points.
+_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
+
+_END = attrgetter("char_end_idx", "relative_end_pos")
+
+LONGEST_SAMPLE = 5000
+"""Characters of the text by which its language is detected."""
+
 
 def date_of_url(url: str) -> str | None:
     """The date in an address that has a year and a month."""
@@ -113,18 +123,6 @@ def date_of_value(value: str) -> str | None:
     if not FIRST_YEAR <= moment.year <= LAST_YEAR:
         return None
     return moment.replace(tzinfo=None, microsecond=0).isoformat(" ")
-
-
-_TAGS = re.compile(r"<[^>]*>")
-_PATH_SEPARATORS = re.compile(r"[-_+.&=]")
-# pycld2 refuses text with control characters and unassigned code points.
-_NOT_TEXT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ufdd0-\ufdef\ufffe\uffff]")
-
-
-_END = attrgetter("char_end_idx", "relative_end_pos")
-
-LONGEST_SAMPLE = 5000
-"""Characters of the text by which its language is detected."""
 
 
 class Html(Annotator):

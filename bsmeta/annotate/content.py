@@ -28,6 +28,20 @@ from bsmeta.annotate.page import decode_html
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.content import COLUMN
 
+Extract = Callable[[str], str]
+
+_WORD = re.compile(r"\w+")
+_SEPARATOR = re.compile(r"(\W+)")
+# Of the anchors in turn: the number of words, and of places in the extract and in the text.
+_ANCHORS = ((4, 1), (4, 8), (2, 8), (1, 8))
+_SINGLE_WORDS = 2.0  # an anchor of one word is trusted up to this ratio of words left in the text
+_MOVED_WORDS = 4
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+
+Span = tuple[int, int]
+_Gap = tuple[int, int, int, int]
+_UInt64 = NDArray[np.uint64]
+
 
 class Content(Annotator):
     """The spans of the text that each extractor takes for the page's content.
@@ -66,9 +80,6 @@ class Content(Annotator):
         return self.digest({name: version(name) for name in self._extract})
 
 
-Extract = Callable[[str], str]
-
-
 def _resiliparse() -> Extract:
     return lambda html: extract_plain_text(html, main_content=True, alt_texts=False)
 
@@ -89,19 +100,6 @@ EXTRACTORS: dict[str, Callable[[], Extract]] = {
     "resiliparse": _resiliparse,
     "trafilatura": _trafilatura,
 }
-
-
-_WORD = re.compile(r"\w+")
-_SEPARATOR = re.compile(r"(\W+)")
-# Of the anchors in turn: the number of words, and of places in the extract and in the text.
-_ANCHORS = ((4, 1), (4, 8), (2, 8), (1, 8))
-_SINGLE_WORDS = 2.0  # an anchor of one word is trusted up to this ratio of words left in the text
-_MOVED_WORDS = 4
-_HASH = np.uint64(0x9E3779B97F4A7C15)
-
-Span = tuple[int, int]
-_Gap = tuple[int, int, int, int]
-_UInt64 = NDArray[np.uint64]
 
 
 class Text:

@@ -46,6 +46,12 @@ _NO_PROSE = tuple("=*#:;|!{}[<")
 _DEEPEST = 20  # templates in templates, and so on
 _INTRODUCTION = 20_000  # characters of an article among which its first sentence is
 
+WORDS = range(5, 51)
+_NO_DESCRIPTION = re.compile(r"refers? to\b|^\[\[\w+:")
+
+FORMATS = (".tsv", ".jsonl", ".sqlite")
+_SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT) WITHOUT ROWID"
+
 
 class Article(NamedTuple):
     """An article of the dump; `redirect` is the title that it leads to, if it is only that."""
@@ -148,13 +154,6 @@ def first_sentence(text: str) -> str:
             start, end = next(sentences(line, "rules"))
             return line[start:end]
     return ""
-
-
-WORDS = range(5, 51)
-_NO_DESCRIPTION = re.compile(r"refers? to\b|^\[\[\w+:")
-
-FORMATS = (".tsv", ".jsonl", ".sqlite")
-_SCHEMA = "CREATE TABLE descriptions (domain TEXT PRIMARY KEY, description TEXT) WITHOUT ROWID"
 
 
 def is_description(text: str) -> bool:

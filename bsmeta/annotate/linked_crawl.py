@@ -49,6 +49,14 @@ from bsmeta.data.text.sentences import sentences
 
 _PAGE = msgspec.json.Decoder(LinkedPage)
 
+PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
+TITLE_SCORE = 0.5
+"""Score added to the count of a page's title as its alias: less than that of any mention."""
+
+RELATION = "links_to"
+
+_SHARE = 1 << 64
+
 
 def needs_index(annotators: Sequence[Annotator]) -> bool:
     """Whether an annotator looks pages up."""
@@ -155,15 +163,6 @@ def _collect(
     finally:
         if opened is not None:
             opened.close()
-
-
-PROFILES, TRAIN, DEV = "profiles.jsonl", "train.jsonl", "dev.jsonl"
-TITLE_SCORE = 0.5
-"""Score added to the count of a page's title as its alias: less than that of any mention."""
-
-RELATION = "links_to"
-
-_SHARE = 1 << 64
 
 
 class _Entity(msgspec.Struct):

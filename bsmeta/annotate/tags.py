@@ -21,26 +21,7 @@ from bsmeta.metadata.processors import HtmlAttributes
 
 Profile = Literal["published", "all"]
 
-
-def names(words: str) -> frozenset[str]:
-    """A set of element names, from a string of them."""
-    return frozenset(words.split())
-
-
-_NOT_TEXT = names("script style template iframe noembed noframes")
-_REMOVED = names("header footer form")
-_REMOVED_IF_SHORT = names("body div p section table ul ol dl")
-LONGEST_REMOVED = 64
-_FOLDED = names("div")
-_BLOCKS = names(
-    """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
-    fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
-    ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
-)
-_SPACED = names(
-    """address cite details datalist iframe img input label legend optgroup q select summary tbody
-    td time"""
-)
+LONGEST_REMOVED = 64  # characters of an element that is removed for being short
 
 NOTHING, SPACE, LINE = range(3)  # separators; each number above LINE adds an empty line
 
@@ -56,6 +37,38 @@ is kept; whether it is folded with an element of its name that is the only one i
 """
 
 _KNOWN_IDS = 1000  # lexbor's numbers of the names that it knows; other numbers differ by page
+
+_NO_ATTRIBUTES = HtmlAttributes([], [])
+
+Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int, int, int]
+"""An element that has begun, with the state of its `TagWriter` then.
+
+The fields: the element; its rule; where it starts, as in `_start`; the numbers of tags and of
+chunks of text; the count of starts and ends, in all and before the end of the text; the length
+of the text; the separator held back; the raw length; how many elements around it it is folded into.
+"""
+
+_SPACES = re.compile(r"[ \t\n\f\r]+")
+
+
+def names(words: str) -> frozenset[str]:
+    """A set of element names, from a string of them."""
+    return frozenset(words.split())
+
+
+_NOT_TEXT = names("script style template iframe noembed noframes")
+_REMOVED = names("header footer form")
+_REMOVED_IF_SHORT = names("body div p section table ul ol dl")
+_FOLDED = names("div")
+_BLOCKS = names(
+    """address article aside blockquote body button canvas caption col colgroup dd div dl dt embed
+    fieldset figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr li map noscript object
+    ol output p pre progress section table tbody textarea tfoot th thead tr ul video"""
+)
+_SPACED = names(
+    """address cite details datalist iframe img input label legend optgroup q select summary tbody
+    td time"""
+)
 
 
 class Rules(dict[int, Rule]):
@@ -116,18 +129,7 @@ class TagRecord(msgspec.Struct, gc=False):
     type: str = "local"
 
 
-_NO_ATTRIBUTES = HtmlAttributes([], [])
 _OPEN_TAG = TagRecord("", 0, 0, 0, 0, _NO_ATTRIBUTES)
-
-Open = tuple[LexborNode, Rule, list[int], int, int, int, int, int, int, int, int]
-"""An element that has begun, with the state of its `TagWriter` then.
-
-The fields: the element; its rule; where it starts, as in `_start`; the numbers of tags and of
-chunks of text; the count of starts and ends, in all and before the end of the text; the length
-of the text; the separator held back; the raw length; how many elements around it it is folded into.
-"""
-
-_SPACES = re.compile(r"[ \t\n\f\r]+")
 
 
 def raw_length(text: str) -> int:

@@ -46,6 +46,9 @@ from bsmeta.core.resources import CONFIG_FOLDER
 _OPENS = "${from_file:"
 _YAML = (".yaml", ".yml", ".json")
 
+_VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
+
 
 def expand(
     values: Any,
@@ -186,10 +189,6 @@ def _literal(value: Any) -> str:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return repr(value)
-
-
-_VARIABLE = re.compile(r"\$\{oc\.env:\s*([A-Za-z_]\w*)")
-_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?\s*([A-Za-z_]\w*(?:\.\w+)*)(?=\s*[},])")
 
 
 def resolve(composed: DictConfig) -> list[Problem]:

@@ -19,6 +19,8 @@ HYDRA = "Hydra configuration"
 MISSING = object()  # shown as "no such key"
 _LIKENESS = 0.5  # smallest difflib ratio of a suggestion: `lama` for llama_tiny
 
+AUTO = "auto"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -79,9 +81,6 @@ def _looks_typed(text: str) -> bool:
     except ValueError:
         return text.lower() in ("true", "false", "null", "none")
     return True
-
-
-AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)

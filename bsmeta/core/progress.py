@@ -29,13 +29,6 @@ logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 
-
-class Show(Protocol):
-    """Is called with how much is done, and a note such as a speed."""
-
-    def __call__(self, done: float, note: str = "") -> None: ...
-
-
 Advance = Callable[[float], None]
 """Is called with the share of the work that is done, 0 to 1."""
 PLAIN_INTERVAL_S = 10.0
@@ -46,6 +39,12 @@ hung one is the watchdog's, and one that works may take its time."""
 _WAIT_S = 5.0  # a lock that is waited for longer is named
 _SAMPLE_S = 5.0
 _BUSY = 0.02  # of one processor; a process that only waits uses less than a tenth of it
+
+
+class Show(Protocol):
+    """Is called with how much is done, and a note such as a speed."""
+
+    def __call__(self, done: float, note: str = "") -> None: ...
 
 
 class _Progress:

@@ -38,6 +38,9 @@ _PR_SET_PDEATHSIG = 1  # of prctl(2): the signal that the kernel sends when the 
 CONTAINERS = 50_000
 """New objects that set off a garbage collection; a window of documents has tens of thousands."""
 
+Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
+"""A micro-batch, and the position after each of its sequences in its stream, in their order."""
+
 
 class Notes(NamedTuple):
     """The facts about a sequence besides its tokens."""
@@ -200,10 +203,6 @@ def steps(
         for process in getattr(iterator, "_workers", ()):
             process.terminate()
         del iterator
-
-
-Positioned = tuple[MicroBatch, list[tuple[int, Position]]]
-"""A micro-batch, and the position after each of its sequences in its stream, in their order."""
 
 
 def _micro_batches(

@@ -28,15 +28,6 @@ from bsmeta.metadata.records import BadDocument, Record
 if TYPE_CHECKING:
     from tldextract import ExtractResult
 
-
-@cache
-def _extract() -> Callable[[str], ExtractResult]:
-    """The function that splits a host into subdomain, domain and public suffix."""
-    from tldextract import TLDExtract  # slow to load, and most configurations do not need it
-
-    return TLDExtract(suffix_list_urls=(), cache_dir=None)
-
-
 MONTHS = (
     "January",
     "February",
@@ -56,6 +47,19 @@ MONTHS = (
 _UNIX_TIME = re.compile(r"\d{11,14}|\d{9,10}(\.\d+)?")  # milliseconds or seconds, from 1973 on
 
 _SCHEME = re.compile(r"//|[A-Za-z][A-Za-z0-9+.-]*:(?!\d+(/|$))")  # but not a host and its port
+
+CONFIG_KEY = "data_config.metadata_config"
+
+EXAMPLE_TEXT = "Ada Lovelace wrote a program."
+"""The text of the model card's example."""
+
+
+@cache
+def _extract() -> Callable[[str], ExtractResult]:
+    """The function that splits a host into subdomain, domain and public suffix."""
+    from tldextract import TLDExtract  # slow to load, and most configurations do not need it
+
+    return TLDExtract(suffix_list_urls=(), cache_dir=None)
 
 
 @lru_cache(maxsize=4096)
@@ -172,12 +176,6 @@ def _number(value: str | int | float) -> Decimal:
     if not number.is_finite():
         raise BadDocument("not_a_number", f"{value!r}")
     return number
-
-
-CONFIG_KEY = "data_config.metadata_config"
-
-EXAMPLE_TEXT = "Ada Lovelace wrote a program."
-"""The text of the model card's example."""
 
 
 class MetadataType:

@@ -24,6 +24,8 @@ from bsmeta.metadata.metadata_type import (
 )
 from bsmeta.metadata.records import BadDocument, Record, bad_document
 
+_REMEMBERED_TAGS = 1 << 14  # a few MB; four out of five tags recur on the same page
+
 
 class Timestamp(MetadataType):
     """`Year: 2018 | Month: December` regardless of `metadata_key_value_sep`, as published."""
@@ -170,7 +172,6 @@ class HtmlAttributes(msgspec.Struct, gc=False):
 
 
 _ATTRIBUTES = msgspec.json.Decoder(HtmlAttributes | None)
-_REMEMBERED_TAGS = 1 << 14  # a few MB; four out of five tags recur on the same page
 
 
 class Html(MetadataType):

@@ -161,10 +161,14 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def report_console() -> Console:
-    """The terminal, or a file that is wide enough for the tables."""
-    console = Console()
-    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE)
+def report_console(*, highlight: bool = True) -> Console:
+    """The terminal, or a file that is wide enough for the tables.
+
+    Args:
+        highlight: Whether numbers and paths in text are colored.
+    """
+    console = Console(highlight=highlight)
+    return console if console.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=highlight)
 
 
 def print_table(console: Console, table: Table) -> None:

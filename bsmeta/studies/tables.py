@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 BITS, SIGNED = "{:.4f}".format, "{:+.4f}".format
 NOTHING_DECLARED = "No claim was declared: nothing is tested, and everything below is exploratory."
 
+AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
+INTERVALS = (
+    "In brackets: 95% intervals over seeds (Student's t) and documents (jackknife), paired by "
+    "both, each for itself."
+)
+
 
 def claim_tables(results: Results) -> list[Table]:
     """All tables, in order; none if there are no claims."""
@@ -173,13 +179,6 @@ def _sentence(claim: Claim) -> str:
 def p_words(p_value: float) -> str:
     """A p-value as text."""
     return "p < 0.0001" if p_value < 0.0001 else f"p = {p_value:.2g}"
-
-
-AT = {TEXT: "at the same text tokens", TOKENS: "at the same tokens in all"}
-INTERVALS = (
-    "In brackets: 95% intervals over seeds (Student's t) and documents (jackknife), paired by "
-    "both, each for itself."
-)
 
 
 def exploratory_tables(results: Results) -> list[Table]:

@@ -27,6 +27,14 @@ SOURCE = ".source"
 
 Config = TypeVar("Config", bound=RunConfig)
 
+INSTEAD = {
+    "bootstrap_resamples": "bootstrap_resamples",
+    "seed": "seed",
+    "benchmarks": "validation_file",
+    "benchmark_lines": "max_documents",
+}
+"""Keys of a training run in whose place `evaluate.py` has one of its own."""
+
 
 def task_of(location: Location, training_config: str | None = None) -> str:
     """The task that a checkpoint was trained on.
@@ -67,15 +75,6 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
     own: dict[str, Any] = {"tokenizer_name": location.model}
     config = replace(config, **{name: own[name] for name in vars(config).keys() & own})
     return TASKS[config.task].make(config), Path(location.model)
-
-
-INSTEAD = {
-    "bootstrap_resamples": "bootstrap_resamples",
-    "seed": "seed",
-    "benchmarks": "validation_file",
-    "benchmark_lines": "max_documents",
-}
-"""Keys of a training run in whose place `evaluate.py` has one of its own."""
 
 
 def begin(

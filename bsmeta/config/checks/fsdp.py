@@ -16,19 +16,6 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.config.task_entry import TaskEntry
 from bsmeta.core.problems import HYDRA, Problem, show
 
-
-@dataclass(frozen=True, kw_only=True)
-class FullyShard:
-    """What a launch file decides about FSDP2.
-
-    Attributes:
-        reshard_after_forward: Whether a layer's weights are freed after the forward pass and
-            gathered again for the backward pass.
-    """
-
-    reshard_after_forward: bool = True
-
-
 _RECOMPUTED = "gradient_checkpointing of Hydra decides what is recomputed"
 # The fields with one valid value in this trainer: that value, and why.
 _FIXED = {
@@ -43,6 +30,18 @@ _FIXED = {
     "fsdp_activation_checkpointing": ("false", _RECOMPUTED),
     "fsdp_activation_checkpointing_offload": ("false", _RECOMPUTED),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullyShard:
+    """What a launch file decides about FSDP2.
+
+    Attributes:
+        reshard_after_forward: Whether a layer's weights are freed after the forward pass and
+            gathered again for the backward pass.
+    """
+
+    reshard_after_forward: bool = True
 
 
 def fsdp_problems(config: RunConfig, launch: Launch, entry: TaskEntry) -> Iterator[Problem]:

@@ -34,6 +34,11 @@ LONGEST_NAME = 128  # bytes of a file's name that go into the name of its cache 
 
 Arrays = dict[str, np.ndarray]
 
+LOCKS = 256
+CHECKSUM = 8  # bytes
+KEPT = 0.9  # fraction of the limit that is left after eviction
+SHARE = 0.005  # of the limit may be written for a file before the total size is checked again
+
 
 class Cache:
     """A cache folder.
@@ -88,12 +93,6 @@ def write_arrays(path: Path, arrays: Arrays) -> None:
     with replacing(path) as part:
         np.savez(part, **arrays)  # type: ignore[arg-type]
         sync(part)
-
-
-LOCKS = 256
-CHECKSUM = 8  # bytes
-KEPT = 0.9  # fraction of the limit that is left after eviction
-SHARE = 0.005  # of the limit may be written for a file before the total size is checked again
 
 
 class BlockCache:

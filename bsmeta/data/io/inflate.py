@@ -25,6 +25,24 @@ LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 LFS = "the file is a pointer of Git LFS; fetch its content with git lfs pull"
 GZIP_MARK = b"\x1f\x8b"
 
+# An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
+# block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
+FIXED_BLOCK = "0100000000"
+
+# An empty block with dynamic codes can have an odd length. This one is 95 bits long. RFC 1951,
+# section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
+OWN_BLOCK = (
+    "0" "01"  # not the last block, type 2
+    "00000" "10000" "1111"  # 257 codes of bytes and lengths, 2 of distances, 19 of code lengths
+    # Lengths of the 19 codes, in their odd order: 18 (a run of zeros) and 1 have one bit.
+    + "000" * 2 + "100" + "000" * 14 + "100" + "000"
+    + "0"  # the byte 0: length 1
+    + "1" + "1111111"  # 138 zeros
+    + "1" + "0101011"  # 11 + 106 = 117 zeros
+    + "0" "0" "0"  # end of block and both distances: length 1
+    + "1"  # the end of the block
+)  # fmt: skip
+
 
 def fastest(name: str, standard: ModuleType) -> Any:
     """isal's equivalent of a module; the standard library's own if isal is not available."""
@@ -177,25 +195,6 @@ def zst_blocks(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
                 yield offset, block
         data = frame.unused_data or file.read(COMPRESSED_BLOCK)
         offset = file.tell() - len(data)
-
-
-# An empty block with the fixed code is 10 bits long: not the last block (0), type 1 (1, 0), end of
-# block (7 zeros). RFC 1951, sections 3.2.3 and 3.2.6; bits are written in the order of the stream.
-FIXED_BLOCK = "0100000000"
-
-# An empty block with dynamic codes can have an odd length. This one is 95 bits long. RFC 1951,
-# section 3.2.7: the codes of the byte 0, of the end of a block, and of two distances have 1 bit.
-OWN_BLOCK = (
-    "0" "01"  # not the last block, type 2
-    "00000" "10000" "1111"  # 257 codes of bytes and lengths, 2 of distances, 19 of code lengths
-    # Lengths of the 19 codes, in their odd order: 18 (a run of zeros) and 1 have one bit.
-    + "000" * 2 + "100" + "000" * 14 + "100" + "000"
-    + "0"  # the byte 0: length 1
-    + "1" + "1111111"  # 138 zeros
-    + "1" + "0101011"  # 11 + 106 = 117 zeros
-    + "0" "0" "0"  # end of block and both distances: length 1
-    + "1"  # the end of the block
-)  # fmt: skip
 
 
 def aligned(data: bytes, bits: int) -> bytes:

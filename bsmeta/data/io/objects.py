@@ -55,6 +55,9 @@ ADDRESS = re.compile(r"(s3|gs)://([^/]+)(?:/(.*))?", re.DOTALL)
 
 Headers = dict[str, str]
 
+REGIONS: dict[str, str] = {}
+"""The regions of buckets that are in another one than the configured: S3 reports them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ObjectRef(FileRef):
@@ -322,10 +325,6 @@ def shown_server(url: str) -> str:
     """The scheme, host and port of a URL, without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-
-
-REGIONS: dict[str, str] = {}
-"""The regions of buckets that are in another one than the configured: S3 reports them."""
 
 
 class S3:

@@ -45,6 +45,27 @@ REASONS = (
     "wrong_type",
 )
 
+TEST_OVERLAP = "test_overlap"
+"""Training documents dropped because they are held out."""
+
+EMPTY_TEXT = "empty_text"
+"""Documents without text: pages may be empty, which is not an error in the data."""
+
+HALF_USED = "half_used_at_phase_switch"
+"""Documents whose unused rest was dropped when the metadata schedule switched phases."""
+
+NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
+"""Reasons why good documents, or parts of them, are left out."""
+
+LEFT_OUT = "metadata_tokens_left_out"
+"""Tokens of metadata for which a row had no room (`row_budget=text`)."""
+
+WITH_METADATA = "documents_with_metadata"
+"""Documents that got at least one metadata type."""
+
+SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
+"""What is counted for each source of a mixture; epochs on average over its streams."""
+
 
 class Rejecter:
     """Applies `bad_documents` to the documents of one window.
@@ -103,34 +124,11 @@ def check_length(rendered: Rendered, config: DataConfig) -> None:
         )
 
 
-TEST_OVERLAP = "test_overlap"
-"""Training documents dropped because they are held out."""
-
-EMPTY_TEXT = "empty_text"
-"""Documents without text: pages may be empty, which is not an error in the data."""
-
-HALF_USED = "half_used_at_phase_switch"
-"""Documents whose unused rest was dropped when the metadata schedule switched phases."""
-
-NOT_BAD = (TEST_OVERLAP, EMPTY_TEXT, HALF_USED)
-"""Reasons why good documents, or parts of them, are left out."""
-
-LEFT_OUT = "metadata_tokens_left_out"
-"""Tokens of metadata for which a row had no room (`row_budget=text`)."""
-
-WITH_METADATA = "documents_with_metadata"
-"""Documents that got at least one metadata type."""
-
-
 def count_names(keys: Sequence[str]) -> list[str]:
     """Names of the counts; the same in every batch of a run."""
     types = [f"documents/{key}" for key in keys]
     bad = [f"bad_documents/{reason}" for reason in REASONS]
     return ["documents", WITH_METADATA, *types, *bad, *NOT_BAD, LEFT_OUT]
-
-
-SOURCE_COUNTS = ("source_sequences", "source_tokens", "source_epochs")
-"""What is counted for each source of a mixture; epochs on average over its streams."""
 
 
 def source_count_names(sources: Sequence[str]) -> list[str]:

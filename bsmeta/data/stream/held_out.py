@@ -34,6 +34,9 @@ KIND = "held-out-v2"  # facts of version 1 may lack documents whose lines could 
 BATCH = 256
 SHOWN = 3  # unreadable lines in a message
 
+_URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
+_PORT = re.compile(r":(?:80|443)?$")
+
 
 class HeldOutFingerprints:
     """Fingerprints of the texts and URLs that must not be trained on."""
@@ -89,10 +92,6 @@ def url_fingerprint(url: str) -> int | None:
     """The fingerprint of a URL, distinct from that of the same text; None if it is blank."""
     normalized = normalized_url(url)
     return xxhash.xxh3_64_intdigest(normalized.encode(), seed=1) if normalized else None
-
-
-_URL = re.compile(r"\s*(?:https?:)?(?://)?([^/?#]*)([^?#]*)(\?[^#]+)?", re.IGNORECASE)
-_PORT = re.compile(r":(?:80|443)?$")
 
 
 def normalized_url(url: str) -> str:

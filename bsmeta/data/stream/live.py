@@ -33,6 +33,8 @@ from bsmeta.data.stream.windows import Window, WindowMaker
 Sequences = list[tuple[PackedWindow, int]]
 """The sequences of a window, each as a packed window and its index in it."""
 
+log = logging.getLogger(__name__)
+
 
 class LogicalStream:
     """The endless sequences of one stream.
@@ -167,9 +169,6 @@ class LogicalStream:
     def _no_sequences(self) -> str:
         names = ", ".join(share.shard.name for share in self._shares)
         return f"stream {self._stream} has no usable document in its part of {names}"
-
-
-log = logging.getLogger(__name__)
 
 
 class LiveStreams:

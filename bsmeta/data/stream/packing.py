@@ -24,6 +24,8 @@ from bsmeta.data.stream.plan import Position
 from bsmeta.data.text.chunks import Chunk, within
 from bsmeta.data.text.tokens import NO_IDS
 
+Packing = Callable[[Sequence[int], int], list[list[int]]]
+
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Packs chunks into as few sequences as best-fit decreasing finds.
@@ -93,8 +95,6 @@ def within_room(
                 found[index] = within(chunks[index], share)
     return found
 
-
-Packing = Callable[[Sequence[int], int], list[list[int]]]
 
 PACKINGS: dict[str, Packing] = {"best_fit": best_fit, "pad": one_each}
 

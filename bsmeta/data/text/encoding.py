@@ -33,6 +33,9 @@ Bools = NDArray[np.bool_]
 Filler = Callable[[int, str], np.ndarray]
 """So many tokens without content (int32 [n]), which replace those of a text's prefix."""
 
+ONLY_TEXT: Bools = np.arange(256) == 0
+"""The targets of `row_budget=text`, by token type."""
+
 
 def loss_tables(config: MetadataConfig) -> tuple[Bools, Bools]:
     """Which token types contribute to the loss.
@@ -298,10 +301,6 @@ class DocumentEncoder:
             suffix=len(suffix_ids),
             prefix_cut=prefix_cut,
         )
-
-
-ONLY_TEXT: Bools = np.arange(256) == 0
-"""The targets of `row_budget=text`, by token type."""
 
 
 def locate(body: Body, end: int, after: int) -> tuple[np.ndarray, np.ndarray]:

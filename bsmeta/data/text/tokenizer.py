@@ -26,6 +26,19 @@ from bsmeta.metadata.rendering import Renderer
 RESERVED_TOKENS = 64
 """Special tokens that the vocabulary of every run has room for under `row_budget=text`."""
 
+log = logging.getLogger(__name__)
+
+Backend = Callable[[Sequence[str]], list[np.ndarray]]
+"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
+
+GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+"""The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
+
+WITHOUT_GOING_BACK = {
+    GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+}
+"""Equivalent patterns that are faster in tiktoken (this is its own pattern for GPT-2)."""
+
 
 def load_tokenizer(config: CausalLMConfig) -> PreTrainedTokenizerBase:
     """The tokenizer, with the special tokens of the metadata.
@@ -149,21 +162,6 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[
     places = range(len(whole) - len(bare) + 1)
     begin = next(n for n in places if whole[n : n + len(bare)] == bare)
     return whole[:begin], whole[begin + len(bare) :]
-
-
-log = logging.getLogger(__name__)
-
-
-Backend = Callable[[Sequence[str]], list[np.ndarray]]
-"""Texts to token ids (int32); special tokens in a text are recognized, none are added."""
-
-GPT2_PATTERN = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-"""The pattern of a `ByteLevel` pre-tokenizer that does its own splitting."""
-
-WITHOUT_GOING_BACK = {
-    GPT2_PATTERN: r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
-}
-"""Equivalent patterns that are faster in tiktoken (this is its own pattern for GPT-2)."""
 
 
 class Unavailable(Exception):

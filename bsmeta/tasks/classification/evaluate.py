@@ -54,6 +54,8 @@ from bsmeta.training.task import EvaluationContext, FinishContext
 
 logger = logging.getLogger(__name__)
 
+PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
+
 
 def run(
     config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
@@ -196,9 +198,6 @@ class Competition:
     systems: dict[str, nn.Module]
     choice: Choice
     notes: list[str]
-
-
-PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
 
 
 def finish(

@@ -43,6 +43,15 @@ from bsmeta.tasks.causal_lm.evaluation.segments import Reading
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 
+FEWEST_BLOCKS = 16
+"""Minimum number of blocks, so that several ranks can share a small set."""
+
+DOCUMENTS_PER_BLOCK = 64
+"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
+
+Place = tuple[int, int]
+"""Index of a rendering, and index of one of its windows."""
+
 
 def first_piece(document: EncodedDocument, config: DataConfig) -> list[Window]:
     """The first chunk of the document, at most one sequence long."""
@@ -128,13 +137,6 @@ def _padded(front: int, values: np.ndarray) -> np.ndarray:
     return np.concatenate((np.zeros(front, values.dtype), values))
 
 
-FEWEST_BLOCKS = 16
-"""Minimum number of blocks, so that several ranks can share a small set."""
-
-DOCUMENTS_PER_BLOCK = 64
-"""Documents (on average) that are rendered, encoded and kept in memory at one time."""
-
-
 def plan_blocks(costs: Sequence[int]) -> list[list[int]]:
     """Group documents into blocks of similar document lengths and about equal total cost.
 
@@ -165,10 +167,6 @@ def own_blocks(blocks: Sequence[list[int]], rank: int, world_size: int) -> list[
     rounds = -(-len(blocks) // world_size)
     mine = [blocks[i] for i in range(rank, len(blocks), world_size)]
     return mine + [[] for _ in range(rounds - len(mine))]
-
-
-Place = tuple[int, int]
-"""Index of a rendering, and index of one of its windows."""
 
 
 @dataclass(slots=True)

@@ -47,6 +47,14 @@ from bsmeta.training.ranks import Ranks
 
 FAILURES_SHOWN = 5
 
+_Compared = tuple[int, int, bool, np.ndarray]
+"""Comparison index, document index, whether a prefix was truncated, sums."""
+
+RESAMPLES = 10_000
+
+FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
+"""The most important metrics, which come first so that a narrow screen shows them."""
+
 
 @dataclass(frozen=True, slots=True)
 class ComparisonSums:
@@ -67,10 +75,6 @@ class ComparisonSums:
     def totals(self) -> np.ndarray:
         """float64 [documents, COLUMNS]."""
         return self.values[:, 0].sum(axis=1)
-
-
-_Compared = tuple[int, int, bool, np.ndarray]
-"""Comparison index, document index, whether a prefix was truncated, sums."""
 
 
 class PairedEvaluation:
@@ -214,12 +218,6 @@ class PairedEvaluation:
                 if comparison.group == TEXT or is_compared:
                     sums = paired_sums(readings[base], readings[test], text, self._edges)
                     yield number, index, block.prefix_cut[base] or block.prefix_cut[test], sums
-
-
-RESAMPLES = 10_000
-
-FIRST = ("bits_per_byte_without", "bits_per_byte_with", "difference", "text_bits_per_byte")
-"""The most important metrics, which come first so that a narrow screen shows them."""
 
 
 class SubsetEvaluation:

@@ -26,6 +26,13 @@ from bsmeta.tasks.causal_lm.explaining.selection import (
     PackedChunk,
 )
 
+# Characters that would move the cursor, color the terminal or change the text direction.
+_CONTROLS = {
+    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
+    0x7F: 0x2421,
+    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
+}
+
 
 class Part(Enum):
     """The part of a document that a token belongs to."""
@@ -119,14 +126,6 @@ def _parts(chunk: Chunk) -> list[Part]:
     if chunk.stop == len(encoded.ids):
         parts[-1] = Part.END
     return [Part.PREFIX] * chunk.prefix_length + parts
-
-
-# Characters that would move the cursor, color the terminal or change the text direction.
-_CONTROLS = {
-    **{code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"},
-    0x7F: 0x2421,
-    **dict.fromkeys([*range(0x80, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], 0xFFFD),
-}
 
 
 def harmless(text: str) -> str:

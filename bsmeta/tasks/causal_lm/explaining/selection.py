@@ -43,6 +43,8 @@ from bsmeta.metadata.rendering import Rendered
 
 NAMES_SHOWN = 5
 
+log = logging.getLogger(__name__)
+
 
 def with_types(metadata: MetadataConfig, types: Sequence[str]) -> MetadataConfig:
     """The configuration under which every document gets exactly those of `types` that it has.
@@ -109,9 +111,6 @@ def no_such_document(shard: Shard, number: int, count: int) -> str:
         f"document={shard.name}:{number}: the shard has {count} documents; expected a number "
         f"from 0 to {count - 1}"
     )
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,22 @@ PART_CLASSES = {
     Part.TEXT: "",
 }
 
+# The terminal's palette colors, which its theme makes readable on its background.
+COLORS = (
+    "cyan",
+    "magenta",
+    "green",
+    "yellow",
+    "bright_blue",
+    "red",
+    "bright_cyan",
+    "bright_magenta",
+)
+FAINT = Style(dim=True)
+BOUNDARY = "│"
+INSIDE_CHARACTER = "·"
+BAR_CELLS = 32
+
 
 def page(windows: Sequence[ExplainedWindow], config: ExplainConfig, texts: TokenTexts) -> str:
     """The page as HTML source."""
@@ -201,23 +217,6 @@ def html_packing(window: ExplainedWindow, most: int) -> Iterator[str]:
     yield "</table>"
 
 
-# The terminal's palette colors, which its theme makes readable on its background.
-COLOURS = (
-    "cyan",
-    "magenta",
-    "green",
-    "yellow",
-    "bright_blue",
-    "red",
-    "bright_cyan",
-    "bright_magenta",
-)
-FAINT = Style(dim=True)
-BOUNDARY = "│"
-INSIDE_CHARACTER = "·"
-BAR_CELLS = 32
-
-
 class TerminalView:
     """Prints documents and windows.
 
@@ -280,7 +279,7 @@ def colored(tokens: Sequence[ShownToken], *, boundaries: bool) -> Text:
 def style_of(part: Part, token_type: int, *, target: bool) -> Style:
     """The style of a token."""
     return Style(
-        color=COLOURS[(token_type - 1) % len(COLOURS)] if token_type else None,
+        color=COLORS[(token_type - 1) % len(COLORS)] if token_type else None,
         bold=part in (Part.LOCAL, Part.END),
         italic=part in (Part.PREFIX, Part.SUFFIX),
         dim=not target,

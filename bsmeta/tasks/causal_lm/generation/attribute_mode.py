@@ -23,6 +23,7 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import progress_bar
 from bsmeta.metadata.processors import type_of
 from bsmeta.report.inference import bootstrap
+from bsmeta.report.table import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.generation.attribution import (
@@ -34,8 +35,14 @@ from bsmeta.tasks.causal_lm.generation.attribution import (
     posterior,
 )
 from bsmeta.tasks.causal_lm.generation.contexts import check_value
-from bsmeta.tasks.causal_lm.generation.text_mode import console
 from bsmeta.training.locations import Location
+
+ROWS = 20
+"""Maximum number of candidates to print; the file has all of them."""
+
+NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
+
+TOP = (1, 5)
 
 
 def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
@@ -67,8 +74,9 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
         found = _attribute_documents(config, documents, candidates, likelihoods, progress)
     report = _report(config, opened.location, likelihoods, found)
     path = _write(report, config, opened.location)
-    show_attribution(report, console())
-    console().print(f"written to {path}", soft_wrap=True)
+    out = report_console(highlight=False)
+    show_attribution(report, out)
+    out.print(f"written to {path}", soft_wrap=True)
 
 
 def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
@@ -89,7 +97,9 @@ def _attribute_prompt(
         raise ConfigurationError(f"prompt={config.prompt!r}: expected at least two tokens")
     log_prior = candidates.log_prior(config.prior, None)
     probabilities = np.exp(posterior(scores, log_prior[None])[0])
-    show_posterior(config.type, candidates.labels, probabilities, scores[0], console())
+    show_posterior(
+        config.type, candidates.labels, probabilities, scores[0], report_console(highlight=False)
+    )
 
 
 def _attribute_documents(
@@ -151,12 +161,6 @@ def _some(labels: Sequence[str]) -> str:
     return ", ".join(labels[:5]) + (", …" if len(labels) > 5 else "")
 
 
-ROWS = 20
-"""Maximum number of candidates to print; the file has all of them."""
-
-NAMES = {"top_1": "first guess", "top_5": "first five", "majority_class": "always the majority"}
-
-
 def show_attribution(report: dict[str, Any], out: Console) -> None:
     """Print the accuracy, next to that of always guessing the most frequent candidate."""
     metrics = report["metrics"]
@@ -204,9 +208,6 @@ def _table(heads: Sequence[str], left: Sequence[int] = (0,)) -> Table:
     for number, head in enumerate(heads):
         table.add_column(head, justify="left" if number in left else "right", overflow="fold")
     return table
-
-
-TOP = (1, 5)
 
 
 def summarize(found: Attribution, *, resamples: int, seed: int) -> dict[str, Any]:

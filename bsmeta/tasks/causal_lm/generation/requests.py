@@ -20,6 +20,11 @@ from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.problems import refuse_out_of_bounds
 
+_SETTING = re.compile(r"(\w+)=(.*)")
+_MAPPINGS = ("metadata", "null_metadata")
+
+HELP = "a prompt, or key=value ({names}, and {fields}); key= takes it back; Ctrl-D ends"
+
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):
     """A request for text; `GenerateConfig` documents the fields, and their bounds.
@@ -94,12 +99,6 @@ def read_requests(path: str, defaults: Request) -> list[Request]:
     if problems:
         raise DataError("\n".join(problems))
     return requests
-
-
-_SETTING = re.compile(r"(\w+)=(.*)")
-_MAPPINGS = ("metadata", "null_metadata")
-
-HELP = "a prompt, or key=value ({names}, and {fields}); key= takes it back; Ctrl-D ends"
 
 
 class Dialogue:

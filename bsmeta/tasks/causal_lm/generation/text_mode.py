@@ -21,6 +21,7 @@ from rich.text import Text
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.report.table import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts, check_value
 from bsmeta.tasks.causal_lm.generation.decoding import Continuation, Decoder, Draw
@@ -168,10 +169,10 @@ def write(config: GenerateConfig, opened: OpenedModel) -> None:
     elif config.output is not None:
         _write_file(writer.write(requests), config.output)
     elif config.compare:
-        show_side_by_side(list(writer.write(requests)), console())
+        show_side_by_side(list(writer.write(requests)), report_console(highlight=False))
     else:
         for result in writer.write(requests):
-            show(result, console())
+            show(result, report_console(highlight=False))
 
 
 def _check_ways(config: GenerateConfig) -> None:
@@ -225,7 +226,7 @@ def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
     for request in dialogue.requests(lines_of_input(types)):
         try:
             for result in writer.write([request]):
-                show(result, console())
+                show(result, report_console(highlight=False))
                 sys.stdout.flush()
         except ConfigurationError as error:  # for example a prompt that is too long
             print(error, file=sys.stderr, flush=True)
@@ -249,16 +250,6 @@ def _line(result: Result) -> dict[str, Any]:
     if request["id"] is None:
         del request["id"]
     return {**request, "prefix": result.prefix, "samples": result.samples}
-
-
-WIDTH_OF_A_FILE = 120
-"""Width of the printed text if the output is not a terminal."""
-
-
-def console() -> Console:
-    """A console on standard output, as wide as the terminal if there is one."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(width=WIDTH_OF_A_FILE, highlight=False)
 
 
 def show(result: Result, out: Console) -> None:
