@@ -51,7 +51,7 @@ def test_several_metadata_stand_side_by_side(
     assert head.split("  ")[0].strip() == "(no metadata)"
     assert "Title: Sets |||" in head
     assert "Title: Maps | url:" in head
-    assert all(len(line) <= 120 for line in printed.splitlines())
+    assert all(len(line) <= 130 for line in printed.splitlines())
 
 
 def test_a_file_of_requests_becomes_a_file_of_results(
