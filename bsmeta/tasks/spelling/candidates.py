@@ -8,18 +8,18 @@ about a candidate without its context is computed once for each form of a word.
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import xxhash
 from rapidfuzz import process
-from rapidfuzz.distance import OSA, Levenshtein
+from rapidfuzz.distance import OSA, Indel, Levenshtein
 
+from bsmeta.tasks.spelling.characters import plain
 from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, parse
 from bsmeta.tasks.spelling.lists import fold
 from bsmeta.tasks.spelling.near_words import hash_words
@@ -27,7 +27,7 @@ from bsmeta.tasks.spelling.text import joined_parts
 
 LOOKED_AT = 300
 """Near words that are compared with a word: the most frequent."""
-MOST_NEAR, MOST_NEAR_OF_SHORT, MOST_NEAR_OF_KNOWN = 12, 20, 8
+MOST_NEAR, MOST_NEAR_OF_SHORT, MOST_NEAR_OF_KNOWN = 12, 32, 8
 """Near words that are candidates of a word, of a short one, and of one that a list has."""
 SHORT = 3
 """Characters of a short word at most."""
@@ -53,7 +53,7 @@ _KEEP, _NONE, _NEAR, _SPLIT = range(4)
 UNKNOWN = -25.0
 """The logarithm of the frequency of an unknown word."""
 UNKNOWN_CAPITAL_SHARE = 0.3
-FORM_FEATURES = 36
+FORM_FEATURES = 41
 """What is known about a candidate without its context; a column for each list follows."""
 
 
@@ -154,7 +154,7 @@ class Candidates:
             return self._not_spelled
         key = fold(core)
         known = self._meant(key)
-        chosen = self._choose(key, near, known)
+        chosen = self._choose(core, near, known)
         rows = [_Row(core, key, key, _KEEP), _Row("", "", "", _NONE)]
         for other, distance in {key: 0, **chosen}.items():
             has_capital = self._capital_share(other) > LEAST_CAPITAL_SHARE
@@ -192,16 +192,22 @@ class Candidates:
         is_hidden = known and xxhash.xxh3_64_intdigest(key.encode()) < self._hidden * 2**64
         return () if is_hidden else known
 
-    def _choose(self, key: str, near: np.ndarray, known: Sequence[str]) -> dict[str, int]:
-        """The near words that are candidates, with their distances, and the known ones."""
-        words = self._lexicon.words
+    def _choose(self, core: str, near: np.ndarray, known: Sequence[str]) -> dict[str, int]:
+        """The near words that are candidates, with their distances, and the known ones.
+
+        Args:
+            core: The word.
+            near: The numbers of the words near it.
+            known: The words of which it is a known misspelling.
+        """
+        words, key = self._lexicon.words, fold(core)
         near = near[:LOOKED_AT]
         limit = 3 if len(key) >= LONG else 2
-        (distances,) = process.cdist(
-            [key], [words[number] for number in near.tolist()], scorer=OSA.distance,
-            score_cutoff=limit, dtype=np.uint8,
+        distances, with_case = process.cdist(
+            [key, _inner_case(core)], [words[number] for number in near.tolist()],
+            scorer=OSA.distance, dtype=np.uint8,
         )  # fmt: skip
-        cost = distances + 0.5 * (self._initials[near] != ord(key[0]))
+        cost = with_case + 0.5 * (self._initials[near] != ord(key[0]))
         scores = self._logs[near] - EDIT_COST * cost
         scores[(distances == 0) | (distances > limit)] = -np.inf
         best = np.argsort(-scores, kind="stable")[: self._most_near(key)]
@@ -261,16 +267,17 @@ class Candidates:
                 sum(map(str.isupper, core)) / len(core), float(len(key) == 1),
             ]  # fmt: skip
             return found
-        found[18 + min(distance, 3)] = 1.0
+        found[18:22], found[23:29], found[30:36], found[39:41] = _edit_features(
+            other, key, distance
+        )
         found[22] = float(is_known)
-        found[23] = (len(other) - len(key)) / 2
-        found[24] = float(other[0] == key[0])
-        found[25] = float(other[-1] == key[-1])
-        found[26] = float(sorted(other) == sorted(key))
-        found[27] = float(_skeleton(other) == _skeleton(key))
-        found[28] = OSA.distance(_plain(other), _plain(key)) / 2
         found[29] = (log - self.log(key)) / 8
-        found[30:36] = _single_edit(other, key)
+        with_inner = OSA.distance(_inner_case(text), _inner_case(core))
+        unexplained = OSA.distance(text, core) - with_inner
+        found[36:39] = [
+            float(with_inner - distance),
+            float(unexplained * core[0].isupper()), float(unexplained * core[0].islower()),
+        ]  # fmt: skip
         return found
 
     def _rarity(self, key: str) -> tuple[float, float]:
@@ -310,11 +317,29 @@ def _cased(core: str, key: str, *, with_capital: bool) -> list[str]:
     return [*dict.fromkeys([key, *([capital] if with_capital else []), *upper])]
 
 
-def _plain(word: str) -> str:
-    """A word without accents."""
-    if word.isascii():
-        return word
-    return "".join(c for c in unicodedata.normalize("NFKD", word) if not unicodedata.combining(c))
+def _inner_case(word: str) -> str:
+    """A word with the case of its letters after the first, unless all are capitals: a capital
+    inside a word is one that an error has put there.
+    """
+    if word.isupper():
+        return fold(word)
+    return fold(word[:1]) + word[1:].replace("’", "'")
+
+
+@lru_cache(64)  # a candidate is written in several ways
+def _edit_features(other: str, key: str, distance: int) -> tuple[list[float], ...]:
+    """What the edits from a candidate to the word are like: their number; what stays the same; a
+    single edit; distances with other edits.
+    """
+    number = [0.0] * 4
+    number[min(distance, 3)] = 1.0
+    same = [
+        (len(other) - len(key)) / 2, float(other[0] == key[0]), float(other[-1] == key[-1]),
+        float(sorted(other) == sorted(key)), float(_skeleton(other) == _skeleton(key)),
+        OSA.distance(plain(other), plain(key)) / 2,
+    ]  # fmt: skip
+    distances = [Levenshtein.distance(other, key) / 2, Indel.distance(other, key) / 2]
+    return number, same, _single_edit(other, key), distances
 
 
 def _skeleton(word: str) -> str:

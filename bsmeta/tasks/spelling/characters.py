@@ -7,6 +7,7 @@ and how. So the table applies to words, and to languages, that have no list of m
 
 from __future__ import annotations
 
+import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from bsmeta.data.seeds import derive
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
 
 _BLOCK = 64
+_STROKES = str.maketrans("øłđħŧıßæœ", "oldhtisao")  # do not decompose
 
 
 class Draws:
@@ -242,6 +244,24 @@ def _apply(characters: list[str], edit: Edit, weights: list[float]) -> bool:
     return True
 
 
+def with_accent(word: str, draws: Draws) -> str:
+    """Puts an accent on one of the letters of a word that can have one; of Latin letters."""
+    places = [at for at, letter in enumerate(word) if letter.lower() in ACCENTED]
+    if not places:
+        return word
+    at = places[draws.below(len(places))]
+    letters = ACCENTED[word[at].lower()]
+    return word[:at] + letters[draws.below(len(letters))] + word[at + 1 :]
+
+
+def plain(word: str) -> str:
+    """A word without accents."""
+    if word.isascii():
+        return word
+    decomposed = unicodedata.normalize("NFKD", word.translate(_STROKES))
+    return "".join(c for c in decomposed if not unicodedata.combining(c))
+
+
 def with_case_of(word: str, misspelling: str) -> str:
     """Carries the case of a word over to its misspelling."""
     if len(word) > 1 and word.isupper():
@@ -260,3 +280,17 @@ def _pairs(misspellings: Misspellings) -> Iterator[tuple[str, str]]:
     """The pairs of words of a map, in lower case."""
     for word, known in single_words(misspellings).items():
         yield from ((word.lower(), wrong.lower()) for wrong in known)
+
+
+def _accented() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for code in (*range(0xE0, 0x180), *range(0x1E00, 0x1F00)):  # Latin letters in Unicode
+        letter = chr(code)
+        base = plain(letter)
+        if letter.islower() and len(base) == 1 and base.isascii():
+            found.setdefault(base, []).append(letter)
+    return found
+
+
+ACCENTED = _accented()
+"""The letters with accents that each lower-case letter may become."""

@@ -34,6 +34,10 @@ def value_problems(config: SpellingConfig, _: Collection[str] = ()) -> Iterator[
     if not noise.letters.isalpha():
         fix = "noise.letters=abcdefghijklmnopqrstuvwxyz"
         yield Problem("noise.letters", HYDRA, show(noise.letters), "letters, without spaces", fix)
+    if noise.accent_share + noise.slip_share > 1:
+        found = show(noise.accent_share + noise.slip_share)
+        expected = "at most 1, with noise.accent_share"
+        yield Problem("noise.slip_share", HYDRA, found, expected, "noise.slip_share=0.5")
     if config.benchmarks is not None and not os.path.isdir(config.benchmarks):
         expected = "a folder of TASK/GROUP/SPLIT/{corrupt,correct}.txt"
         yield missing("benchmarks", config.benchmarks, expected, "correct benchmarks")

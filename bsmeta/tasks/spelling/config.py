@@ -53,6 +53,21 @@ class NoiseConfig:
         at_least=0,
         at_most=1,
     )
+    accent_share: float = key(
+        0.0,
+        "realistic: share of the errors in which a letter gets an accent",
+        at_least=0,
+        at_most=1,
+    )
+    slip_share: float = key(
+        0.0,
+        "realistic: share of the errors that are slips: random edits with lower-case letters",
+        at_least=0,
+        at_most=1,
+    )
+    slip_probability: float = key(
+        0.55, "slips: p of the geometric distribution of the edits of a word", above=0, at_most=1
+    )
     learned_characters: bool = key(
         True,
         "edit the letters of a word that has no known misspelling as those of words that have",

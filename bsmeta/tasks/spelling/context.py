@@ -105,11 +105,20 @@ class RowBuilder:
             found = self._parts[word] = (parse(word), self._candidates.spelled_part(word))
         return found
 
-    def rows(self, texts: Sequence[Sequence[str]]) -> Rows:
-        """The rows of the words of texts; of words that are not spelled, only the first two."""
-        parts = [[self.parts(word) for word in text] for text in texts]
-        flat = [part for text in parts for _, part in text]
-        sequence = _Sequence.of([[whole for whole, _ in text] for text in parts])
+    def rows(
+        self, texts: Sequence[Sequence[str]], neighbors: Sequence[Sequence[str]] | None = None
+    ) -> Rows:
+        """The rows of the words of texts; of words that are not spelled, only the first two.
+
+        Args:
+            texts: The words.
+            neighbors: What is assumed to be right in their places when their neighbors are judged;
+                by default the words themselves.
+        """
+        flat = [self.parts(word)[1] for text in texts for word in text]
+        sequence = _Sequence.of(
+            [[self.parts(word)[0] for word in text] for text in neighbors or texts]
+        )
         forms = self._candidates.find([
             (part.core, start) for part, start in zip(flat, sequence.starts_sentence, strict=True)
         ])  # fmt: skip

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import xxhash
 from torch import nn
 
 from bsmeta.core.errors import DataError
@@ -37,6 +38,12 @@ from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
 THRESHOLD = "correction.json"
 """File in the model's folder with the probability threshold for making a correction."""
+LIKELY = 0.5
+"""The probability above which a correction replaces a word where its neighbors are judged."""
+UNCORRECTED_SHARE = 0.3
+"""In training: share of the texts in which words are judged beside uncorrected neighbors."""
+CORRECTED_SHARE = 0.7
+"""In training: share of the errors that are corrected in the other texts, as by the first pass."""
 
 
 class Choice(NamedTuple):
@@ -81,7 +88,7 @@ class CandidateCorrection(SpellingTask):
         one, int64.
         """
         sources = [pair.source for pair in pairs]
-        rows = self._inputs.rows(sources, trains=True)
+        rows = self._inputs.rows(sources, [*map(half_corrected, pairs)], trains=True)
         tensors = row_tensors(sources, rows)
         found = label_rows(pairs, rows.texts, rows.starts)
         tensors["labels"] = torch.from_numpy(found[found >= 0])
@@ -131,11 +138,12 @@ class CandidateCorrection(SpellingTask):
     def _mean_loss(
         self, model: nn.Module, pairs: Sequence[Pair], context: EvaluationContext
     ) -> float:
-        """The cross-entropy of a word, in nats."""
+        """The cross-entropy of a word in nats, beside neighbors as in training."""
 
         def losses(batch: np.ndarray) -> list[tuple[float, int]]:
             own = [pairs[number] for number in batch]
-            rows, logs = self._score(model, [pair.source for pair in own], context.device)
+            sources, neighbors = [pair.source for pair in own], [*map(half_corrected, own)]
+            rows, logs = self._score_beside(model, sources, neighbors, context.device)
             labels = label_rows(own, rows.texts, rows.starts)
             parts = np.split(labels, np.cumsum([len(pair.source) for pair in own])[:-1])
             return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
@@ -149,8 +157,20 @@ class CandidateCorrection(SpellingTask):
     def _score(
         self, model: nn.Module, texts: Sequence[Words], device: torch.device
     ) -> tuple[Rows, np.ndarray]:
-        """The candidates of texts, and the log-probability of each, float32 [rows]."""
-        rows = self._inputs.rows(texts)
+        """The candidates of texts, and the log-probability of each, float32 [rows], beside the
+        likely corrections of their neighbors.
+        """
+        rows, logs = self._score_beside(model, texts, texts, device)
+        found = iter(likeliest(rows, logs))
+        first = [[_replaced(word, next(found)) for word in text] for text in texts]
+        return self._score_beside(model, texts, first, device)
+
+    def _score_beside(
+        self, model: nn.Module, texts: Sequence[Words], neighbors: Sequence[Words],
+        device: torch.device,
+    ) -> tuple[Rows, np.ndarray]:  # fmt: skip
+        """The same beside given neighbors."""
+        rows = self._inputs.rows(texts, neighbors)
         tensors = {name: part.to(device) for name, part in row_tensors(texts, rows).items()}
         with torch.no_grad():
             logs = log_probabilities(model(**tensors), tensors["row_words"])
@@ -165,13 +185,7 @@ class CandidateCorrection(SpellingTask):
 
         def run(batch: np.ndarray) -> list[list[Choice]]:
             own = [parts[number] for number in batch]
-            rows, logs = self._score(model, own, context.device)
-            best = [
-                _best(texts, logs[start:end])
-                for texts, start, end in zip(
-                    rows.texts, rows.starts[:-1], rows.starts[1:], strict=True
-                )
-            ]
+            best = likeliest(*self._score(model, own, context.device))
             ends = np.cumsum([len(part) for part in own])
             return [
                 best[end - len(part) : end] for part, end in zip(own, ends.tolist(), strict=True)
@@ -291,12 +305,44 @@ def _joined(lines: Sequence[str], found: Iterator[list[Correction]]) -> list[Cor
     return joined
 
 
-def _best(texts: Sequence[str], logs: np.ndarray) -> Choice:
-    """The likeliest candidate other than the word itself and the one for none of them."""
-    if len(texts) < 3:
-        return Choice("", 0.0)
-    place = 2 + int(logs[2:].argmax())
-    return Choice(texts[place], float(np.exp(logs[place])))
+def likeliest(rows: Rows, logs: np.ndarray) -> list[Choice]:
+    """The likeliest correction of each word.
+
+    Args:
+        rows: The candidates.
+        logs: The log-probability of each row.
+    """
+    found = []
+    for texts, start, end in zip(rows.texts, rows.starts[:-1], rows.starts[1:], strict=True):
+        if end - start < 3:  # the word itself, and the row for none of the candidates
+            found.append(Choice("", 0.0))
+            continue
+        place = 2 + int(logs[start + 2 : end].argmax())
+        found.append(Choice(texts[place], float(np.exp(logs[start + place]))))
+    return found
+
+
+def _replaced(word: str, choice: Choice) -> str:
+    """The word by which its neighbors are judged: the correction, if it is likely and one word."""
+    return choice.text if choice.probability > LIKELY and " " not in choice.text else word
+
+
+def half_corrected(pair: Pair) -> list[str]:
+    """A text as it may be after a first correction, beside which the words are judged in training:
+    in some texts, no error is corrected, and in the others most are.
+
+    What is drawn follows from the text, whose errors are drawn for each sample and epoch.
+    """
+    if len(pair.source) != len(pair.correct):
+        return pair.source
+    seed = xxhash.xxh3_64_intdigest(" ".join(pair.source).encode())
+    draws = np.random.Generator(np.random.PCG64(seed)).random(1 + len(pair.source))
+    if draws[0] < UNCORRECTED_SHARE:
+        return pair.source
+    return [
+        right if drawn < CORRECTED_SHARE else word
+        for word, right, drawn in zip(pair.source, pair.correct, draws[1:], strict=True)
+    ]
 
 
 def label_rows(

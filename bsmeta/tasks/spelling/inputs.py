@@ -79,9 +79,14 @@ class CandidateInputs:
     def fits(self, words: Words, length: int) -> bool:
         return len(words) <= length
 
-    def rows(self, texts: Sequence[Words], *, trains: bool = False) -> Rows:
-        """The candidates of the words of texts; at least one word in all."""
-        return (self._training if trains else self._builder).rows(texts)
+    def rows(
+        self, texts: Sequence[Words], neighbors: Sequence[Words] | None = None, *,
+        trains: bool = False,
+    ) -> Rows:  # fmt: skip
+        """The candidates of the words of texts, at least one word in all, beside `neighbors`
+        (`RowBuilder.rows`).
+        """
+        return (self._training if trains else self._builder).rows(texts, neighbors)
 
     def tensors(self, texts: Sequence[Words], own: Sequence[Words] | None = None) -> Tensors:
         return row_tensors(texts, self.rows(texts, trains=own is not None))

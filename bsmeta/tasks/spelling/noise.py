@@ -16,7 +16,7 @@ import numpy as np
 import xxhash
 
 from bsmeta.data.text.sentences import ABBREVIATIONS
-from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_case_of
+from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_accent, with_case_of
 from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
 from bsmeta.tasks.spelling.text import core
 
@@ -40,6 +40,9 @@ class Noise:
         artificial_share: Share of artificial edits where `method` is `mixed`.
         edit_probability: p of the geometric distribution of the number of edits of a word.
         lost_case: Probability that a misspelled word is in lower case (realistic edits).
+        accent_share: Share of the realistic errors in which a letter gets an accent.
+        slip_share: Share of the realistic errors that are slips: random edits in lower case.
+        slip_probability: p of the geometric distribution of the number of edits of a slip.
         clean_share: Share of the samples that are not edited.
         keep_word_count: Whether the number of words (separated by whitespace) must not change:
             misspellings that contain spaces are then not used.
@@ -53,6 +56,9 @@ class Noise:
     artificial_share: float = 0.2
     edit_probability: float = 0.8
     lost_case: float = 0.0
+    accent_share: float = 0.0
+    slip_share: float = 0.0
+    slip_probability: float = 0.55
     clean_share: float = 0.0
     keep_word_count: bool = True
     letters: str = string.ascii_letters
@@ -93,9 +99,25 @@ class Noise:
             return artificial_edits(
                 word, draws.geometric(self.edit_probability), draws, letters=self.letters
             )
-        edited = self._misspell(word, draws)
+        edited = self._realistic(word, draws)
         is_lost = self.lost_case > 0 and draws.uniform() < self.lost_case
         return edited.lower() if is_lost and edited != word else edited
+
+    def _realistic(self, word: str, draws: Draws) -> str:
+        """An accent, a slip, or a misspelling, by their shares."""
+        others = self.accent_share + self.slip_share
+        drawn = draws.uniform() if others > 0 else 1.0
+        if drawn < self.accent_share:
+            return with_accent(word, draws)
+        if drawn < others:
+            count = draws.geometric(self.slip_probability)
+            slipped = artificial_edits(word.lower(), count, draws, letters=self._small_letters)
+            return with_case_of(word, slipped)
+        return self._misspell(word, draws)
+
+    @cached_property
+    def _small_letters(self) -> str:
+        return "".join(dict.fromkeys(self.letters.lower()))
 
     def _misspell(self, word: str, draws: Draws) -> str:
         """A known misspelling of a word, or one like those of other words."""

@@ -84,6 +84,9 @@ def make_noise(config: SpellingConfig) -> Noise:
         edit_probability=noise.edit_probability,
         letters=noise.letters,
         lost_case=noise.lost_case,
+        accent_share=noise.accent_share,
+        slip_share=noise.slip_share,
+        slip_probability=noise.slip_probability,
         clean_share=noise.clean_share,
         keep_word_count=isinstance(config, DetectionConfig) or is_small(config),
     )

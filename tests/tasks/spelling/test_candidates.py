@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import OSA
 
 from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.spelling import candidates as candidates_module
 from bsmeta.tasks.spelling import lexicon as lexicon_module
 from bsmeta.tasks.spelling.candidates import FORM_FEATURES, Candidates
 from bsmeta.tasks.spelling.context import RowBuilder
@@ -114,6 +115,30 @@ def test_near_words_are_candidates_in_the_case_that_they_may_have() -> None:
     assert "house-cat" in texts_of("house-caat")
 
 
+def case_features(word: str, candidate: str) -> list[float]:
+    (form,) = Candidates(lexicon()).find([(word, True)])
+    return form.features[form.texts.index(candidate), 36:39].tolist()
+
+
+def test_capitals_that_the_edits_do_not_explain_count_against_a_candidate() -> None:
+    # More edits if the case inside counts; if that of the first letter counts, too: in a word
+    # with a capital, in one without.
+    assert case_features("tXhe", "the") == [0, 0, 0]  # the capital was inserted
+    assert case_features("tHe", "the") == [1, 0, 0]
+    assert case_features("bErlzn", "Berlin") == [1, 0, 1]
+    assert case_features("Mhe", "the") == [0, 0, 0]  # the capital replaced a letter
+    assert case_features("Brelin", "berlin") == [0, 1, 0]
+    assert case_features("Brelin", "Berlin") == [0, 0, 0]
+
+
+def test_words_that_explain_the_capitals_are_chosen_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates_module, "MOST_NEAR_OF_SHORT", 1)
+    words = build_lexicon(["the the them them them"], [], {})
+    for word, expected in (("thm", "them"), ("thM", "the")):
+        (form,) = Candidates(words).find([(word, False)])
+        assert {text.lower() for text in form.texts[2:]} - {"thm"} == {expected}
+
+
 def test_known_misspellings_are_candidates_unless_they_are_hidden() -> None:
     words = build_lexicon(["the village because"] * 2, [], {"because": ("cuz",)})
     for hidden, expected in ((0.0, True), (1.0, False)):
@@ -147,3 +172,15 @@ def test_the_rows_of_a_text_do_not_depend_on_the_others() -> None:
     alone = [builder.rows([text]) for text in texts]
     assert np.array_equal(together.features, np.concatenate([own.features for own in alone]))
     assert together.texts == [word for own in alone for word in own.texts]
+
+
+def test_words_are_judged_beside_assumed_neighbors() -> None:
+    builder = RowBuilder(lexicon())
+    wrong, right = [["teh", "caat", "ast"]], [["the", "cat", "sat"]]
+    assumed = builder.rows(wrong, right)
+    middle = slice(assumed.starts[1], assumed.starts[2])
+    beside = builder.rows([["the", "caat", "sat"]])
+    own = slice(beside.starts[1], beside.starts[2])
+    assert np.array_equal(assumed.features[middle], beside.features[own])
+    assert not np.array_equal(assumed.features[middle], builder.rows(wrong).features[middle])
+    assert assumed.texts == builder.rows(wrong).texts

@@ -39,6 +39,12 @@ def test_artificial_edits_insert_letters_only(letters: str) -> None:
     assert named(noise=noise) == ["noise.letters: noise.letters=abcdefghijklmnopqrstuvwxyz"]
 
 
+def test_accents_and_slips_are_parts_of_the_errors() -> None:
+    assert named(noise=NoiseConfig(accent_share=0.4, slip_share=0.6)) == []
+    more = NoiseConfig(accent_share=0.5, slip_share=0.6)
+    assert named(noise=more) == ["noise.slip_share: noise.slip_share=0.5"]
+
+
 @pytest.mark.parametrize(
     ("processes", "settings", "found", "fix"),
     [

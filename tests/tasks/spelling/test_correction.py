@@ -17,6 +17,7 @@ from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
     Choice,
     best_threshold,
+    half_corrected,
     label_rows,
     right_words,
 )
@@ -93,6 +94,35 @@ def test_lines_are_judged_as_texts_are() -> None:
         apply_corrections(line, TASK.changes(MODEL, [line])[0]) for line in lines
     ]  # fmt: skip
     assert TASK.judge(MODEL, lines, ALONE) == expected
+
+
+def test_words_are_judged_again_beside_likely_corrections(monkeypatch: pytest.MonkeyPatch) -> None:
+    task, model = corrector(0.0)
+    texts, neighbors = [["teh", "caat", "thecat"]], []
+    likely = {"the": 0.8, "cat": 0.4, "the cat": 0.9}
+
+    def score(model: Ranker, own: object, beside: object, device: object) -> object:
+        neighbors.append(beside)
+        rows = task._inputs.rows(texts)
+        written = [text for candidates in rows.texts for text in candidates]
+        return rows, np.log([likely.get(text, 1e-3) for text in written])
+
+    monkeypatch.setattr(task, "_score_beside", score)
+    task._score(model, texts, torch.device("cpu"))
+    # What is unlikely, and two words, do not replace a neighbor.
+    assert neighbors == [texts, [["the", "caat", "thecat"]]]
+
+
+def test_training_texts_are_partly_corrected_neighbors() -> None:
+    pairs = [Pair([f"wrong{n}"] * 5 + ["same"], ["right"] * 5 + ["same"], "") for n in range(400)]
+    found = [half_corrected(pair) for pair in pairs]
+    assert found == [half_corrected(pair) for pair in pairs]
+    corrected = np.array([words.count("right") for words in found])
+    assert {words[-1] for words in found} == {"same"}
+    assert 0.22 < np.mean(corrected == 0) < 0.38
+    assert 0.65 < np.mean(corrected[corrected > 0]) / 5 < 0.76
+    split = Pair(["onthe"], ["on", "the"], "")
+    assert half_corrected(split) == ["onthe"]
 
 
 def test_the_label_of_a_word_is_the_row_of_its_right_candidate() -> None:

@@ -43,6 +43,17 @@ def test_misspelled_words_may_lose_their_capitals() -> None:
     assert found[0] in ("thier", "there")
 
 
+def test_accents_and_slips_take_their_shares_of_the_realistic_errors() -> None:
+    accents = Noise(method="realistic", accent_share=1.0, word_probability=1.0)
+    assert accents.corrupt("Letters, 12 of x!", seed=1, epoch=0, sample=0) == "łetters, 12 øf ẋ!"
+    slips = Noise(method="realistic", slip_share=1.0, word_probability=1.0, letters="Xx")
+    assert slips.corrupt("The END (of), 12", seed=2, epoch=0, sample=1) == "Xeh NED (fo), 12"
+    both = noise("realistic", accent_share=0.25, slip_share=0.25, characters=None)
+    found = [both.corrupt("until", seed=1, epoch=0, sample=sample) for sample in range(400)]
+    assert 0.43 < found.count("untill") / 400 < 0.57
+    assert 0.18 < sum(not word.isascii() for word in found) / 400 < 0.32
+
+
 def test_words_without_a_known_misspelling_get_character_noise() -> None:
     assert CHARACTERS is not None
     plain = noise("realistic", characters=None).corrupt("Heir", seed=1, epoch=0, sample=0)
