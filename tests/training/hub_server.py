@@ -1,6 +1,6 @@
 """The part of the Hub's interface that an upload needs, on loopback; it can misbehave.
 
-Set `behaviour` to `good`, to a status code that every call is answered with, or to `hang`.
+Set `behavior` to `good`, to a status code that every call is answered with, or to `hang`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, behaviour: str | int) -> None:
+    def __init__(self, behavior: str | int) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.behaviour = behaviour
+        self.behavior = behavior
         self.files: dict[str, bytes] = {}
         self.repositories: list[str] = []
         self.tokens: set[str] = set()
@@ -85,11 +85,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"success": True, "commitUrl": url, "commitOid": OID})
 
     def _misbehaves(self) -> bool:
-        if self.server.behaviour == "hang":
+        if self.server.behavior == "hang":
             self.server.released.wait()
-        if isinstance(self.server.behaviour, int):
-            self._answer({"error": "no"}, self.server.behaviour)
-        return self.server.behaviour != "good"
+        if isinstance(self.server.behavior, int):
+            self._answer({"error": "no"}, self.server.behavior)
+        return self.server.behavior != "good"
 
     def _answer(self, value: dict[str, Any], status: int = 200) -> None:
         content = json.dumps(value).encode()

@@ -193,7 +193,7 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     parts = json.loads(tokenizer.to_str())
     ranks = merge_ranks(parts["model"])
     added = parts["added_tokens"]
-    if depends_on_neighbours(added):
+    if depends_on_neighbors(added):
         raise Unavailable("its special tokens depend on what stands around them")
     names = sorted(token["content"] for token in added)
     if any(longer.startswith(name) for name, longer in itertools.pairwise(names)):
@@ -215,7 +215,7 @@ def tiktoken_backend(tokenizer: Tokenizer) -> Backend:
     return encode
 
 
-def depends_on_neighbours(added: Sequence[dict[str, Any]]) -> bool:
+def depends_on_neighbors(added: Sequence[dict[str, Any]]) -> bool:
     """Whether special tokens in a tokenizer's JSON match depending on the surrounding text."""
     return any(token["lstrip"] or token["rstrip"] or token["single_word"] for token in added)
 

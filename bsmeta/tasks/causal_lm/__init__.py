@@ -1,1 +1,1 @@
-"""Language modelling on text with metadata."""
+"""Language modeling on text with metadata."""

@@ -105,9 +105,9 @@ def test_bootstrap_is_reproducible_and_covers_the_mean() -> None:
     (ratio,) = bootstrap(bits[None], sizes[None], resamples=10_000, seed=7)
     assert bootstrap(bits[None], sizes[None], resamples=10_000, seed=7) == [ratio]
     # of a mean: the normal interval, mean ± 1.96 standard errors
-    centre, error = bits.mean() / 2, bits.std() / 2 / math.sqrt(400)
-    assert ratio.low == pytest.approx(centre - 1.96 * error, abs=0.2 * error)
-    assert ratio.high == pytest.approx(centre + 1.96 * error, abs=0.2 * error)
+    center, error = bits.mean() / 2, bits.std() / 2 / math.sqrt(400)
+    assert ratio.low == pytest.approx(center - 1.96 * error, abs=0.2 * error)
+    assert ratio.high == pytest.approx(center + 1.96 * error, abs=0.2 * error)
 
 
 def test_bootstrap_resamples_whole_documents() -> None:
