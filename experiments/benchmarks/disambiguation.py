@@ -34,14 +34,17 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     """Trains and evaluates with one encoding."""
     torch.manual_seed(config.seed)
     task = EntityDisambiguator(config)
-    model = task.build_model().train()
+    model = task.build_model()
     optimizer = build_optimizer(model, config)
+    context = EvaluationContext.alone(torch.device("cpu"))
     trained = 0.0
     # The first step also opens the data, and is not timed.
     stream = itertools.islice(task.train_stream(0, 1, None), steps + 1)
     began = time.process_time()
     for number, step in enumerate(stream):
         (batch,) = step.micro_batches
+        task.prepare_step(model, number + 1, context)
+        model.train()
         set_learning_rate(optimizer.param_groups, learning_rate(config, steps + 1, number + 1))
         with torch.autocast("cpu", torch.bfloat16, enabled=config.mixed_precision == "bf16"):
             loss = task.loss(model, batch.tensors).sum / max(batch.weight, 1.0)
@@ -57,7 +60,6 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     dev = task.data.split("dev")
     assert dev is not None
     chosen = dev.gold()[:rows]
-    context = EvaluationContext(0, 1, torch.device("cpu"), lambda value: [value])
     evaluator = Evaluator(config, task.data)
     model.eval()
     embeddings = evaluator.embeddings(model, chosen, task.data.frozen, context)

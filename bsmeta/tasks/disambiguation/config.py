@@ -186,9 +186,9 @@ class DisambiguationConfig(PretrainedConfig):
 
     min_entity_gradient: float = key(
         0.0,
-        "a candidate is encoded for a mention if the gradient of its score, the difference between "
-        "its probability and the target, exceeds this; otherwise its stored vector is used; 0: all "
-        "candidates are encoded",
+        "a mention is compared with the candidates whose scores have a gradient above this "
+        "(probability minus target, by their stored vectors), and only these are encoded; with its "
+        "stored vectors if there are none; 0: all candidates are encoded",
         at_least=0,
         below=1,
     )

@@ -179,7 +179,8 @@ class BiEncoder(nn.Module):
             prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
             stored: int64 [entities]: the rows of their stored vectors. Only the candidates whose
-                gradient is large are then encoded.
+                gradient is large are then encoded, and a mention that has such candidates is
+                compared with these alone, as in ANCE (Xiong et al. 2020).
             targets: bool [mentions, scores]: the right ones; they decide with `stored`.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
@@ -211,6 +212,9 @@ class BiEncoder(nn.Module):
                 cosines = self._replace(
                     cosines, chosen, output.encoded, output.mentions, entity_states, entity_mask
                 )
+                # A mention is compared with new vectors or with stored ones, never with both: the
+                # loss would fall if all new cosines grew, without telling entities apart.
+                allowed = allowed & (chosen | ~chosen.any(1, keepdim=True))
             output.scores = self._scores(output.mentions, cosines, prior, allowed)
         return output
 
@@ -263,7 +267,8 @@ class BiEncoder(nn.Module):
         return (hidden.float() * weights).sum(1) / weights.sum(1)
 
     def _with_gradient(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """bool [mentions, entities]: where the loss changes enough with the score.
+        """bool [mentions, entities]: where the loss changes enough with the score, and the right
+        entities beside these.
 
         The gradient of minus the log-probability of the right answers is the probability, less the
         answer's share of that of all right ones. A mention without a right answer has none.
@@ -271,7 +276,9 @@ class BiEncoder(nn.Module):
         shares = scores.float().softmax(1)
         of_right = scores.float().masked_fill(~targets, -math.inf).softmax(1)
         chosen = (shares - of_right).abs() > self.min_gradient  # false for NaN
-        return chosen if self.nil is None else chosen[:, 1:]
+        if self.nil is not None:
+            chosen, targets = chosen[:, 1:], targets[:, 1:]
+        return chosen | (targets & chosen.any(1, keepdim=True))
 
     def _replace(
         self,
