@@ -1,8 +1,8 @@
 """The baselines that a model must beat: a dictionary, and changing nothing.
 
-The dictionary is that of symspellpy (82,765 English words with their frequencies, MIT licence), or
+The dictionary is that of symspellpy (82,765 English words with their frequencies, MIT license), or
 any list of words with counts. A word that it lacks is an error; its correction is the most frequent
-of the nearest words, at an edit distance of at most 2 (a swap of neighbours is one edit).
+of the nearest words, at an edit distance of at most 2 (a swap of neighbors is one edit).
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Edit(NamedTuple):
 
 
 def align(word: str, misspelling: str) -> list[Edit]:
-    """The edits that turn a word into a misspelling; neighbours that change places are one edit."""
+    """The edits that turn a word into a misspelling; neighbors that change places are one edit."""
     edits: list[Edit] = []
     is_second = False  # of the two edits of a swap
     operations = list(Levenshtein.editops(word, misspelling))
@@ -105,7 +105,7 @@ def align(word: str, misspelling: str) -> list[Edit]:
 
 
 def _swap_start(word: str, misspelling: str, operations: list[Editop]) -> int | None:
-    """The position of the first of two neighbours that these two edits exchange; None if not."""
+    """The position of the first of two neighbors that these two edits exchange; None if not."""
     if len(operations) < 2:
         return None
     one, two = operations

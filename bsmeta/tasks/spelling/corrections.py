@@ -83,7 +83,7 @@ def _replaced(
 
 @dataclass(frozen=True)
 class _Run:
-    """Neighbouring edits of words: which words of the text, and of its correction."""
+    """Neighboring edits of words: which words of the text, and of its correction."""
 
     source: slice
     destination: slice

@@ -28,7 +28,7 @@ class Counts:
         false_negatives: Errors that it missed.
         flagged: Units that it flagged (all words that it changed, for a correction).
         units: Words, or lines, that it judged.
-        distance: Normalised edit distance to the correct text; 0 for detection.
+        distance: Normalized edit distance to the correct text; 0 for detection.
     """
 
     true_positives: np.ndarray
@@ -82,7 +82,7 @@ class Counts:
 
     @property
     def mean_distance(self) -> float:
-        """Mean normalised edit distance of the lines (edit distance / length of the longer)."""
+        """Mean normalized edit distance of the lines (edit distance / length of the longer)."""
         return float(self.distance.mean()) if len(self.distance) else 0.0
 
     @property
