@@ -14,8 +14,7 @@ from pathlib import Path
 
 from bsmeta.tasks.spelling.config import NoiseConfig, SedWordsConfig
 from bsmeta.tasks.spelling.noise import word_labels
-from bsmeta.tasks.spelling.pairs import make_noise
-from bsmeta.tasks.spelling.samples import samples_of
+from bsmeta.tasks.spelling.samples import make_noise, samples_of
 
 
 def main() -> None:

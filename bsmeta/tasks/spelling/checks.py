@@ -14,9 +14,14 @@ from bsmeta.config.hydra_ext import unread_keys
 from bsmeta.config.launch import Launch
 from bsmeta.config.task_entry import Row
 from bsmeta.core.problems import HYDRA, Problem, bound_problems, show
-from bsmeta.tasks.spelling.config import LEAST_TOKENS, SecConfig, SpellingConfig
-from bsmeta.tasks.spelling.lists import SYMSPELLPY, WORDFREQ
-from bsmeta.tasks.spelling.misspellings import CODESPELL
+from bsmeta.tasks.spelling.config import (
+    CODESPELL,
+    LEAST_TOKENS,
+    SYMSPELLPY,
+    WORDFREQ,
+    SecConfig,
+    SpellingConfig,
+)
 
 MOST_SHARES = 64  # of a step, unless batch_shares is set
 

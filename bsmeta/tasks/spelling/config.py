@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from bsmeta.config.schema import RunConfig
 from bsmeta.core.keys import inherited, key
 
+CODESPELL, SYMSPELLPY, WORDFREQ = "codespell", "symspellpy", "wordfreq"
+"""Packages whose lists of misspellings, or of words with counts, can be named."""
 LEAST_TOKENS = 512
 """Tokens of a step that every process must have at least, as in the published system."""
 
@@ -41,7 +43,7 @@ class NoiseConfig:
     )
     clean_share: float = key(0.0, "share of the samples without errors", at_least=0, below=1)
     misspellings: str = key(
-        "codespell",
+        CODESPELL,
         "what words are misspelled as: codespell (the dictionary of that package), or a JSON file "
         "{word: [misspelling, …]}",
         is_path=True,

@@ -27,10 +27,8 @@ from bsmeta.tasks.spelling.detector import (
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Words, row_tensors
 from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.pairs import Pair
 from bsmeta.tasks.spelling.ranker import log_probabilities
-from bsmeta.tasks.spelling.samples import Sample
-from bsmeta.tasks.spelling.table import is_small
+from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import words
 from bsmeta.training.batches import batches_within, spread

@@ -31,8 +31,7 @@ from bsmeta.tasks.spelling.detector import (
 )
 from bsmeta.tasks.spelling.inputs import Inputs
 from bsmeta.tasks.spelling.metrics import Calibration, calibrate, detection_counts
-from bsmeta.tasks.spelling.pairs import Pair
-from bsmeta.tasks.spelling.samples import Sample
+from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import Span, cut, words
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric

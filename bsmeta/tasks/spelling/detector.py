@@ -26,9 +26,8 @@ from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, TokenInputs, Words
 from bsmeta.tasks.spelling.lexicon import Lexicon, build_lexicon, is_lexicon
 from bsmeta.tasks.spelling.noise import is_editable
-from bsmeta.tasks.spelling.pairs import make_noise
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits
-from bsmeta.tasks.spelling.table import Table
+from bsmeta.tasks.spelling.samples import Table, make_noise
 from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext
 

@@ -17,8 +17,8 @@ from bsmeta.report.page import Page, Section, own_command, print_report, write_r
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.checkpoints import begin, report_folder, training_run
-from bsmeta.tasks.spelling.baseline import Judge
 from bsmeta.tasks.spelling.benchmarks import (
+    Judge,
     SystemResult,
     TestResult,
     judge_test_sets,

@@ -13,13 +13,14 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.lists import SYMSPELLPY, fold, read_resource, read_word_list
+from bsmeta.core.errors import ConfigurationError, DataError
+from bsmeta.tasks.spelling.config import SYMSPELLPY, WORDFREQ
 from bsmeta.tasks.spelling.near_words import NearWords, hash_words
 from bsmeta.tasks.spelling.noise import is_editable
 from bsmeta.tasks.spelling.text import core
@@ -35,11 +36,70 @@ LEAST_COUNT = 2
 """Occurrences of a word in the texts from which it is a candidate; of the words of lists, all."""
 BOUNDARY, NUMBER = "\n", "0"
 """What is beside the first and last word of a sentence, and in place of a word without letters."""
-
 _POSSESSIVE = re.compile(r"(?<=..)['’][sS]$")
 _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK = 1_000_000  # words of text that are counted at once
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
+_NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
+
+
+def fold(word: str) -> str:
+    """The form of a word that is counted: in lower case, with the typewriter's apostrophe."""
+    return word.lower().replace("’", "'")
+
+
+def read_resource(name: str) -> str:
+    """Reads a file of symspellpy."""
+    return (resources.files(SYMSPELLPY) / name).read_text(encoding="utf-8-sig")
+
+
+def read_word_list(name: str) -> dict[str, int]:
+    """The words of a list with their counts (`fold`).
+
+    Args:
+        name: A file of lines `word count`; `symspellpy`: the English list of that package;
+            `wordfreq` or `wordfreq:LANGUAGE`: the large list of that package, in words of a
+            billion.
+
+    Raises:
+        ConfigurationError: If the file or the package is missing, or a line has no count.
+    """
+    try:
+        if name.partition(":")[0] == WORDFREQ:
+            return _read_wordfreq(name.partition(":")[2] or "en")
+        is_package = name == SYMSPELLPY
+        text = read_resource("frequency_dictionary_en_82_765.txt") if is_package else Path(
+            name
+        ).read_text(encoding="utf-8-sig")  # fmt: skip
+    except (OSError, ImportError, LookupError, UnicodeDecodeError) as error:
+        raise ConfigurationError(
+            f"word_lists: {name} cannot be read: {error}; expected a file of lines `word count`, "
+            "or symspellpy or wordfreq with that package installed (pip install -e .[spelling])",
+            ["word_lists"],
+        ) from error
+    found: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        word, _, count = line.strip().rpartition(" ")
+        if not line.strip():
+            continue
+        if not word or not count.isdecimal():
+            raise ConfigurationError(
+                f"word_lists: {name}, line {number:,} is {line!r}; expected a word and its count",
+                ["word_lists"],
+            )
+        found[fold(word)] = found.get(fold(word), 0) + int(count)
+    return found
+
+
+def _read_wordfreq(language: str) -> dict[str, int]:
+    from wordfreq import get_frequency_dict
+
+    frequencies = get_frequency_dict(language, wordlist="large")
+    return {
+        fold(word): max(round(frequency * 1e9), 1)
+        for word, frequency in frequencies.items()
+        if not any(map(str.isdigit, word)) and any(map(str.isalpha, word))
+    }
 
 
 class Parsed(NamedTuple):
@@ -162,9 +222,6 @@ class Lexicon:
                 return cls(words, arrays["counts"], ngrams, misspellings)
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder}: {error}; copy the model again") from error
-
-
-_NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
 
 
 def is_lexicon(folder: str | None) -> bool:

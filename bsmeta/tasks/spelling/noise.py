@@ -16,8 +16,14 @@ import numpy as np
 import xxhash
 
 from bsmeta.data.text.sentences import ABBREVIATIONS
-from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_accent, with_case_of
-from bsmeta.tasks.spelling.misspellings import Misspellings, single_words
+from bsmeta.tasks.spelling.misspellings import (
+    CharacterNoise,
+    Draws,
+    Misspellings,
+    single_words,
+    with_accent,
+    with_case_of,
+)
 from bsmeta.tasks.spelling.text import core
 
 Method = Literal["artificial", "realistic", "mixed"]

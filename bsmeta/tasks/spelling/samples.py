@@ -1,23 +1,63 @@
-"""Files of texts, or of pairs of a text and its correction → samples, as they are read."""
+"""Files of texts → samples in a store on disk → pairs of a text and its correction, with noise.
+
+A sample is a text of at most `max_characters`, or a pair of a text and its correction. The store
+is built once per machine; its folder is named after what determines the samples. The data sets are
+read twice: to choose the samples, of which only a hash and the number of the text are kept in
+memory, and to write those that are chosen. The store is memory-mapped.
+
+The errors of a sample follow from the seed, the epoch and the sample, not from the process or the
+batch that it is in: they are the same after a resume and for any number of processes, and others in
+every epoch.
+"""
 
 from __future__ import annotations
 
 import glob
 import gzip
+import hashlib
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.core.progress import report_progress
-from bsmeta.tasks.spelling.config import SpellingConfig
+from bsmeta.core.files import replacing
+from bsmeta.core.progress import exclusively, report_progress, reporting
+from bsmeta.data.seeds import derive, permutation
+from bsmeta.data.table.store import file_hashes, open_store
+from bsmeta.tasks.spelling.config import DetectionConfig, SpellingConfig
+from bsmeta.tasks.spelling.lexicon import is_lexicon
+from bsmeta.tasks.spelling.misspellings import CharacterNoise, load_misspellings
+from bsmeta.tasks.spelling.noise import Noise
 from bsmeta.tasks.spelling.text import cut
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
 
 TEXT_COLUMNS = ("sequence", "text", "sentence")
 SUFFIXES = (".txt", ".jsonl", ".txt.gz", ".jsonl.gz")
 _PLAIN_WORD = re.compile(r"[\"'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'”’)\].,;:!?]*")
+UNUSED, TRAIN, VALIDATION, COUNTED = range(4)
+"""The uses of a sample."""
+USES = {"train": TRAIN, "validation": VALIDATION, "counted": COUNTED}
+BATCH = 1000
+"""Samples that are read or written at once."""
+_SCHEMA = pa.schema([
+    ("source", pa.string()), ("target", pa.string()), ("name", pa.string()),
+    ("use", pa.int8()),
+])  # fmt: skip
+VALIDATION_EPOCH = -1
+"""The epoch of the validation, whose noise is always the same."""
 
 
 @dataclass(frozen=True)
@@ -90,12 +130,12 @@ def _read(config: SpellingConfig, file: Path) -> Iterator[tuple[str, str | None]
             for number, line in enumerate(lines, start=1):
                 if not line.strip():
                     continue
-                yield _pair(config, f"{file}, line {number:,}", line) if is_json else (line, None)
+                yield _parse(config, f"{file}, line {number:,}", line) if is_json else (line, None)
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read: {error}; expected text in UTF-8") from error
 
 
-def _pair(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
+def _parse(config: SpellingConfig, where: str, line: str) -> tuple[str, str | None]:
     try:
         record = json.loads(line)
     except ValueError as error:
@@ -114,3 +154,303 @@ def _pair(config: SpellingConfig, where: str, line: str) -> tuple[str, str | Non
             "the same number, because each word is compared with its correction"
         )
     return " ".join(source), " ".join(correct)
+
+
+class Table:
+    """The samples of a run.
+
+    Args:
+        rows: `source`, `target`, `name` and `use` of each sample, memory-mapped.
+        key: What determines them.
+        folder: The folder of the store.
+    """
+
+    def __init__(self, rows: Dataset, key: Mapping[str, Any], folder: Path) -> None:
+        self._rows = rows
+        self.key = dict(key)
+        self._folder = folder
+
+    def numbers(self, split: str) -> np.ndarray:
+        """The numbers of the samples of a split: `train`, `validation` or `counted`."""
+        return np.flatnonzero(self._uses == USES[split])
+
+    @cached_property
+    def _uses(self) -> np.ndarray:
+        return self._rows.data.column("use").to_numpy()
+
+    def read(self, numbers: np.ndarray) -> list[Sample]:
+        """Some samples, in the order of their numbers as given."""
+        rows = self._rows[numbers.tolist()]
+        report_progress()
+        return [
+            Sample(*row) for row in zip(rows["source"], rows["target"], rows["name"], strict=True)
+        ]
+
+    def batches(self, split: str) -> Iterator[list[Sample]]:
+        """The samples of a split, some at a time."""
+        numbers = self.numbers(split)
+        for start in range(0, len(numbers), BATCH):
+            yield self.read(numbers[start : start + BATCH])
+
+    def texts(self, split: str) -> Iterator[str]:
+        """The correct texts of a split."""
+        return (sample.correct for batch in self.batches(split) for sample in batch)
+
+    def lengths(self, key: Any, measure: Callable[[list[Sample]], np.ndarray]) -> np.ndarray:
+        """A number for each training sample, int32 [samples], computed once and memory-mapped.
+
+        Args:
+            key: What determines the numbers, beside the samples; JSON-serializable.
+            measure: The numbers of some samples.
+        """
+        file = self._folder / f"lengths-{_digest(key)}.npy"
+
+        def compute(part: Path) -> None:
+            found = [np.zeros(0, np.int32), *map(measure, self.batches("train"))]
+            with part.open("wb") as opened:
+                np.save(opened, np.concatenate(found).astype(np.int32))
+
+        self._once(file, compute)
+        return np.load(file, mmap_mode="r")
+
+    def counted(self, key: Any, count: Callable[[Iterator[str], Path], None]) -> Path:
+        """The folder of what is counted in the texts that are for that, counted once.
+
+        Args:
+            key: What determines it, beside the texts; JSON-serializable.
+            count: Counts texts, and writes to a folder.
+        """
+        folder = self._folder / f"counts-{_digest(key)}"
+
+        def write(part: Path) -> None:
+            part.mkdir(exist_ok=True)
+            count(self.texts("counted"), part)
+
+        self._once(folder, write)
+        return folder
+
+    def _once(self, file: Path, write: Callable[[Path], None]) -> None:
+        """Writes a file or folder next to the samples if there is none, in one process."""
+        with exclusively(f"{file}.lock", f"computing {file.name} of the samples"):
+            if not file.exists():
+                with replacing(file) as part:
+                    write(part)
+
+
+def open_table(config: SpellingConfig) -> Table:
+    """The samples of a configuration, from the store, which is built first if there is none.
+
+    Raises:
+        ConfigurationError: If a data set is missing, or keys do not fit the data sets.
+        DataError: If a data set cannot be read, or nothing remains to train on.
+    """
+    sets = [data_files(name) for name in config.datasets]
+    hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
+    key = {
+        "files": [{file.name: hashes[file] for file in files} for files in sets],
+        "dataset_limits": per_dataset(config.dataset_limits, len(sets)),
+        "val_splits": per_dataset(config.val_splits, len(sets)),
+        "text_column": config.text_column,
+        "target_column": config.target_column,
+        "max_characters": config.max_characters,
+        "min_prose_share": config.min_prose_share,
+        "counted_share": config.counted_share if is_small(config) else 0.0,
+        "seed": config.seed,
+    }
+    folder = Path(config.store_dir) / _digest(key)
+    return Table(open_store(folder, key, lambda: _build(config, sets, key)), key, folder)
+
+
+def _digest(key: Any) -> str:
+    return hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+
+
+def is_small(config: SpellingConfig) -> bool:
+    """Whether the model of a run is the small one."""
+    is_new = config.model_name is None and config.model_config_file is None
+    return is_new or is_lexicon(config.model_name)
+
+
+def per_dataset(values: list[Any], count: int) -> list[Any]:
+    """One value for each data set: from one for all, one for each, or none (None)."""
+    return list(values) * (count if len(values) == 1 else 1) or [None] * count
+
+
+def _build(
+    config: SpellingConfig, sets: Sequence[Sequence[Path]], key: Mapping[str, Any]
+) -> Iterator[pa.RecordBatch]:
+    """The samples of the store, in the order of the files."""
+    hashes, texts, ends = _scan(config, sets)
+    uses = _choose(hashes, texts, ends, key)
+    if not (uses == TRAIN).any():
+        raise DataError(
+            f"datasets: {(uses != UNUSED).sum():,} samples, and val_splits={config.val_splits} "
+            "leaves none of them to train on (a text is for training or for validation, with all "
+            "its samples)"
+        )
+    rows: list[dict[str, Any]] = []
+    samples = (sample for files in sets for sample in samples_of(config, files))
+    try:
+        for sample, use in zip(samples, uses, strict=True):
+            if use != UNUSED:
+                rows.append({**vars(sample), "use": use})
+            if len(rows) == BATCH:
+                yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
+                rows = []
+    except ValueError as error:
+        raise DataError("datasets: a file has changed while it was read; begin again") from error
+    yield pa.RecordBatch.from_pylist(rows, _SCHEMA)
+
+
+def _scan(
+    config: SpellingConfig, sets: Sequence[Sequence[Path]]
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """What the choice of samples needs to know about each sample of all data sets.
+
+    Returns:
+        uint64 [samples]: the hash of its correct text.
+        uint64 [samples]: the number of the text that it was cut from.
+        For each data set, the number of samples up to its end.
+    """
+    hashes, texts = array("Q"), array("Q")
+    ends: list[int] = []
+    text, name = -1, None
+    for files in sets:
+        for sample in samples_of(config, files):
+            if sample.name != name:
+                text, name = text + 1, sample.name
+            hashes.append(xxhash.xxh3_64_intdigest(sample.correct.encode()))
+            texts.append(text)
+        ends.append(len(hashes))
+        name = None
+    return np.frombuffer(hashes, np.uint64), np.frombuffer(texts, np.uint64), ends
+
+
+def _choose(
+    hashes: np.ndarray, texts: np.ndarray, ends: Sequence[int], key: Mapping[str, Any]
+) -> np.ndarray:
+    """What each sample is used for, uint8 [samples].
+
+    Of equal samples the first is used, or copies of a validation sample would be trained on. Texts
+    are chosen at random, up to the limit of their data set; the first of them are for validation,
+    and a share of the others for counts.
+    """
+    uses = np.full(len(hashes), UNUSED, np.uint8)
+    is_first = np.zeros(len(hashes), bool)
+    is_first[np.unique(hashes, return_index=True)[1]] = True
+    start = 0
+    for number, end in enumerate(ends):
+        own = start + np.flatnonzero(is_first[start:end])
+        found, place = np.unique(texts[own], return_inverse=True)
+        turn = np.empty(len(found), np.int64)
+        turn[permutation(len(found), derive(key["seed"], "samples", number))] = range(len(found))
+        chosen = own[np.argsort(turn[place], kind="stable")][: key["dataset_limits"][number]]
+        uses[chosen] = TRAIN
+        held_out = held_out_samples(key["val_splits"][number], len(chosen))
+        if held_out:
+            last = texts[chosen[held_out - 1]]
+            uses[chosen[:held_out]] = VALIDATION
+            uses[chosen[texts[chosen] == last]] = VALIDATION
+        rest = chosen[uses[chosen] == TRAIN]
+        if len(rest) and key["counted_share"]:
+            last = texts[rest[int(key["counted_share"] * len(rest))]]
+            uses[rest[: np.flatnonzero(texts[rest] == last)[0]]] = COUNTED
+        start = end
+    return uses
+
+
+def held_out_samples(split: float | None, count: int) -> int:
+    """How many of `count` samples are for validation: a number from 1, or a share below 1."""
+    if split is None:
+        return 0
+    return min(int(split) if split >= 1 else math.ceil(split * count), count)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A text and its correction, in words.
+
+    Attributes:
+        source: The words as they are read.
+        correct: The corrected words; the same number, unless the data set says otherwise.
+        name: Where it is from, for `log_documents`.
+    """
+
+    source: list[str]
+    correct: list[str]
+    name: str
+
+
+class Pairs:
+    """The pairs of a run, by the number of the sample.
+
+    Args:
+        table: The samples.
+        noise: The errors of samples without a target.
+        seed: Seed of the run.
+    """
+
+    def __init__(self, table: Table, noise: Noise, seed: int) -> None:
+        self.table = table
+        self.noise = noise
+        self._seed = seed
+
+    def read(self, numbers: np.ndarray, epoch: int) -> list[Pair]:
+        """The pairs of some samples in an epoch (`VALIDATION_EPOCH` for held-out ones)."""
+        samples = reporting(self.table.read(numbers))
+        return [
+            self._pair(sample, number, epoch)
+            for sample, number in zip(samples, numbers.tolist(), strict=True)
+        ]
+
+    def _pair(self, sample: Sample, number: int, epoch: int) -> Pair:
+        correct = sample.correct.split()
+        if sample.target is not None:
+            return Pair(sample.source.split(), correct, sample.name)
+        source = self.noise.corrupt(
+            sample.correct, seed=self._seed, epoch=epoch, sample=number
+        ).split()
+        return Pair(source, correct, sample.name)
+
+
+def make_noise(config: SpellingConfig) -> Noise:
+    """The errors of a run; detection needs a label for each word, so their number is kept."""
+    noise = config.noise
+    known = {} if noise.method == "artificial" else load_misspellings(noise.misspellings)
+    return Noise(
+        method=noise.method,  # type: ignore[arg-type]
+        misspellings=known,
+        characters=CharacterNoise.estimate(known) if noise.learned_characters else None,
+        word_probability=noise.word_probability,
+        artificial_share=noise.artificial_share,
+        edit_probability=noise.edit_probability,
+        letters=noise.letters,
+        lost_case=noise.lost_case,
+        accent_share=noise.accent_share,
+        slip_share=noise.slip_share,
+        slip_probability=noise.slip_probability,
+        clean_share=noise.clean_share,
+        keep_word_count=isinstance(config, DetectionConfig) or is_small(config),
+    )
+
+
+def fitting(pair: Pair, fits: Callable[[Sequence[str], int], bool], room: int) -> Pair:
+    """The pair without those of its last errors for which a batch has no room.
+
+    If errors merge or split words, it is the pair without any error.
+
+    Args:
+        pair: A pair whose correct text fits.
+        fits: Whether a text fits into a number of tokens.
+        room: The tokens that the batch has room for.
+    """
+    if fits(pair.source, room):
+        return pair
+    if len(pair.source) != len(pair.correct):
+        return replace(pair, source=pair.correct)
+    source = list(pair.source)
+    for place in reversed(range(len(source))):
+        source[place] = pair.correct[place]
+        if fits(source, room):
+            break
+    return replace(pair, source=source)

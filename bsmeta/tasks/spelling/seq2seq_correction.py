@@ -6,15 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
+from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
+from bsmeta.data.text.tokenizer import tokenizer_of
+from bsmeta.models.pretrained import check_files, load_exported
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.corrections import (
     Correction,
@@ -25,21 +34,14 @@ from bsmeta.tasks.spelling.corrections import (
 from bsmeta.tasks.spelling.detector import load_detector, logits_of_words
 from bsmeta.tasks.spelling.inputs import ROOM, Inputs
 from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.pairs import Pair
-from bsmeta.tasks.spelling.samples import Sample
-from bsmeta.tasks.spelling.seq2seq import (
-    IGNORED,
-    build_seq2seq,
-    encode,
-    generate,
-    load_seq2seq,
-    load_tokenizer,
-    token_counts,
-)
+from bsmeta.tasks.spelling.samples import Pair, Sample
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import cut
 from bsmeta.training.batches import batches_within, spread
 from bsmeta.training.task import EvaluationContext, Loss, Metric
+
+IGNORED = -100
+"""The label of padding."""
 
 
 class Seq2SeqCorrection(SpellingTask):
@@ -50,25 +52,57 @@ class Seq2SeqCorrection(SpellingTask):
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
-        return load_tokenizer(self._config)
+        """The tokenizer of a run: that of `tokenizer_name`, or of `model_name`."""
+        name = str(self._config.tokenizer_name or self._config.model_name)
+        tokenizer = tokenizer_of(name)
+        if tokenizer.pad_token_id is None or tokenizer.eos_token_id is None:
+            raise ConfigurationError(
+                f"tokenizer_name: {name} has no padding or no end-of-text token; name the "
+                "tokenizer of a sequence-to-sequence model",
+                ["tokenizer_name"],
+            )
+        return tokenizer
 
     def _most_tokens(self) -> np.ndarray:
         """The most tokens that each training sample may have, on either side."""
 
         def lengths(samples: Sequence[Sample]) -> np.ndarray:
-            correct = np.array(token_counts(self._tokenizer, [s.correct for s in samples]))
-            source = np.array(token_counts(self._tokenizer, [s.source for s in samples]))
+            correct = np.array(self._token_counts([s.correct for s in samples]))
+            source = np.array(self._token_counts([s.source for s in samples]))
             has_noise = np.array([s.target is None for s in samples])
             roomy = np.ceil(correct * ROOM).astype(np.int64)
             return np.where(has_noise, roomy, np.maximum(source, correct))
 
         return self.table.lengths([tokenizer_fingerprint(self._tokenizer), ROOM], lengths)
 
+    def _token_counts(self, texts: Sequence[str]) -> list[int]:
+        """The tokens of each text, with its end."""
+        if not texts:
+            return []
+        return [len(ids) for ids in self._tokenizer(list(texts), verbose=False)["input_ids"]]
+
     def build_model(self) -> nn.Module:
-        return build_seq2seq(self._config, self._tokenizer)
+        """The model to train: float32, on the CPU.
+
+        Raises:
+            ConfigurationError: If it cannot be loaded.
+            DataError: If it is damaged.
+        """
+        source = str(self._config.model_config_file or self._config.model_name)
+        try:
+            if self._config.model_config_file is not None:
+                return AutoModelForSeq2SeqLM.from_config(AutoConfig.from_pretrained(source))
+            check_files(source, f"model_name={source}")
+            return AutoModelForSeq2SeqLM.from_pretrained(source, dtype=torch.float32)
+        except (OSError, ValueError, KeyError) as error:
+            raise ConfigurationError(
+                f"{source} cannot be loaded: {error}. Expected a folder or a name on the Hub that "
+                "AutoModelForSeq2SeqLM knows",
+                ["model_name"],
+            ) from error
 
     def _fits(self, words: Sequence[str], room: int) -> bool:
-        return token_counts(self._tokenizer, [" ".join(words)])[0] <= room
+        return self._token_counts([" ".join(words)])[0] <= room
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
         tensors = self._tensors(pairs)
@@ -86,10 +120,15 @@ class Seq2SeqCorrection(SpellingTask):
 
     def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
         """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
-        tensors = encode(self._tokenizer, [" ".join(pair.source) for pair in pairs])
-        target = encode(self._tokenizer, [" ".join(pair.correct) for pair in pairs])
+        tensors = self._encode([" ".join(pair.source) for pair in pairs])
+        target = self._encode([" ".join(pair.correct) for pair in pairs])
         labels = target["input_ids"].masked_fill(target["attention_mask"] == 0, IGNORED)
         return {**tensors, "labels": labels}
+
+    def _encode(self, texts: Sequence[str]) -> dict[str, torch.Tensor]:
+        """`input_ids` and `attention_mask`, int64 [texts, tokens]."""
+        encoded = self._tokenizer(list(texts), padding=True, return_tensors="pt", verbose=False)
+        return {name: encoded[name] for name in ("input_ids", "attention_mask")}
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the target tokens, and the share predicted right."""
@@ -140,8 +179,8 @@ class Seq2SeqCorrection(SpellingTask):
             return list(zip(own, targets, strict=True))
 
         lengths = np.maximum(
-            token_counts(self._tokenizer, [" ".join(pair.source) for pair in pairs]),
-            token_counts(self._tokenizer, [" ".join(pair.correct) for pair in pairs]),
+            self._token_counts([" ".join(pair.source) for pair in pairs]),
+            self._token_counts([" ".join(pair.correct) for pair in pairs]),
         )
         found = spread(self._batches(lengths), losses, context)
         return sum(loss for loss, _ in found) / sum(targets for _, targets in found)
@@ -158,17 +197,31 @@ class Seq2SeqCorrection(SpellingTask):
         texts = [chunk for own in chunks for chunk in own if len(chunk.strip()) <= limit]
 
         def correct(batch: np.ndarray) -> list[str]:
-            chosen = [texts[number] for number in batch]
-            beams = self._config.num_beams
-            return generate(model, self._tokenizer, chosen, beams, context.device)
+            return self._generate(model, [texts[number] for number in batch], context.device)
 
-        batches = self._batches(token_counts(self._tokenizer, texts))
+        batches = self._batches(self._token_counts(texts))
         found = iter(spread(batches, correct, context))
         corrected = [
             " ".join(next(found) if len(chunk.strip()) <= limit else chunk.strip() for chunk in own)
             for own in chunks
         ]
         return corrected if self._detector is None else self._at_flags(lines, corrected, context)
+
+    def _generate(self, model: nn.Module, texts: Sequence[str], device: torch.device) -> list[str]:
+        """The correction of each text, by beam search."""
+        inputs = {name: tensor.to(device) for name, tensor in self._encode(texts).items()}
+        tokens = inputs["input_ids"].shape[1]
+        # Engines wrap the model without its `generate`.
+        plain = cast(Any, getattr(model, "module", model))
+        with torch.no_grad():
+            ids = plain.generate(
+                **inputs,
+                num_beams=self._config.num_beams,
+                do_sample=False,
+                max_new_tokens=tokens + tokens // 4 + 8,
+            )
+        corrected = self._tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return [" ".join(text.split()) for text in corrected]
 
     @cached_property
     def _detector(self) -> tuple[nn.Module, Inputs] | None:
@@ -190,7 +243,11 @@ class Seq2SeqCorrection(SpellingTask):
         ]
 
     def load(self, folder: Path) -> nn.Module:
-        model, self._tokenizer = load_seq2seq(folder)
+        model = load_exported(AutoModelForSeq2SeqLM, folder, "model", "task=sec")
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError) as error:
+            raise DataError(f"{folder}: the model cannot be loaded: {error}") from error
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Correction]]:

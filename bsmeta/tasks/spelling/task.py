@@ -20,8 +20,15 @@ from bsmeta.tasks.spelling.checks import shares_of
 from bsmeta.tasks.spelling.config import SpellingConfig
 from bsmeta.tasks.spelling.corrections import as_record
 from bsmeta.tasks.spelling.evaluate import finish
-from bsmeta.tasks.spelling.pairs import VALIDATION, Pair, Pairs, fitting, make_noise
-from bsmeta.tasks.spelling.table import Table, open_table
+from bsmeta.tasks.spelling.samples import (
+    VALIDATION_EPOCH,
+    Pair,
+    Pairs,
+    Table,
+    fitting,
+    make_noise,
+    open_table,
+)
 from bsmeta.training.batches import batched
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 
@@ -51,7 +58,7 @@ class SpellingTask(ABC):
 
     @cached_property
     def _validation(self) -> list[Pair]:
-        return self._pairs.read(self.table.numbers("validation"), VALIDATION)
+        return self._pairs.read(self.table.numbers("validation"), VALIDATION_EPOCH)
 
     @abstractmethod
     def _most_tokens(self) -> np.ndarray:
@@ -133,7 +140,7 @@ class SpellingTask(ABC):
     def judge(
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> Sequence[Any]:
-        """The model's output for each line (see `baseline.Judge`)."""
+        """The model's output for each line (see `benchmarks.Judge`)."""
 
     def finish(self, model: nn.Module, context: FinishContext) -> list[Metric]:
         """Scores the test sets, once, with the exported model; writes the report."""

@@ -15,8 +15,14 @@ from bsmeta.tasks.spelling import candidates as candidates_module
 from bsmeta.tasks.spelling import lexicon as lexicon_module
 from bsmeta.tasks.spelling.candidates import FORM_FEATURES, Candidates
 from bsmeta.tasks.spelling.context import RowBuilder
-from bsmeta.tasks.spelling.lexicon import BOUNDARY, Lexicon, build_lexicon, join_hashes, parse
-from bsmeta.tasks.spelling.lists import read_word_list
+from bsmeta.tasks.spelling.lexicon import (
+    BOUNDARY,
+    Lexicon,
+    build_lexicon,
+    join_hashes,
+    parse,
+    read_word_list,
+)
 from bsmeta.tasks.spelling.near_words import NearWords, hash_words
 from tests.tasks.spelling.helpers import lexicon
 

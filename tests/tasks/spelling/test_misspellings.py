@@ -10,8 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, Edit, align
-from bsmeta.tasks.spelling.misspellings import invert_dictionary, load_misspellings, single_words
+from bsmeta.tasks.spelling.misspellings import (
+    CharacterNoise,
+    Draws,
+    Edit,
+    align,
+    invert_dictionary,
+    load_misspellings,
+    single_words,
+)
 
 
 def test_the_dictionary_is_inverted() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bsmeta.tasks.spelling.characters import CharacterNoise, Draws, with_case_of
+from bsmeta.tasks.spelling.misspellings import CharacterNoise, Draws, with_case_of
 from bsmeta.tasks.spelling.noise import Method, Noise, artificial_edits, word_labels
 
 MISSPELLINGS = {

@@ -11,9 +11,8 @@ from bsmeta.tasks import TASKS
 from bsmeta.tasks.spelling.config import SecConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.corrections import apply_corrections, find_corrections, restricted
-from bsmeta.tasks.spelling.pairs import Pair
-from bsmeta.tasks.spelling.seq2seq import IGNORED, load_seq2seq
-from bsmeta.tasks.spelling.seq2seq_correction import Seq2SeqCorrection
+from bsmeta.tasks.spelling.samples import Pair
+from bsmeta.tasks.spelling.seq2seq_correction import IGNORED, Seq2SeqCorrection
 from bsmeta.training.task import EvaluationContext
 
 ALONE = EvaluationContext.alone(torch.device("cpu"))
@@ -73,7 +72,7 @@ def test_long_lines_are_corrected_in_chunks_and_a_model_is_reloaded(tmp_path: Pa
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     (tmp_path / "model").mkdir()
     task.export(model, weights, tmp_path / "model")
-    again, _ = load_seq2seq(tmp_path / "model")
+    again = task.load(tmp_path / "model")
     lines = ["abc " * 9, "x" * 40, ""]
     found = task.judge(model, lines, ALONE)
     assert found == Seq2SeqCorrection(task._config).judge(again, lines, ALONE)

@@ -16,9 +16,17 @@ from bsmeta.tasks.spelling.checks import shares_of
 from bsmeta.tasks.spelling.config import NoiseConfig, SecConfig, SedWordsConfig, SpellingConfig
 from bsmeta.tasks.spelling.correction import CandidateCorrection
 from bsmeta.tasks.spelling.detection import Detection, WordDetection
-from bsmeta.tasks.spelling.pairs import Pair, Pairs, fitting, make_noise
-from bsmeta.tasks.spelling.samples import Sample, prose_share, samples_of
-from bsmeta.tasks.spelling.table import held_out_samples, open_table
+from bsmeta.tasks.spelling.samples import (
+    Pair,
+    Pairs,
+    Sample,
+    fitting,
+    held_out_samples,
+    make_noise,
+    open_table,
+    prose_share,
+    samples_of,
+)
 from tests.tasks.spelling.helpers import write_misspellings, write_texts
 
 
@@ -93,7 +101,7 @@ def test_samples_of_several_sets_have_limits_and_no_copies(tmp_path: Path) -> No
 
 def test_samples_do_not_live_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is allocated is what is read at once: 1 MB of a file to hash, a batch of samples."""
-    monkeypatch.setattr("bsmeta.tasks.spelling.table.BATCH", 100)
+    monkeypatch.setattr("bsmeta.tasks.spelling.samples.BATCH", 100)
     file = tmp_path / "large.txt"
     with file.open("w") as opened:
         opened.writelines(
@@ -145,7 +153,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(
         found = [*samples_of(*arguments)]
         return iter(found[: len(found) - next(readings)])
 
-    monkeypatch.setattr("bsmeta.tasks.spelling.table.samples_of", changing)
+    monkeypatch.setattr("bsmeta.tasks.spelling.samples.samples_of", changing)
     with pytest.raises(DataError, match="a file has changed while it was read"):
         open_table(config)
     assert not [*(tmp_path / "store").glob("*/*.arrow")]
