@@ -40,8 +40,7 @@ def _summary(config: EntitiesConfig, folder: Path) -> str:
     """Builds or changes the table, if a key says so, and describes it."""
     # Imported here because datasets and Arrow take a while, and the keys are checked first.
     from bsmeta.tasks.disambiguation.entities import EntityTable
-    from bsmeta.tasks.disambiguation.entity_files import build_from_files
-    from bsmeta.tasks.disambiguation.entity_sources import Sources
+    from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
     from bsmeta.tasks.disambiguation.profiles import (
         MAX_CANDIDATES,
         add_entities,

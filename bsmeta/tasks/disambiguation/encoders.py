@@ -18,8 +18,7 @@ from bsmeta.models.pretrained import (
     whole_weights,
 )
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.layers import layers_of
-from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare
+from bsmeta.tasks.disambiguation.model import BiEncoder, Settings, bare, layers_of
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS
 
 MOST_TOKENS = 512

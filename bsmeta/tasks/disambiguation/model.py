@@ -1,15 +1,17 @@
 """The bi-encoder: a mention in its context and the text of an entity, compared by their cosine.
 
 Each encoder's vector goes through a linear layer and tanh to an embedding of length 1, as in
-Bootleg 1.1 (seed document 001); the score of a candidate is the cosine divided by the temperature,
-plus trained weights times the logarithms of its share of the alias's scores and of its rank.
+Bootleg 1.1; the score of a candidate is the cosine divided by the temperature, plus trained weights
+times the logarithms of its share of the alias's scores and of its rank. Of the entities' encoder,
+whatever its architecture, the first layers can run apart from the last ones, which are trained.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,6 @@ from transformers.utils import ModelOutput
 from bsmeta.core.errors import DataError
 from bsmeta.models.pretrained import check_files, whole_weights
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.layers import after_states, states_before
 from bsmeta.training.batches import batches_within
 
 PRIOR_AT_FIRST = (1.0, 0.0)
@@ -41,6 +42,80 @@ TOKENS_AT_ONCE = 8192
 KEPT_CHUNKS = 2
 """Batches of a step whose activations are kept for the backward pass."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def layers_of(encoder: PreTrainedModel) -> nn.ModuleList:
+    """The layers of an encoder, first to last."""
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList))
+    return next(found for found in lists if len(found) == encoder.config.num_hidden_layers)
+
+
+def states_before(
+    encoder: PreTrainedModel, last: int, ids: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """The states of all tokens before the last layers, float [texts, tokens, hidden].
+
+    Args:
+        encoder: The encoder.
+        last: The number of last layers, which are not run; at least 1.
+        ids, mask: int64 [texts, tokens].
+    """
+    found = []
+
+    def stop(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(args[0] if args else kwargs["hidden_states"])
+        raise _Reached
+
+    hook = layers_of(encoder)[-last].register_forward_pre_hook(stop, with_kwargs=True)
+    with hook, suppress(_Reached):
+        encoder(input_ids=ids, attention_mask=mask)
+    return found[0]
+
+
+def after_states(
+    encoder: PreTrainedModel, last: int, states: torch.Tensor, mask: torch.Tensor
+) -> torch.Tensor:
+    """What the last layers make of the states before them, float [texts, tokens, hidden].
+
+    Args:
+        encoder: The encoder.
+        last: The number of last layers; at least 1.
+        states: float [texts, tokens, hidden].
+        mask: int64 [texts, tokens].
+    """
+
+    def replace(
+        _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if args:
+            return (states, *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": states}
+
+    layers = layers_of(encoder)
+    hook = layers[-last].register_forward_pre_hook(replace, with_kwargs=True)
+    with hook, _skipped(layers[: len(layers) - last], states):
+        # The encoder makes masks and positions for its layers; its tokens are not used.
+        output = encoder(input_ids=torch.zeros_like(mask), attention_mask=mask)
+    return output.last_hidden_state
+
+
+class _Reached(Exception):
+    """The first of the last layers has got its input."""
+
+
+@contextmanager
+def _skipped(layers: nn.ModuleList, states: torch.Tensor) -> Iterator[None]:
+    """The layers return these states instead of running.
+
+    Encoders that expect a tuple of a layer take its first part, which the next layer ignores.
+    """
+    for layer in layers:
+        layer.forward = lambda *_, **__: states
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,13 @@
-"""The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end."""
+"""The task: model, stream, loss, evaluation and export; `finish` scores the test set at the end.
+
+Before the first step, all splits are encoded, and what evaluations will need is checked: what is
+wrong with a file, a slice or the model that is compared would otherwise end a run at its first
+evaluation, or after its last step.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -13,23 +19,35 @@ import transformers
 from torch import nn
 
 from bsmeta.config.steps import BatchPlan
+from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.problems import nearest
+from bsmeta.core.signals import release_signals
 from bsmeta.data.batch import MicroBatch
 from bsmeta.data.table.stream import SimilarLengths, TableStream
 from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import TrainingBatches
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.data import Data
+from bsmeta.tasks.disambiguation.data import SPLITS, Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder
 from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.evaluate import last_split, score_and_report
-from bsmeta.tasks.disambiguation.lines import ALL_MENTIONS
+from bsmeta.tasks.disambiguation.evaluate import compared_data, last_split, score_and_report
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
-from bsmeta.tasks.disambiguation.results import Scored, metrics_of, slices_of
+from bsmeta.tasks.disambiguation.results import (
+    ALL_MENTIONS,
+    BUILT_IN,
+    QUALITIES,
+    Scored,
+    is_reported,
+    metrics_of,
+    name_of_own,
+    slices_of,
+)
 from bsmeta.tasks.disambiguation.scoring import Evaluator
-from bsmeta.tasks.disambiguation.start import check_data
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
+
+log = logging.getLogger(__name__)
 
 
 class EntityDisambiguator:
@@ -182,3 +200,57 @@ def metrics(scored: Scored, config: DisambiguationConfig, split: str) -> list[Me
                 Metric(prefix + metric, value, better=None if is_count else "max", split=split)
             )
     return found
+
+
+def prepare(config: DisambiguationConfig) -> None:
+    """Encodes the sentences of all splits, and what else is computed once for the training."""
+    release_signals()  # nothing to save: a signal ends the process, and the next call continues
+    data = Data(config)
+    check_data(config, data)
+    data.fill_frozen()
+    data.neighbors  # noqa: B018 - computed when it is first read
+
+
+def check_data(config: DisambiguationConfig, data: Data) -> None:
+    """Opens all splits, encoding what is not encoded yet; every process calls it.
+
+    Raises:
+        DataError: If lines are invalid, or a held-out split has no gold mention.
+        ConfigurationError: If a store is stale, or there is no such slice, metric or model.
+    """
+    splits = {name: data.split(name) for name in SPLITS}
+    held_out = [found for name, found in splits.items() if found is not None and name != "train"]
+    own = sorted({name for sentences in held_out for name in sentences.slices})
+    for name in {*own} & {*BUILT_IN}:
+        log.warning("the lines define the slice %s, too; theirs is %s", name, name_of_own(name))
+    for name in config.eval_slices or []:
+        known = [*dict.fromkeys([*BUILT_IN, *own])]
+        if name not in known:
+            raise ConfigurationError(
+                f"eval_slices: there is no slice {name!r}{nearest(name, known)}; expected some of "
+                f"{', '.join(known)}",
+                ["eval_slices"],
+            )
+    names = [*_metric_names(config, own)]
+    if config.keep_best_by is not None and held_out and config.keep_best_by not in names:
+        raise ConfigurationError(
+            f"keep_best_by={config.keep_best_by}: evaluations have no such metric"
+            f"{nearest(config.keep_best_by, names)}; expected one of {', '.join(names)}",
+            ["keep_best_by"],
+        )
+    for sentences in held_out:
+        sentences.gold()
+    last = splits["test"] or splits["dev"]
+    if config.compare_with is not None and last is not None:
+        compared_data(config)[1].other(Path(last.path))
+
+
+def _metric_names(config: DisambiguationConfig, own: list[str]) -> Iterator[str]:
+    """The metrics that can say which checkpoint is the best."""
+    yield "loss"
+    for name in (*BUILT_IN, *map(name_of_own, own)):
+        if is_reported(name, config.eval_slices):
+            prefix = "" if name == ALL_MENTIONS else f"{name}_"
+            for quality in QUALITIES:
+                yield f"{prefix}{quality}"
+                yield f"{prefix}{quality}_in_candidates"

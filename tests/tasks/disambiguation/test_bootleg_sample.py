@@ -12,8 +12,7 @@ import yaml
 
 from bsmeta.tasks.disambiguation.converter import main
 from bsmeta.tasks.disambiguation.entities import EntityTable
-from bsmeta.tasks.disambiguation.entity_files import build_from_files
-from bsmeta.tasks.disambiguation.entity_sources import Sources
+from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
 from tests.conftest import REPOSITORY, run_warm
 from tests.shared import shared_data
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.disambiguation.entity_files import build_from_files
-from bsmeta.tasks.disambiguation.entity_sources import Sources
+from bsmeta.tasks.disambiguation.entity_files import Sources, build_from_files
 from tests.tasks.disambiguation.test_entities import candidates_of
 
 FILES: dict[str, Any] = {

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
+from bsmeta.tasks.disambiguation.embeddings import EntityVectors
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.profiles import build_entities
-from bsmeta.tasks.disambiguation.vectors import EntityVectors
 from tests.conftest import REPOSITORY
 from tests.disks import mounted
 from tests.tasks.disambiguation.helpers import lines, profiles, write_lines

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2Model
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    ModernBertConfig,
+    ModernBertModel,
+    PreTrainedModel,
+)
 
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.disambiguation import model as models
@@ -16,9 +24,11 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.model import (
     BiEncoder,
+    after_states,
     load_model,
     mean_of_tokens,
     save_model,
+    states_before,
 )
 from bsmeta.tasks.disambiguation.texts import SPECIAL_TOKENS, load_tokenizer
 from tests.tasks.disambiguation.helpers import write_encoder
@@ -257,3 +267,32 @@ def test_every_weight_has_a_gradient_even_if_no_candidate_is_encoded(deep: Path)
     scores = model(**given).scores
     scores[scores.isfinite()].sum().backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
+
+
+TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+SIZE = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+
+
+def encoders() -> list[PreTrainedModel]:
+    torch.manual_seed(0)
+    modern = {"num_hidden_layers": 4, "cls_token_id": 1, "sep_token_id": 1}
+    return [
+        BertModel(BertConfig(num_hidden_layers=3, **SIZE)),
+        GPT2Model(GPT2Config(vocab_size=50, n_embd=32, n_head=2, n_layer=3, **TOKENS)),
+        ModernBertModel(ModernBertConfig(**SIZE, **TOKENS, **modern)),
+    ]
+
+
+@pytest.mark.parametrize("encoder", encoders(), ids=lambda encoder: type(encoder).__name__)
+@pytest.mark.parametrize("last", [1, 2, 3])
+def test_both_parts_make_what_the_whole_encoder_makes(encoder: PreTrainedModel, last: int) -> None:
+    encoder = encoder.eval()
+    ids, mask = torch.randint(5, 50, (3, 7)), torch.ones(3, 7, dtype=torch.int64)
+    mask[1, 4:] = 0
+    with torch.no_grad():
+        expected = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+        states = states_before(encoder, last, ids, mask)
+        found = after_states(encoder, last, states, mask)
+        again = encoder(input_ids=ids, attention_mask=mask).last_hidden_state
+    assert torch.equal(found[mask > 0], expected[mask > 0])
+    assert torch.equal(again, expected)

@@ -11,7 +11,7 @@ import pytest
 from bsmeta.tasks.disambiguation import embeddings, neighbors
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig, DisambiguationDataConfig
 from bsmeta.tasks.disambiguation.data import Data
-from bsmeta.tasks.disambiguation.vectors import EntityVectors
+from bsmeta.tasks.disambiguation.embeddings import EntityVectors
 
 
 def opened(folder: Path, texts: list[str], computed: list[int]) -> EntityVectors:
