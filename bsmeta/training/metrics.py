@@ -19,9 +19,9 @@ from torch import nn
 
 from bsmeta.config.schema import RunConfig
 from bsmeta.config.steps import Schedule
-from bsmeta.training.appended import LineLog
 from bsmeta.training.distributed import Processes
 from bsmeta.training.guards import NonFiniteGuard
+from bsmeta.training.logs import LineLog
 from bsmeta.training.run_folder import RunFolder
 from bsmeta.training.stats import DataStats, StepMetrics, StepResult
 from bsmeta.training.tracking import Tracker

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from bsmeta.core.secrets import redact
-from bsmeta.training.appended import LineLog
+from bsmeta.training.logs import LineLog
 from bsmeta.training.run_folder import METRICS
 
 logger = logging.getLogger(__name__)

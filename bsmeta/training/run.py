@@ -17,7 +17,7 @@ from bsmeta.core.reporting import rank
 from bsmeta.core.signals import StopRequest
 from bsmeta.training import publish
 from bsmeta.training.distributed import Accelerator, Processes, seed_everything, start
-from bsmeta.training.process_log import ProcessLog
+from bsmeta.training.logs import ProcessLog
 from bsmeta.training.resuming import resume_point
 from bsmeta.training.retention import explain_full_disk
 from bsmeta.training.run_folder import RunFolder, write_refusal, write_stopped_start

@@ -20,9 +20,8 @@ from bsmeta.core.files import write_text
 from bsmeta.core.reporting import rank
 from bsmeta.core.secrets import redact
 from bsmeta.training import checkpoint
-from bsmeta.training.appended import LineLog
 from bsmeta.training.checkpoint import CONFIG
-from bsmeta.training.process_log import ProcessLog
+from bsmeta.training.logs import LineLog, ProcessLog
 
 if TYPE_CHECKING:  # imports accelerate, which is slow; a run that is refused should fail fast
     from bsmeta.training.distributed import Processes

@@ -16,20 +16,24 @@ import faulthandler
 import json
 import logging
 import os
+import queue
 import socket
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch.distributed as dist
 
 from bsmeta.core.errors import TrainingError, UserError
 from bsmeta.core.progress import report_progress, watch_progress
 from bsmeta.core.signals import StopRequest
 from bsmeta.training.distributed import Processes, is_connection_error, print_stacks
 from bsmeta.training.run_folder import RunFolder, write_status
-from bsmeta.training.store import SharedStore
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +45,8 @@ _SILENT_INTERVALS = 4
 _STOPPING_TIMEOUT_S = 20.0
 _REPORT_WAIT_S = 0.25
 _HOST = socket.gethostname()
+Result = TypeVar("Result")
+ANSWER_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -330,3 +336,65 @@ def reported_error(rank: int, report: dict[str, Any]) -> Exception:
 
 def _key(kind: str, rank: int) -> str:
     return f"bsmeta/{kind}/{rank}"
+
+
+class SharedStore:
+    """A connection of its own to the store of the process group, whose calls never block for long.
+
+    The main thread may be blocked in a call on the connection of the group; any thread may use this
+    one. A call on torch's store waits for an answer from the machine that hosts it. If that machine
+    vanishes from the network, TCP resends for about a quarter of an hour (Linux, `tcp_retries2`)
+    before the call fails. Here a thread makes the calls, and the caller waits for it only a few
+    seconds.
+
+    Args:
+        connection: A connection to a store, used by this object only.
+        answer_s: How long a call may take.
+    """
+
+    def __init__(self, connection: Any, answer_s: float = ANSWER_S) -> None:
+        self._connection = connection
+        self._answer_s = answer_s
+        self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any]]] = (
+            queue.SimpleQueue()
+        )
+        self._late: Future[Any] | None = None  # the call that has not returned in time
+        # A daemon, unlike the threads of an executor: the process ends even if a call never does.
+        threading.Thread(target=self._serve, name="store", daemon=True).start()
+
+    @classmethod
+    def of_group(cls) -> SharedStore:
+        store: Any = dist.distributed_c10d._get_default_store()
+        return cls(store.clone())
+
+    def call(self, use: Callable[[Any], Result]) -> Result:
+        """Returns the result of `use`, which is called with the connection.
+
+        Raises:
+            RuntimeError: If the host of the store has ended or does not answer in time. As long as
+                one call is unanswered, all others fail at once.
+        """
+        if self._late is not None and not self._late.done():
+            raise RuntimeError("the host of the store does not answer")
+        future: Future[Result] = Future()
+        self._calls.put((future, use))
+        try:
+            return future.result(self._answer_s)
+        except TimeoutError as error:
+            if not future.cancel():  # otherwise it was waiting for the call of another thread
+                self._late = future
+            raise RuntimeError(
+                f"the host of the store has not answered for {self._answer_s:g} s"
+            ) from error
+
+    def _serve(self) -> None:
+        while True:
+            future, use = self._calls.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = use(self._connection)
+            except Exception as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)

@@ -25,12 +25,13 @@ from bsmeta.config.compose import compose
 from bsmeta.config.optimizers import OPTIMIZERS
 from bsmeta.models.layers import layers_of, recompute
 from bsmeta.tasks.causal_lm.task import CausalLanguageModel
-from bsmeta.training.estimate import amount, duration
-from bsmeta.training.memory import (
+from bsmeta.training.estimate import (
     Counts,
     Stage,
     activations,
+    amount,
     count,
+    duration,
     measure_state,
     optimizer_bytes,
     state,

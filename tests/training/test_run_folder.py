@@ -13,8 +13,8 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.core.errors import ConfigurationError, TrainingError
-from bsmeta.training.appended import LineLog
 from bsmeta.training.distributed import ALONE
+from bsmeta.training.logs import LineLog
 from bsmeta.training.run_folder import (
     MARK,
     METRICS,
