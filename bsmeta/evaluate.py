@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+import transformers
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.task_entry import check_program
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS
 from bsmeta.tasks.causal_lm.evaluation.run import locations_of
 from bsmeta.tasks.checkpoints import task_of
-from bsmeta.training.ranks import start_ranks
+from bsmeta.training.task import EvaluationContext
 
 FLAGS = {"--prompt": "prompt=true", "--untrained": "untrained=true"}
 
@@ -32,14 +39,30 @@ def main(config: EvaluateConfig) -> None:
         raise ConfigurationError(f"checkpoint: expected checkpoints of one task; found {listed}")
     task = tasks[locations[0].name]
     check_program("evaluate.py", task, TASKS)
-    environment = os.environ  # set by torchrun and `accelerate launch`
-    with start_ranks(
-        local_rank=int(environment.get("LOCAL_RANK", "0")),
-        world_size=int(environment.get("WORLD_SIZE", "1")),
-    ) as (ranks, device):
-        evaluate = TASKS[task].evaluate
-        assert evaluate is not None, task
-        evaluate(config, locations, ranks, device)
+    evaluate = TASKS[task].evaluate
+    assert evaluate is not None, task
+    transformers.utils.logging.disable_progress_bar()
+    with _process_group() as context:
+        evaluate(config, locations, context)
+
+
+@contextmanager
+def _process_group() -> Iterator[EvaluationContext]:
+    """Joins the process group of a launcher (torchrun, `accelerate launch`), if there is one."""
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    if world_size > 1:
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=GROUP_TIMEOUT)
+    yield EvaluationContext.of_group(device)
+    # Skipped after an error, when the other ranks would not join. Destroying a Gloo group may
+    # deadlock (pytorch issue 56297); it ends with the process.
+    if world_size > 1 and device.type == "cuda":
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ ALLOWED = {
         "report", "data", "metadata", "config", "core",
     },
     "studies": {
-        "studies", "tasks.causal_lm", "training.metrics", "training.locations", "training.ranks",
+        "studies", "tasks.causal_lm", "training.metrics", "training.locations",
         "report", "data", "metadata", "config", "core",
     },
     "api": {

@@ -31,7 +31,7 @@ from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, NATS_WITH, NATS_WITHOUT
 from bsmeta.tasks.causal_lm.generation.contexts import is_announced
 from bsmeta.tasks.causal_lm.generation.requests import changed
 from bsmeta.tasks.causal_lm.generation.text_mode import Result, Writer

@@ -45,7 +45,7 @@ class TaskEntry:
         notes: Takes the configuration; returns a line for each setting that has no effect.
         prepare: Takes a configuration with `prep_only`, and builds the data.
         evaluate: Does the work of `evaluate.py`: takes its configuration, the checkpoints
-            (`bsmeta.training.locations.Location`), the ranks and the device.
+            (`bsmeta.training.locations.Location`), and the `EvaluationContext`.
         programs: The entry points beside `train.py` that work with its checkpoints.
         has_epochs: Whether its runs may be measured in epochs (`bsmeta.training.task.HasEpochs`).
         finishes: Whether it reads `model/` of a checkpoint when a run ends
@@ -61,7 +61,7 @@ class TaskEntry:
     summary: Callable[[Any, Launch], Iterable[Row]] = _nothing
     notes: Callable[[Any], Iterable[str]] = _nothing
     prepare: Callable[[Any], object] | None = None
-    evaluate: Callable[[Any, Sequence[Any], Any, Any], None] | None = None
+    evaluate: Callable[[Any, Sequence[Any], Any], None] | None = None
     programs: tuple[str, ...] = ()
     has_epochs: bool = False
     finishes: bool = False

@@ -117,7 +117,7 @@ def settings_of(study: StudyConfig, arm: str, seed: int) -> str:
         "curve": study.curve,
         "measure": _measure_settings(study),
     }
-    return _digest(values)
+    return digest_of(values)
 
 
 def _measure_settings(study: StudyConfig) -> dict[str, Any]:
@@ -125,7 +125,8 @@ def _measure_settings(study: StudyConfig) -> dict[str, Any]:
     return {name: value for name, value in asdict(study.measure).items() if name not in left_out}
 
 
-def _digest(values: Any) -> str:
+def digest_of(values: Any) -> str:
+    """A short hash of JSON-serializable values."""
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -133,7 +134,7 @@ def results_folder(study: StudyConfig) -> Path:
     """The folder of the measurements: `results_dir`, or one in `out_dir` named by the settings."""
     if study.results_dir is not None:
         return Path(study.results_dir)
-    return Path(study.out_dir) / f"measured-{_digest(_measure_settings(study))[:8]}"
+    return Path(study.out_dir) / f"measured-{digest_of(_measure_settings(study))[:8]}"
 
 
 def measurement_path(study: StudyConfig, arm: str, seed: int) -> Path:

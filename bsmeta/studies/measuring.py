@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,9 +24,9 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.metadata.content import KeptText
 from bsmeta.metadata.records import Document
 from bsmeta.studies.config import MeasureConfig, StudyConfig
-from bsmeta.studies.facts import facts_of, logged_targets, step_documents
 from bsmeta.studies.measurement import (
     Measurement,
+    digest_of,
     find_measurement,
     measurement_path,
     settings_of,
@@ -38,11 +40,14 @@ from bsmeta.tasks.causal_lm.evaluation.checkpoints import (
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, document_facts
 from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums, PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
+from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, DOCUMENT, NATS_WITH, NATS_WITHOUT
 from bsmeta.training.locations import Location, locate
 from bsmeta.training.metrics import flops_per_token
 
 ALL, EACH, CHOSEN = "all", "each", "chosen"
+
+_CHANGING = ("_name_or_path", "transformers_version")
+"""Keys of a model's configuration that change nothing of its initial weights."""
 
 
 class Beginnings(HeldOutDocuments):
@@ -102,7 +107,7 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
     counts = {name: _counts(locations, name) for name in ("step", "targets", "tokens")}
     return Measurement(
         settings=settings_of(study, run.arm, run.seed),
-        facts=facts_of(run.folder, config, Path(locations[-1].name)),
+        facts=_facts(run.folder, config, Path(locations[-1].name)),
         steps=counts["step"],
         targets=counts["targets"],
         tokens=counts["tokens"],
@@ -114,8 +119,8 @@ def measure(study: StudyConfig, run: Run, device: torch.device) -> Measurement:
         without=np.stack([score.without for score in scores]),
         shown=np.stack([score.shown for score in scores])[: len(scores) * scorer.has_metadata],
         types=last.types,
-        step_documents=step_documents(run.folder),
-        logged_targets=logged_targets(run.folder),
+        step_documents=_step_documents(run.folder),
+        logged_targets=_logged_targets(run.folder),
     )
 
 
@@ -124,6 +129,60 @@ def _counts(locations: Sequence[Location], name: str) -> np.ndarray:
     states = [Path(location.name) / "trainer_state.json" for location in locations]
     found = [json.loads(path.read_text(encoding="utf-8"))["progress"][name] for path in states]
     return np.array(found, np.int64)
+
+
+def _facts(folder: Path, config: CausalLMConfig, checkpoint: Path) -> dict[str, Any]:
+    """What the report needs to know about a finished run.
+
+    Args:
+        folder: The run folder.
+        config: Its configuration.
+        checkpoint: Its last checkpoint.
+    """
+    shape = json.loads((checkpoint / "model" / "config.json").read_text(encoding="utf-8"))
+    vocabulary = shape.pop("vocab_size")
+    shape = {name: value for name, value in shape.items() if name not in _CHANGING}
+    data = json.loads((checkpoint / "data_state.json").read_text(encoding="utf-8"))
+    return {
+        "schedule": config.lr_scheduler_type,
+        "loss_on_metadata": bool(config.data_config.metadata_config.loss_on_metadata),
+        "model": [config.model_name, digest_of(shape)],
+        "vocabulary": vocabulary,
+        "shards": digest_of(data["fingerprint"]["shards"]),
+        "loss": [event["loss"] for event in _logged(folder)][-1],
+    }
+
+
+def _logged_targets(folder: Path) -> np.ndarray:
+    """Text tokens up to each logged step: int64 [logged steps]."""
+    return np.array([event["targets"] for event in _logged(folder)], np.int64)
+
+
+def _logged(folder: Path) -> list[dict[str, Any]]:
+    """The logged steps of a run; of a step that a resume has repeated, the last."""
+    found = {}
+    for event in _lines(folder / "metrics.jsonl"):
+        if event["event"] == "step":
+            found[event["step"]] = event
+    return [found[step] for step in sorted(found)]
+
+
+def _step_documents(folder: Path) -> np.ndarray:
+    """A hash of the documents of each step, of all ranks: uint16 [steps]."""
+    found: dict[int, dict[str, list[str]]] = {}
+    for path in sorted(folder.glob("documents-rank*.jsonl")):
+        for entry in _lines(path):
+            found.setdefault(entry["step"], {})[path.name] = entry["documents"]
+    steps = [sorted(chain.from_iterable(found[step].values())) for step in sorted(found)]
+    return np.array([int(digest_of(documents)[:4], 16) for documents in steps], np.uint16)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The complete lines of a log; a killed process may have left part of one."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if line.endswith("}\n"):
+                yield json.loads(line)
 
 
 @dataclass(frozen=True)

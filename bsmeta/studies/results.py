@@ -7,7 +7,7 @@ trained on (the same text), or at the arm's total tokens (the same compute).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -16,8 +16,8 @@ import numpy as np
 from bsmeta.config.evaluation import SliceConfig
 from bsmeta.studies.claims import Claim, decide
 from bsmeta.studies.config import AXES, TEXT, TOKENS, WITH, WITHOUT, StudyConfig
-from bsmeta.studies.facts import notes_of, shared_with_baseline
 from bsmeta.studies.measured import Measured, load
+from bsmeta.studies.measurement import Measurement
 from bsmeta.studies.runs import seeds_added
 from bsmeta.studies.statistics import Curve, Estimate, Saving, saving
 from bsmeta.tasks.causal_lm.evaluation.documents import Slice, slices_of
@@ -125,9 +125,74 @@ def results_of(study: StudyConfig) -> Results:
         measured.bytes,
         arms,
         decide(study, measured),
-        [*notes, *notes_of(measured)],
-        list(shared_with_baseline(study, measured)),
+        [*notes, *_notes(measured)],
+        list(_shared_with_baseline(study, measured)),
     )
+
+
+def _notes(measured: Measured) -> list[str]:
+    """What the settings of the runs mean for the comparison."""
+    facts = {arm: measured.run(arm, measured.seeds[0]).facts for arm in measured.arms}
+    notes = []
+    falling = [arm for arm, own in facts.items() if own["schedule"] != "constant"]
+    if falling and max(map(measured.points, measured.arms)) > 1:
+        notes.append(
+            f"The learning rate of {', '.join(falling)} falls during the run: a checkpoint before "
+            "the end is worse than the end of a shorter run, so the curve of the baseline is too "
+            "high before its end, and the data that an arm saves is not to be trusted."
+        )
+    lossy = [arm for arm, own in facts.items() if own["loss_on_metadata"]]
+    if lossy:
+        notes.append(f"The text tokens of {', '.join(lossy)} include metadata with a loss.")
+    return notes
+
+
+def _shared_with_baseline(study: StudyConfig, measured: Measured) -> Iterator[str]:
+    """A sentence for each arm: its weights, documents, tokens and steps beside the baseline's."""
+    for arm in measured.arms:
+        if arm != study.baseline:
+            pairs = [
+                (measured.run(study.baseline, seed), measured.run(arm, seed))
+                for seed in measured.seeds
+            ]
+            label = study.arms[arm].label or arm
+            yield f"{label}: {_weights(*pairs[0])}; {_steps(pairs)}; {_amounts(pairs)}."
+
+
+def _weights(base: Measurement, own: Measurement) -> str:
+    if base.facts["model"] != own.facts["model"]:
+        return "another model"
+    added = own.facts["vocabulary"] - base.facts["vocabulary"]
+    if added:
+        return (
+            f"the same initial weights but for the embeddings of {added:+,} tokens, which shift "
+            "the random numbers of what is drawn after them"
+        )
+    return "the same initial weights"
+
+
+def _steps(pairs: Sequence[tuple[Measurement, Measurement]]) -> str:
+    alike = steps = 0
+    for base, own in pairs:
+        count = min(len(base.step_documents), len(own.step_documents))
+        alike += int((base.step_documents[:count] == own.step_documents[:count]).sum())
+        steps += max(len(base.step_documents), len(own.step_documents))
+    return f"the same documents in {alike / max(steps, 1):.0%} of the steps"
+
+
+def _amounts(pairs: Sequence[tuple[Measurement, Measurement]]) -> str:
+    if all(np.array_equal(base.logged_targets, own.logged_targets) for base, own in pairs):
+        words = "the same text tokens after every logged step"
+    else:
+        words = f"{_ratio(pairs, 'targets')} the text tokens"
+    others = {"total tokens": "tokens", "FLOPs": "flops", "steps": "steps"}
+    ratios = [f"{_ratio(pairs, name)} the {what}" for what, name in others.items()]
+    return f"{words}; {', '.join(ratios)}"
+
+
+def _ratio(pairs: Sequence[tuple[Measurement, Measurement]], name: str) -> str:
+    ratios = [getattr(own, name)[-1] / getattr(base, name)[-1] for base, own in pairs]
+    return f"{np.mean(ratios):.2f} times"
 
 
 def _arm(study: StudyConfig, measured: Measured, arm: str) -> ArmResult:

@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-import transformers
 import xxhash
 
 from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config, saved_task
@@ -19,8 +17,7 @@ from bsmeta.config.schema import RunConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.training.locations import Location, locate
-from bsmeta.training.ranks import Ranks
-from bsmeta.training.task import EvaluationContext, Task
+from bsmeta.training.task import Task
 
 SOURCE = ".source"
 """In the folder of a report on other data than those of the run: the path of these data."""
@@ -77,17 +74,13 @@ def open_task(checkpoint: str, overrides: Mapping[str, Any]) -> tuple[Task, Path
     return TASKS[config.task].make(config), Path(location.model)
 
 
-def begin(
-    config: EvaluateConfig, task: str, own_key: str, ranks: Ranks, device: torch.device
-) -> EvaluationContext:
-    """Checks the keys of `evaluate.py` for a task on a table; returns the context of the processes.
+def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
+    """Checks the keys of `evaluate.py` for a task on a table.
 
     Args:
         config: The configuration of `evaluate.py`.
         task: The task, as messages name it.
         own_key: The key that has a meaning for it beside those of all tasks.
-        ranks: The processes.
-        device: That of this process.
 
     Raises:
         ConfigurationError: If a key has no meaning for the task, or an override no effect.
@@ -101,8 +94,6 @@ def begin(
         "bootstrap_resamples", "seed",
     )  # fmt: skip
     refuse_unused(config, used, task)
-    transformers.utils.logging.disable_progress_bar()
-    return EvaluationContext(ranks.rank, ranks.world_size, device, ranks.gather)
 
 
 def training_run(config: EvaluateConfig, location: Location, *schemas: type[Config]) -> Config:

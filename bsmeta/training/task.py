@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bsmeta.data.batch import Stream
@@ -63,29 +64,64 @@ class Metric:
     split: str = "validation"
 
 
+def _alone(value: Any) -> list[Any]:
+    return [value]
+
+
 @dataclass(frozen=True)
-class EvaluationContext:
-    """The processes that run an evaluation together.
+class Ranks:
+    """The processes that share an evaluation, by default one.
+
+    What is computed needs no more of the launcher, so it runs the same way in one process, under
+    any launcher, and inside a training run.
 
     Attributes:
         rank: The rank of this process.
         world_size: Number of processes.
-        device: The device of the model.
-        gather: Returns the values of all ranks, in rank order, on every rank.
+        gather: Returns the (picklable) values of all ranks, in rank order, on every rank; all ranks
+            must call it.
     """
 
-    rank: int
-    world_size: int
-    device: torch.device
-    gather: Callable[[Any], list[Any]]
+    rank: int = 0
+    world_size: int = 1
+    gather: Callable[[Any], list[Any]] = _alone
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this process prints and writes files."""
+        return self.rank == 0
+
+
+@dataclass(frozen=True)
+class EvaluationContext(Ranks):
+    """The processes that share an evaluation, each with its device.
+
+    Attributes:
+        device: The device of the model.
+    """
+
+    device: torch.device = field(kw_only=True)
 
     @staticmethod
     def alone(device: torch.device) -> EvaluationContext:
         """The context of a single process."""
-        return EvaluationContext(0, 1, device, lambda value: [value])
+        return EvaluationContext(device=device)
+
+    @staticmethod
+    def of_group(device: torch.device) -> EvaluationContext:
+        """The context of torch's default process group; of one process if there is none."""
+        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+            return EvaluationContext(device=device)
+
+        def gather(value: Any) -> list[Any]:
+            values: list[Any] = [None] * dist.get_world_size()
+            dist.all_gather_object(values, value)
+            return values
+
+        return EvaluationContext(dist.get_rank(), dist.get_world_size(), gather, device=device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FinishContext(EvaluationContext):
     """What a task needs after the last step.
 

@@ -122,7 +122,10 @@ class Trainer:
         )
         self.early_stopping = EarlyStopping(config.keep_best_by, config.early_stopping_patience)
         self._context = EvaluationContext(
-            self.processes.rank, self.processes.size, self.processes.device, self.processes.gather
+            self.processes.rank,
+            self.processes.size,
+            self.processes.gather,
+            device=self.processes.device,
         )
 
     def train(self, resume: Resume | None) -> Outcome:

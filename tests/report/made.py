@@ -25,7 +25,7 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     rows_of,
     slice_rows_of,
 )
-from bsmeta.tasks.causal_lm.evaluation.segments import (
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
     BYTES,
     COLUMNS,
     NATS_WITH,

@@ -36,7 +36,7 @@ def test_every_rank_runs_as_often_and_gets_all_results(world_size: int) -> None:
             own.append(batch.tolist())
             return (batch * 10).tolist()
 
-        context = EvaluationContext(number, world_size, torch.device("cpu"), gather)  # type: ignore[arg-type]
+        context = EvaluationContext(number, world_size, gather, device=torch.device("cpu"))  # type: ignore[arg-type]
         found = spread(batches, run, context)
         runs.append(own)
         return found

@@ -43,7 +43,6 @@ from bsmeta.models.pretrained import load_weights, vocabulary_of
 from bsmeta.tasks.causal_lm.checks import positions_problems
 from bsmeta.tasks.causal_lm.evaluation.model_card import write_card
 from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
-from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext, Loss, Metric, Shape
 
 logger = logging.getLogger(__name__)
@@ -279,7 +278,7 @@ class CausalLanguageModel:
                 self.tokenizer,
                 max_documents=self._config.eval_documents,
                 seed=self._config.seed,
-                ranks=Ranks(context.rank, context.world_size, context.gather),
+                ranks=context,
                 found=None if self._survey is None else self._survey.remote_held_out,
             )
         with run_uncompiled(self._config.torch_compile):

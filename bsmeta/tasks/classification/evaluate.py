@@ -29,7 +29,7 @@ from bsmeta.core.problems import nearest
 from bsmeta.data.table.csv_file import BadRows
 from bsmeta.data.table.records import flattened, read_records
 from bsmeta.data.text.tokenizer import padded_tokenizer_of
-from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig
 from bsmeta.tasks.classification.examples import Chunk, Examples
@@ -48,7 +48,6 @@ from bsmeta.tasks.classification.results import (
 from bsmeta.tasks.classification.splits import text_key
 from bsmeta.tasks.classification.store import open_examples
 from bsmeta.training.locations import Location
-from bsmeta.training.ranks import Ranks
 from bsmeta.training.run_folder import steps_and_evaluations
 from bsmeta.training.task import EvaluationContext, FinishContext
 
@@ -57,19 +56,17 @@ logger = logging.getLogger(__name__)
 PREDICTIONS, STATS, MODEL = "testset_predictions.csv", "train_test_stats.json", "trained_model.sav"
 
 
-def run(
-    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
-) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    context = begin(config, "task=classification", "per_device_eval_batch_size", ranks, device)
+    check_keys(config, "task=classification", "per_device_eval_batch_size")
     other = config.validation_file is not None
     for location in locations:
         results = _evaluate(config, location, context)
-        if ranks.is_main:
+        if context.is_main:
             report(
                 results, [], report_folder(config, location, has_other_data=other),
                 {"checkpoint": location.name},

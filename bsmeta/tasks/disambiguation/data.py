@@ -15,7 +15,12 @@ from transformers import PreTrainedTokenizerBase
 
 from bsmeta.core.errors import DataError
 from bsmeta.core.progress import reporting
-from bsmeta.tasks.disambiguation.candidates import DocumentCounts, percentiles, training_counts
+from bsmeta.tasks.disambiguation.candidates import (
+    DocumentCounts,
+    Neighbors,
+    percentiles,
+    training_counts,
+)
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import Detector, open_detector
 from bsmeta.tasks.disambiguation.embeddings import (
@@ -26,7 +31,6 @@ from bsmeta.tasks.disambiguation.embeddings import (
 )
 from bsmeta.tasks.disambiguation.encoders import most_tokens
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
-from bsmeta.tasks.disambiguation.neighbors import Neighbors
 from bsmeta.tasks.disambiguation.prep import Limits, Prep, open_prep
 from bsmeta.tasks.disambiguation.texts import EntityTexts, Row, Surround, load_tokenizer, pad
 

@@ -13,11 +13,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from bsmeta.config.evaluation import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
-from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
@@ -25,22 +24,19 @@ from bsmeta.tasks.disambiguation.report import mention_records, report
 from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
 from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.training.locations import Location, locate
-from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext
 
 log = logging.getLogger(__name__)
 
 
-def run(
-    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
-) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
     key = "per_device_eval_batch_size"
-    context = begin(config, "task=disambiguation", key, ranks, device)
+    check_keys(config, "task=disambiguation", key)
     for location in locations:
         train = training_run(config, location, DisambiguationConfig)
         train.tokenizer_name = location.model
@@ -56,9 +52,9 @@ def run(
                 f"checkpoint={location.name}: its run has neither a dev_file nor a test_file; name "
                 "sentences: validation_file=FILE"
             )
-        model = load_model(Path(location.model)).to(device)
+        model = load_model(Path(location.model)).to(context.device)
         folder = Path()  # only rank 0 writes
-        if ranks.is_main:
+        if context.is_main:
             has_other_data = config.validation_file is not None
             folder = report_folder(config, location, has_other_data=has_other_data)
         score_and_report(train, data, model, sentences, context, location.name, folder)

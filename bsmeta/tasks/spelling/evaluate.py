@@ -8,15 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report
 from bsmeta.report.table import Cell, Column, Estimate, Table
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.checkpoints import begin, report_folder, training_run
+from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.spelling.benchmarks import (
     Judge,
     SystemResult,
@@ -31,7 +29,6 @@ from bsmeta.tasks.spelling.config import (
     SpellingConfig,
 )
 from bsmeta.training.locations import Location
-from bsmeta.training.ranks import Ranks
 from bsmeta.training.task import EvaluationContext, FinishContext, Metric
 
 NAMES = {
@@ -45,9 +42,7 @@ LOWER = ("edit_distance", "false_alarms")
 """Metrics of which lower is better."""
 
 
-def run(
-    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
-) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
     """Scores each checkpoint on all processes; rank 0 writes and prints a report on each.
 
     `validation_file` names the folder of the test sets; by default that of the training run.
@@ -55,7 +50,7 @@ def run(
     Raises:
         UserError: If a key has no meaning for this task, or a model or the data cannot be used.
     """
-    context = begin(config, "a spelling task", "max_documents", ranks, device)
+    check_keys(config, "a spelling task", "max_documents")
     other = config.validation_file is not None
     for location in locations:
         train = training_run(config, location, SedWordsConfig, SedSequenceConfig, SecConfig)
@@ -67,13 +62,13 @@ def run(
                 "TASK/GROUP/SPLIT/{corrupt,correct}.txt: validation_file=FOLDER"
             )
         task = TASKS[train.task].make(train)
-        model = task.load(Path(location.model)).to(device)
+        model = task.load(Path(location.model)).to(context.device)
         _score(
             train,
             partial(task.judge, model, context=context),
             context,
             location.name,
-            report_folder(config, location, has_other_data=other) if ranks.is_main else Path(),
+            report_folder(config, location, has_other_data=other) if context.is_main else Path(),
         )
 
 

@@ -39,7 +39,7 @@ from bsmeta.tasks.causal_lm.evaluation.arms import (
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import NamedDocuments
 from bsmeta.tasks.causal_lm.evaluation.scoring import Window, max_batch_tokens, plan_batches
-from bsmeta.tasks.causal_lm.evaluation.segments import Reading
+from bsmeta.tasks.causal_lm.evaluation.statistics import Reading
 
 Windows = Callable[[EncodedDocument, DataConfig], list[Window]]
 

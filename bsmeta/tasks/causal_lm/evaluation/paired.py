@@ -41,9 +41,13 @@ from bsmeta.tasks.causal_lm.evaluation.blocks import (
 )
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments, NamedDocuments
 from bsmeta.tasks.causal_lm.evaluation.scoring import Scorer, scoring
-from bsmeta.tasks.causal_lm.evaluation.segments import COLUMNS, Reading, paired_sums
-from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
-from bsmeta.training.ranks import Ranks
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
+    COLUMNS,
+    Reading,
+    paired_metrics,
+    paired_sums,
+)
+from bsmeta.training.task import Ranks
 
 FAILURES_SHOWN = 5
 

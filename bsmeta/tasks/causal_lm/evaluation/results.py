@@ -11,14 +11,15 @@ import numpy as np
 from bsmeta.tasks.causal_lm.evaluation.arms import TEXT, Comparison
 from bsmeta.tasks.causal_lm.evaluation.documents import Slice
 from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
-from bsmeta.tasks.causal_lm.evaluation.segments import (
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
     BYTES,
     NATS_WITH,
     NATS_WITHOUT,
     TOKENS,
     TOKENS_WITH,
+    PairedMetrics,
+    paired_metrics,
 )
-from bsmeta.tasks.causal_lm.evaluation.statistics import PairedMetrics, paired_metrics
 
 
 @dataclass(frozen=True, slots=True)

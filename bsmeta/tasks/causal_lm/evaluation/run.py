@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import numpy as np
-import torch
-import transformers
 
 from bsmeta.config.data import DataConfig
 from bsmeta.config.evaluation import EvaluateConfig
@@ -38,11 +36,10 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     rows_of,
     slice_rows_of,
 )
-from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.statistics import sign_test
+from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, NATS_WITH, NATS_WITHOUT, sign_test
 from bsmeta.tasks.checkpoints import report_folder
 from bsmeta.training.locations import Location, locate, untrained
-from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext
 
 ARMS = {"text alone": (TEXT, NATS_WITHOUT), "all metadata": ("all", NATS_WITH)}
 """The arms in which models are compared: for each, its comparison and its column of the sums."""
@@ -63,13 +60,11 @@ def locations_of(config: EvaluateConfig) -> list[Location]:
     return [*found, untrained(found[0])] if config.untrained else found
 
 
-def run(
-    config: EvaluateConfig, locations: Sequence[Location], ranks: Ranks, device: torch.device
-) -> None:
+def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:
     """Scores the held-out documents on all processes; rank 0 writes and prints the report."""
-    with progress_bar("scoring", 1, shown=ranks.is_main) as progress:
-        report = evaluate(config, locations, ranks, device, progress)
-    if ranks.is_main:
+    with progress_bar("scoring", 1, shown=context.is_main) as progress:
+        report = evaluate(config, locations, context, progress)
+    if context.is_main:
         folder = locations[0].run_folder
         metrics = folder / "metrics.jsonl" if folder else None
         out_dir = report_folder(
@@ -91,15 +86,13 @@ def _has_other_data(config: EvaluateConfig, location: Location) -> bool:
 def evaluate(
     config: EvaluateConfig,
     locations: Sequence[Location],
-    ranks: Ranks,
-    device: torch.device,
+    context: EvaluationContext,
     progress: Advance = lambda share: None,
 ) -> Report:
     """Score the held-out documents with each model; every rank gets the same report."""
     edges = config.position_edges
     if edges[:1] != [0] or any(np.diff(edges) <= 0):
         raise ConfigurationError(f"position_edges={edges}: expected rising bytes that begin with 0")
-    transformers.utils.logging.disable_progress_bar()
     models = []
     for number, location in enumerate(locations):
         done = number / len(locations)
@@ -107,7 +100,7 @@ def evaluate(
         def advance(share: float, done: float = done) -> None:
             progress(done + share / len(locations))
 
-        models.append(_evaluate_one(config, location, ranks, device, advance))
+        models.append(_evaluate_one(config, location, context, advance))
     pairs = compare_models(models, resamples=config.bootstrap_resamples, seed=config.seed)
     return Report(settings=asdict(config), models=models, pairs=pairs)
 
@@ -115,8 +108,7 @@ def evaluate(
 def _evaluate_one(
     config: EvaluateConfig,
     location: Location,
-    ranks: Ranks,
-    device: torch.device,
+    context: EvaluationContext,
     progress: Advance,
 ) -> ModelReport:
     train = resolve_config(config, location)
@@ -129,7 +121,7 @@ def _evaluate_one(
     )
     _check_types(config, documents, data.metadata_config)
     slices = make_slices(config.slices, documents, data.metadata_config)
-    model, tokenizer = load_model(location, train, config.precision, device)
+    model, tokenizer = load_model(location, train, config.precision, context.device)
     evaluation = PairedEvaluation(
         data,
         tokenizer,
@@ -137,10 +129,10 @@ def _evaluate_one(
         comparisons,
         windows=config.windows,
         position_edges=config.position_edges,
-        ranks=ranks,
+        ranks=context,
         seed=config.seed,
     )
-    sums = evaluation.run(model, device, progress=progress)
+    sums = evaluation.run(model, context.device, progress=progress)
     resampling = Resampling(config.bootstrap_resamples, config.seed)
     return ModelReport(
         checkpoint=location.name,

@@ -22,7 +22,7 @@ from bsmeta.config.data import DataConfig
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.tasks.causal_lm.evaluation.paired import SubsetEvaluation
 from bsmeta.training.distributed_op import prepare_cpu_op
-from bsmeta.training.ranks import Ranks, current_ranks
+from bsmeta.training.task import EvaluationContext
 from tests.tasks.causal_lm.evaluation.conftest import MAX_SEQ_LEN, TOKENIZER
 
 CPU = torch.device("cpu")
@@ -42,7 +42,7 @@ def main(shard: str, out: str) -> None:
     figures = []
     prepare_cpu_op()
     deepspeed.init_distributed(dist_backend="gloo")
-    for ranks in (Ranks(), current_ranks()):
+    for ranks in (EvaluationContext.alone(CPU), EvaluationContext.of_group(CPU)):
         if ranks.world_size > 1:
             model = deepspeed.initialize(
                 model=model,

@@ -33,9 +33,13 @@ from bsmeta.tasks.causal_lm.evaluation.paired import (
     PairedEvaluation,
     SubsetEvaluation,
 )
-from bsmeta.tasks.causal_lm.evaluation.segments import BYTES, NATS_WITH, NATS_WITHOUT
-from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
-from bsmeta.training.ranks import Ranks
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
+    BYTES,
+    NATS_WITH,
+    NATS_WITHOUT,
+    paired_metrics,
+)
+from bsmeta.training.task import Ranks
 from tests.tasks.causal_lm.evaluation.plain import bits_of_document
 from tests.waiting import STUCK_S
 

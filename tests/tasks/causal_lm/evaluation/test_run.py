@@ -12,7 +12,7 @@ from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport
 from bsmeta.tasks.causal_lm.evaluation.run import compare_models, evaluate
-from bsmeta.training.ranks import Ranks
+from bsmeta.training.task import EvaluationContext
 
 LN2 = math.log(2)
 
@@ -61,5 +61,6 @@ def test_models_without_a_common_document_or_with_one() -> None:
 
 @pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
 def test_position_edges_must_rise_from_0(edges: list[int]) -> None:
+    context = EvaluationContext.alone(torch.device("cpu"))
     with pytest.raises(ConfigurationError, match="expected rising bytes that begin with 0"):
-        evaluate(EvaluateConfig(position_edges=edges), [], Ranks(), torch.device("cpu"))
+        evaluate(EvaluateConfig(position_edges=edges), [], context)
