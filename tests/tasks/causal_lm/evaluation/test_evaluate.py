@@ -364,7 +364,7 @@ def test_two_processes_give_the_figures_of_one(
 def test_a_model_spread_over_processes_gives_the_figures_of_the_whole(
     data_config: DataConfig, tmp_path: Path, launch: Callable[..., Any]
 ) -> None:
-    script = REPOSITORY / "tests" / "evaluation" / "sharded.py"
+    script = Path(__file__).with_name("sharded.py")
     launch(script, str(data_config.validation_file), str(tmp_path / "figures"), processes=2)
     for rank in (0, 1):
         whole, spread = json.loads((tmp_path / f"figures-{rank}").read_text())
