@@ -18,8 +18,8 @@ import torch.distributed as dist
 import transformers
 
 from bsmeta.config.compose import run_entry_point
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.task_entry import check_program
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.progress import GROUP_TIMEOUT
 from bsmeta.tasks import TASKS

@@ -11,9 +11,14 @@ from pathlib import Path
 from bsmeta.annotate.config import AnnotateConfig, DescriptionsConfig
 from bsmeta.config.causal_lm import CausalLMConfig, ExplainConfig, PrepareConfig, StageConfig
 from bsmeta.config.describe import Key, group_options, sections
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.schema import RunConfig
-from bsmeta.config.tools import DownloadConfig, EntitiesConfig, GenerateConfig, PredictConfig
+from bsmeta.config.tools import (
+    DownloadConfig,
+    EntitiesConfig,
+    EvaluateConfig,
+    GenerateConfig,
+    PredictConfig,
+)
 from bsmeta.core.resources import CONFIG_FOLDER
 from bsmeta.tasks import TASKS
 

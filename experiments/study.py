@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING
 from bsmeta.config.compose import exit_code
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.launching import Launcher, show_progress
-from bsmeta.studies.runs import Run, check, keep_settings, runs_of
+from bsmeta.studies.runs import Launcher, Run, check, keep_settings, runs_of, show_progress
 
 if TYPE_CHECKING:
     from bsmeta.report.table import Table

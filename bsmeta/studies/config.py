@@ -12,8 +12,8 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from bsmeta.config.evaluation import WINDOWS
 from bsmeta.config.schema import LARGEST_SEED
+from bsmeta.config.tools import WINDOWS
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import key
 from bsmeta.core.problems import bound_lines

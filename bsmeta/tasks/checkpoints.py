@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import xxhash
 
-from bsmeta.config.evaluation import EvaluateConfig, refuse_unused, saved_config, saved_task
 from bsmeta.config.schema import RunConfig
+from bsmeta.config.tools import EvaluateConfig, refuse_unused, saved_config, saved_task
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks import TASKS
 from bsmeta.training.locations import Location, locate

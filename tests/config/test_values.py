@@ -16,8 +16,8 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.checks import check
 from bsmeta.config.compose import compose, run_entry_point
 from bsmeta.config.describe import describe, entries_of, keys
-from bsmeta.config.evaluation import EvaluateConfig, training_config
 from bsmeta.config.launch import ENVIRONMENT, Launch
+from bsmeta.config.tools import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.keys import Values, leaves, values_of
 from bsmeta.core.problems import bound_problems

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.evaluation import EvaluateConfig, SliceConfig
+from bsmeta.config.tools import EvaluateConfig, SliceConfig
 from bsmeta.studies.config import ArmConfig, ClaimConfig, MeasureConfig, StudyConfig
 from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.report import write_report

@@ -15,9 +15,9 @@ import yaml
 
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.studies.config import StudyConfig, load_study
-from bsmeta.studies.launching import Launcher
 from bsmeta.studies.measurement import measurement_path, settings_of
 from bsmeta.studies.runs import (
+    Launcher,
     Progress,
     Run,
     check,

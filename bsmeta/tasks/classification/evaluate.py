@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.core.files import replacing
 from bsmeta.core.problems import nearest

@@ -21,9 +21,14 @@ from ahocorasick_rs import AhoCorasick, MatchKind
 
 from bsmeta.core.files import file_hash, unwritable
 from bsmeta.core.progress import exclusively, file_bar
-from bsmeta.tasks.disambiguation.array_folder import MANIFEST, ArrayFolder, ArrayWriter
 from bsmeta.tasks.disambiguation.config import DisambiguationDataConfig
-from bsmeta.tasks.disambiguation.entities import EntityTable, Strings
+from bsmeta.tasks.disambiguation.entities import (
+    MANIFEST,
+    ArrayFolder,
+    ArrayWriter,
+    EntityTable,
+    Strings,
+)
 from bsmeta.tasks.disambiguation.json_lines import Problems
 from bsmeta.tasks.disambiguation.lines import read_lines
 

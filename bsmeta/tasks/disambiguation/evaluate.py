@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bsmeta.config.evaluation import EvaluateConfig, saved_config
+from bsmeta.config.tools import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.report.inference import rough_intervals
 from bsmeta.report.page import Page, Section, own_command, print_report, write_report

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import xxhash
 
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document, Record

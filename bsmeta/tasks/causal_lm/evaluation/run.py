@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 import numpy as np
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.core.problems import nearest
 from bsmeta.core.progress import Advance, progress_bar

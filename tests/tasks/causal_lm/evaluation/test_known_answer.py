@@ -23,8 +23,8 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from bsmeta.config.data import DataConfig
-from bsmeta.config.evaluation import EvaluateConfig
 from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from bsmeta.config.evaluation import EvaluateConfig
+from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
 from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport
 from bsmeta.tasks.causal_lm.evaluation.run import compare_models, evaluate
