@@ -46,7 +46,7 @@ from bsmeta.data.stream.prepared import (
     read_manifest,
     verify,
 )
-from bsmeta.data.stream.survey import survey_data
+from bsmeta.data.stream.sources import survey_data
 from bsmeta.data.text.tokenizer import load_tokenizer
 
 BUFFER = 1 << 20

@@ -36,8 +36,14 @@ from bsmeta.core.progress import Show, exclusively, progress_bar
 from bsmeta.data.checks import check_data
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import CancelledError, FileRef, range_parts
-from bsmeta.data.io.samples import check_is_listed, with_samples
-from bsmeta.data.io.shards import SUFFIXES, Shard, list_shards, validation_path
+from bsmeta.data.io.shards import (
+    SUFFIXES,
+    Shard,
+    check_is_listed,
+    list_shards,
+    validation_path,
+    with_samples,
+)
 
 TRAIN, HELD_OUT, MANIFEST = "train", "validation", "staged.jsonl"
 BLOCK = 1 << 20

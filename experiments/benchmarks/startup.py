@@ -38,7 +38,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY))  # for the Hub of the tests
 from bsmeta.config.data import DataConfig  # noqa: E402
 from bsmeta.data.io.hub import commit_of  # noqa: E402
-from bsmeta.data.stream.survey import survey_data, surveyed_corpora  # noqa: E402
+from bsmeta.data.stream.sources import survey_data, surveyed_corpora  # noqa: E402
 from bsmeta.data.stream.train_stream import TrainStream  # noqa: E402
 from tests.data.helpers import pages, small_config, small_tokenizer, write_shard  # noqa: E402
 from tests.data.hub_server import REPO, Answer, Hub, used_hub  # noqa: E402

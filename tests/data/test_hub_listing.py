@@ -16,8 +16,7 @@ from bsmeta.config.metadata import MetadataConfig
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.hub import HubPattern, commit_of
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.samples import shards_fingerprint
-from bsmeta.data.io.shards import list_shards, validation_path
+from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 from bsmeta.data.stream.preview import missing_types
 from tests.data.hub_server import COMMIT, TOKEN, Hub, failing, is_anything
 

@@ -16,8 +16,7 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io import files, objects, remote
 from bsmeta.data.io.files import BadCopyError, open_file
 from bsmeta.data.io.objects import ObjectRef
-from bsmeta.data.io.samples import shards_fingerprint
-from bsmeta.data.io.shards import list_shards, validation_path
+from bsmeta.data.io.shards import list_shards, shards_fingerprint, validation_path
 from tests.data.helpers import Run, run, same, small_config, write_shards
 from tests.data.hub_server import shards_in
 from tests.data.s3_server import BUCKET, SECRET, Environ, S3Server, cutting, failing, is_content

@@ -37,7 +37,7 @@ def fingerprint(
     """Everything that determines the sequences of a run; JSON-serializable.
 
     Args:
-        shards: See `samples.shards_fingerprint`.
+        shards: See `shards.shards_fingerprint`.
         held_out: See `held_out_fingerprint`.
     """
     return {

@@ -19,15 +19,13 @@ from bsmeta.config.metadata import phase_starts
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.core.progress import report_progress
 from bsmeta.data.io.index import LONG_FRAME, begins_with_long_frame
-from bsmeta.data.io.samples import shards_fingerprint
-from bsmeta.data.io.shards import some_of
+from bsmeta.data.io.shards import shards_fingerprint, some_of
 from bsmeta.data.stream.counts import HALF_USED, REASONS, skipped_counts
 from bsmeta.data.stream.dealing import Share, order_of
 from bsmeta.data.stream.fingerprint import fingerprint
 from bsmeta.data.stream.packing import PackedSequence, PackedWindow
 from bsmeta.data.stream.plan import Phases, Position, sequence_order
-from bsmeta.data.stream.sources import Corpus, Source
-from bsmeta.data.stream.survey import Survey, deal_corpora, surveyed_corpora
+from bsmeta.data.stream.sources import Corpus, Source, Survey, deal_corpora, surveyed_corpora
 from bsmeta.data.stream.windows import Window, WindowMaker
 
 Sequences = list[tuple[PackedWindow, int]]

@@ -19,13 +19,12 @@ from transformers import PreTrainedTokenizerBase
 from bsmeta.config.data import DataConfig
 from bsmeta.core.errors import ConfigurationError, DataError, UserError, differing
 from bsmeta.core.files import file_hash
-from bsmeta.data.io.samples import shards_fingerprint
+from bsmeta.data.io.shards import shards_fingerprint
 from bsmeta.data.stream.fingerprint import NOT_THERE, fingerprint
 from bsmeta.data.stream.live import LiveStreams
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Phases, Position
-from bsmeta.data.stream.sources import open_corpora
-from bsmeta.data.stream.survey import Survey
+from bsmeta.data.stream.sources import Survey, open_corpora
 
 log = logging.getLogger(__name__)
 

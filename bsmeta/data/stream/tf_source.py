@@ -26,15 +26,16 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.data.io.cache import Cache
 from bsmeta.data.io.inflate import DamagedFileError, content
 from bsmeta.data.io.lines import LONGEST_LINE, OVERLONG
-from bsmeta.data.io.samples import check_is_listed, with_samples
 from bsmeta.data.io.shards import (
     PARQUET,
     SUFFIXES,
     Shard,
+    check_is_listed,
     entries_of,
     is_excluded,
     list_shards,
     shard_names,
+    with_samples,
 )
 from bsmeta.data.stream.dealing import Share, step_of
 from bsmeta.data.stream.windows import PlacedWindow, Window

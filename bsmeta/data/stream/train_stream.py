@@ -25,7 +25,7 @@ from bsmeta.data.stream.live import LiveStreams, phases_of
 from bsmeta.data.stream.packing import PackedSequence
 from bsmeta.data.stream.plan import Position, division, sequence_order, sequences_done
 from bsmeta.data.stream.prepared import PreparedStreams
-from bsmeta.data.stream.survey import Survey, survey_data
+from bsmeta.data.stream.sources import Survey, survey_data
 
 
 class TrainStream:

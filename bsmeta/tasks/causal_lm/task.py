@@ -31,7 +31,7 @@ from bsmeta.core.problems import refuse
 from bsmeta.core.reporting import log_once
 from bsmeta.data.batch import MicroBatch, StepData, Stream
 from bsmeta.data.stream.counts import SOURCE_COUNTS, WITH_METADATA
-from bsmeta.data.stream.survey import Survey, survey_data
+from bsmeta.data.stream.sources import Survey, survey_data
 from bsmeta.data.stream.train_stream import TrainStream
 from bsmeta.data.text.tokenizer import load_tokenizer, new_special_tokens
 from bsmeta.metadata.sampling import chances

@@ -32,8 +32,7 @@ from bsmeta.data.text.tokenizer import padded_tokenizer_of
 from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
 from bsmeta.tasks.classification.classifier import Classifier
 from bsmeta.tasks.classification.config import ClassificationConfig
-from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
 from bsmeta.tasks.classification.model import labels_of, listed, load_model
 from bsmeta.tasks.classification.predictions import Scored, predictions, score
 from bsmeta.tasks.classification.report import report

@@ -38,8 +38,7 @@ from bsmeta.data.table.text_file import is_sqlite, open_bytes
 from bsmeta.data.text.tokenizer import tokenizer_of
 from bsmeta.tasks.classification.checks import fraction_problems
 from bsmeta.tasks.classification.config import ClassificationConfig, ClassificationDataConfig
-from bsmeta.tasks.classification.examples import IDS, Examples
-from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.examples import IDS, Examples, Folding
 from bsmeta.tasks.classification.splits import (
     LEFT_OUT,
     NAMES,

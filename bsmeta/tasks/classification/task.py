@@ -38,8 +38,7 @@ from bsmeta.tasks.classification.config import (
     ClassificationConfig,
 )
 from bsmeta.tasks.classification.evaluate import Competition, finish
-from bsmeta.tasks.classification.examples import Chunk, Examples
-from bsmeta.tasks.classification.folding import Folding
+from bsmeta.tasks.classification.examples import Chunk, Examples, Folding
 from bsmeta.tasks.classification.model import cross_entropies, label_weights, labels_of
 from bsmeta.tasks.classification.predictions import Scored, named_probabilities, predictions, score
 from bsmeta.tasks.classification.results import Choice

@@ -19,9 +19,8 @@ import xxhash
 from rapidfuzz import process
 from rapidfuzz.distance import OSA, Indel, Levenshtein
 
-from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, parse
+from bsmeta.tasks.spelling.lexicon import Lexicon, Parsed, fold, hash_words, parse
 from bsmeta.tasks.spelling.misspellings import plain
-from bsmeta.tasks.spelling.near_words import hash_words
 from bsmeta.tasks.spelling.text import joined_parts
 
 LOOKED_AT = 300

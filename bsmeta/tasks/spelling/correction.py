@@ -17,7 +17,6 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.batch import MicroBatch
 from bsmeta.tasks.spelling.alignment import word_groups
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.tasks.spelling.context import Rows
 from bsmeta.tasks.spelling.corrections import Correction, apply_corrections
 from bsmeta.tasks.spelling.detector import (
     build_detector,
@@ -25,7 +24,7 @@ from bsmeta.tasks.spelling.detector import (
     load_detector,
     logits_of_words,
 )
-from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Words, row_tensors
+from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.metrics import correction_counts
 from bsmeta.tasks.spelling.ranker import log_probabilities
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small

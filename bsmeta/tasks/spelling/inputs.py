@@ -1,8 +1,15 @@
-"""Words → the inputs of a model, for both forms: the small one, and encoders of transformers."""
+"""Words → the inputs of a model, for both forms: the small one, and encoders of transformers.
+
+The inputs of the small model are the candidates of each word, with features that say how well they
+fit the neighboring words. The probability of a word after (and before) its neighbors is that of the
+counted texts, smoothed with listed pairs of words and then with its frequency. The neighbors may be
+wrong themselves, so both sides are features of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,16 +18,215 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from bsmeta.data.stream.fingerprint import tokenizer_fingerprint
-from bsmeta.tasks.spelling.context import RowBuilder, Rows
-from bsmeta.tasks.spelling.lexicon import Lexicon
+from bsmeta.tasks.spelling.candidates import Candidates, Form
+from bsmeta.tasks.spelling.lexicon import BOUNDARY, Lexicon, Parsed, hash_words, join_hashes, parse
 
+PAIR_WEIGHT, TRIPLE_WEIGHT = 30.0, 4.0
+"""Occurrences of a context at which counts weigh as much as what they are smoothed with."""
+CONTEXT_FEATURES = 17
+LEAST_FREQUENCY = 1e-7
+"""The frequency of a neighbor that is unknown."""
+WORST = -60.0
+"""The score of what stands for all other words."""
 WINDOW_WORDS = 256
 """Most words of a text that the small model sees at once."""
 ROOM = 1.35
 """Tokens of a text with errors, compared with the correct text, for which a batch has room."""
-
 Words = Sequence[str]
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """The words of texts in a row, with boundaries between sentences and texts.
+
+    Attributes:
+        names: The distinct words, as they are counted.
+        numbers: The number of each word of the sequence, int64.
+        places: Where in it each word of the texts is, int64 [words].
+        starts_sentence: Whether a sentence begins with each word of the texts, bool [words].
+        capitals: Whether each word of the sequence begins with a capital, bool.
+    """
+
+    names: list[str]
+    numbers: np.ndarray
+    places: np.ndarray
+    starts_sentence: np.ndarray
+    capitals: np.ndarray
+
+    @classmethod
+    def of(cls, texts: Sequence[Sequence[Parsed]]) -> _Sequence:
+        """The sequence of the words of texts, each with two boundaries before and after it."""
+        vocabulary = {BOUNDARY: 0}
+        numbers, places = [], []
+        for text in texts:
+            numbers += [0, 0]
+            for word in text:
+                places.append(len(numbers))
+                numbers.append(vocabulary.setdefault(word.key, len(vocabulary)))
+                if word.ends_sentence:
+                    numbers.append(0)
+        sequence, at = np.array([*numbers, 0, 0]), np.array(places, np.int64)
+        capitals = np.zeros(len(sequence), bool)
+        capitals[at] = [word.core[:1].isupper() for text in texts for word in text]
+        return cls([*vocabulary], sequence, at, sequence[at - 1] == 0, capitals)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The candidates of the words of some texts, one row each.
+
+    Attributes:
+        features: float32 [rows, features].
+        words: The word of each row: its place among the words of all texts, int64 [rows].
+        starts: The first row of each word, and the number of rows, int64 [words + 1].
+        texts: For each word, how its candidates are written.
+    """
+
+    features: np.ndarray
+    words: np.ndarray
+    starts: np.ndarray
+    texts: list[list[str]]
+
+
+class RowBuilder:
+    """Builds the rows of texts.
+
+    Args:
+        lexicon: The known words.
+        hidden_misspellings: See `Candidates`.
+    """
+
+    def __init__(self, lexicon: Lexicon, hidden_misspellings: float = 0.0) -> None:
+        self._lexicon = lexicon
+        self._candidates = Candidates(lexicon, hidden_misspellings)
+        self._parts: dict[str, tuple[Parsed, Parsed]] = {}
+
+    @property
+    def width(self) -> int:
+        """Number of features."""
+        return self._candidates.width + CONTEXT_FEATURES
+
+    def parts(self, word: str) -> tuple[Parsed, Parsed]:
+        """A word in its parts, and with only the part that is compared with others."""
+        found = self._parts.get(word)
+        if found is None:
+            if len(self._parts) > 1_000_000:
+                self._parts.clear()
+            found = self._parts[word] = (parse(word), self._candidates.spelled_part(word))
+        return found
+
+    def rows(
+        self, texts: Sequence[Sequence[str]], neighbors: Sequence[Sequence[str]] | None = None
+    ) -> Rows:
+        """The rows of the words of texts; of words that are not spelled, only the first two.
+
+        Args:
+            texts: The words.
+            neighbors: What is assumed to be right in their places when their neighbors are judged;
+                by default the words themselves.
+        """
+        flat = [self.parts(word)[1] for text in texts for word in text]
+        sequence = _Sequence.of(
+            [[self.parts(word)[0] for word in text] for text in neighbors or texts]
+        )
+        forms = self._candidates.find([
+            (part.core, start) for part, start in zip(flat, sequence.starts_sentence, strict=True)
+        ])  # fmt: skip
+        sizes = np.array([len(form.texts) for form in forms], np.int64)
+        words = np.repeat(np.arange(len(forms)), sizes)
+        starts = np.concatenate([[0], np.cumsum(sizes)])
+        static = np.concatenate([form.features for form in forms])
+        context = self._context(sequence, forms, words, starts[:-1])
+        written = [
+            [part.before + text + part.after for text in form.texts]
+            for part, form in zip(flat, forms, strict=True)
+        ]
+        return Rows(np.concatenate([static, context], 1), words, starts, written)
+
+    def _context(
+        self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, first: np.ndarray
+    ) -> np.ndarray:
+        """The features of each row in its context, float32 [rows, CONTEXT_FEATURES].
+
+        Args:
+            sequence: The words of all texts.
+            forms: The candidates of each word.
+            words: The word of each row.
+            first: The first row of each word.
+        """
+        logs = np.concatenate([form.logs for form in forms])
+        fit = self._fit(sequence, forms, words, logs)
+        left, right = fit[2], fit[3]
+        is_first, is_none = np.zeros(len(words), bool), np.zeros(len(words), bool)
+        is_first[first] = is_none[first + 1] = True
+        score = np.where(is_none, WORST, left + right - logs)
+        best = np.maximum.reduceat(score, first)[words]
+        capital = np.concatenate([form.capitals for form in forms])
+        before, after = (sequence.capitals[sequence.places + step][words] for step in (-1, 1))
+        is_start = sequence.starts_sentence[words]
+        columns = [
+            *(part / 8 for part in fit[:4]), fit[4] / 3,
+            score / 8, (score - score[first][words]) / 8, (score - best) / 8,
+            (left - logs) / 4, (right - logs) / 4,
+            is_start, is_start & capital, ~is_start & capital,
+            capital & before, capital & after, is_first & before, is_first & after,
+        ]  # fmt: skip
+        found = np.stack(columns, 1).astype(np.float32)
+        found[is_none] = 0
+        return found
+
+    def _fit(
+        self, sequence: _Sequence, forms: Sequence[Form], words: np.ndarray, logs: np.ndarray
+    ) -> list[np.ndarray]:
+        """How well each row fits between its neighbors.
+
+        Returns:
+            The log-probabilities after the word before it, before the word after it, after the two
+            words before it, before the two words after it; the logarithm of how often it occurs
+            between its neighbors.
+        """
+        lexicon, frequency = self._lexicon, np.exp(logs)
+        hashes = hash_words(sequence.names)[sequence.numbers]
+        known = np.exp([self._candidates.log(name) for name in sequence.names])
+        known = np.maximum(known, LEAST_FREQUENCY)[sequence.numbers]
+        before2, before, after, after2 = (
+            hashes[sequence.places + step][words] for step in (-2, -1, 1, 2)
+        )
+        first, last = (np.concatenate([form.hashes[end] for form in forms]) for end in (0, 1))
+        left = self._conditional(
+            join_hashes(before, first), before, known[sequence.places - 1][words], frequency
+        )
+        right = self._conditional(
+            join_hashes(last, after), after, known[sequence.places + 1][words], frequency
+        )
+        count_pairs, count_triples = lexicon.pairs.count, lexicon.triples.count
+        pair, triple = join_hashes(before2, before), join_hashes(before2, before, first)
+        left2 = (count_triples(triple) + TRIPLE_WEIGHT * left) / (count_pairs(pair) + TRIPLE_WEIGHT)
+        pair, triple = join_hashes(after, after2), join_hashes(last, after, after2)
+        right2 = (count_triples(triple) + TRIPLE_WEIGHT * right) / (
+            count_pairs(pair) + TRIPLE_WEIGHT
+        )
+        between = count_triples(join_hashes(before, first, after)) * (first == last)
+        return [*map(np.log, (left, right, left2, right2)), np.log1p(between)]
+
+    def _conditional(
+        self, pairs: np.ndarray, context: np.ndarray, own: np.ndarray, frequency: np.ndarray
+    ) -> np.ndarray:
+        """The probability of each row next to a word of the context.
+
+        Args:
+            pairs: Their hashes as a pair.
+            context: The hash of the word of the context.
+            own: Its frequency.
+            frequency: That of the row.
+        """
+        lexicon = self._lexicon
+        listed = np.minimum(lexicon.listed_pairs.count(pairs) / own, 1)
+        smooth = 0.5 * listed + 0.5 * frequency
+        counts = lexicon.pairs.count(pairs)
+        total = lexicon.singles.count(join_hashes(context))
+        return (counts + PAIR_WEIGHT * smooth) / (np.maximum(total, counts) + PAIR_WEIGHT)
 
 
 class Inputs(Protocol):

@@ -14,16 +14,17 @@ from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.spelling import candidates as candidates_module
 from bsmeta.tasks.spelling import lexicon as lexicon_module
 from bsmeta.tasks.spelling.candidates import FORM_FEATURES, Candidates
-from bsmeta.tasks.spelling.context import RowBuilder
+from bsmeta.tasks.spelling.inputs import RowBuilder
 from bsmeta.tasks.spelling.lexicon import (
     BOUNDARY,
     Lexicon,
+    NearWords,
     build_lexicon,
+    hash_words,
     join_hashes,
     parse,
     read_word_list,
 )
-from bsmeta.tasks.spelling.near_words import NearWords, hash_words
 from tests.tasks.spelling.helpers import lexicon
 
 LETTERS = st.text("abc", min_size=1, max_size=7)

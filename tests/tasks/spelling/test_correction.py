@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from bsmeta.core.errors import DataError
 from bsmeta.tasks.spelling.config import SecConfig
-from bsmeta.tasks.spelling.context import RowBuilder
 from bsmeta.tasks.spelling.correction import (
     CandidateCorrection,
     Choice,
@@ -22,7 +21,7 @@ from bsmeta.tasks.spelling.correction import (
     right_words,
 )
 from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
-from bsmeta.tasks.spelling.inputs import CandidateInputs
+from bsmeta.tasks.spelling.inputs import CandidateInputs, RowBuilder
 from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits, log_probabilities
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.training.task import EvaluationContext

@@ -31,8 +31,13 @@ from bsmeta.config.tools import EvaluateConfig, training_config
 from bsmeta.core.errors import ConfigurationError, DataError, UserError
 from bsmeta.data.io.files import size_of
 from bsmeta.data.io.remote import FileRef
-from bsmeta.data.io.samples import shards_fingerprint, with_samples
-from bsmeta.data.io.shards import Shard, list_shards, validation_path
+from bsmeta.data.io.shards import (
+    Shard,
+    list_shards,
+    shards_fingerprint,
+    validation_path,
+    with_samples,
+)
 from bsmeta.data.text.tokenizer import check_vocabulary
 from bsmeta.models.pretrained import check_files, default_device, load_weights, vocabulary_of
 from bsmeta.training.locations import Location

@@ -33,8 +33,7 @@ from bsmeta.data.io.index import IndexCache
 from bsmeta.data.io.lines import open_shard
 from bsmeta.data.io.shards import Shard
 from bsmeta.data.stream.dealing import Share
-from bsmeta.data.stream.sources import open_corpora
-from bsmeta.data.stream.survey import checked_lines, deal_corpora, held_out
+from bsmeta.data.stream.sources import checked_lines, deal_corpora, held_out, open_corpora
 from bsmeta.data.stream.windows import Window, WindowDocument, WindowMaker
 from bsmeta.data.text.chunks import Chunk
 from bsmeta.metadata.processors import column_keys, type_of

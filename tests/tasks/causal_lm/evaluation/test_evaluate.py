@@ -17,8 +17,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import run_entry_point, to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.data.io.samples import shards_fingerprint, with_samples
-from bsmeta.data.io.shards import Shard
+from bsmeta.data.io.shards import Shard, shards_fingerprint, with_samples
 from bsmeta.evaluate import main
 from bsmeta.models.manifest import write_model_manifest
 from tests.tasks.causal_lm.evaluation.conftest import documents, write_shard

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.classification.examples import Chunk
-from bsmeta.tasks.classification.folding import Folding, special_tokens
+from bsmeta.tasks.classification.examples import Chunk, Folding, special_tokens
 from bsmeta.tasks.classification.task import micro_batch
 from tests.tasks.classification.helpers import TEXT, bert_tokenizer, byte_tokenizer
 
