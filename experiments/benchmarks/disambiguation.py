@@ -24,7 +24,7 @@ from bsmeta.config.compose import run_entry_point
 from bsmeta.data.io.lines import first_lines
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.detection import open_detector
-from bsmeta.tasks.disambiguation.scoring import Evaluator
+from bsmeta.tasks.disambiguation.evaluate import Evaluator
 from bsmeta.tasks.disambiguation.task import EntityDisambiguator
 from bsmeta.training.optimizers import build_optimizer, learning_rate, set_learning_rate
 from bsmeta.training.task import EvaluationContext

@@ -12,9 +12,9 @@ from bsmeta.annotate.annotator import InputRecord
 from bsmeta.annotate.config import AnnotateConfig
 from bsmeta.annotate.registry import fingerprints, make_annotators
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.tasks.spelling.detector import Ranker, RankerConfig
 from bsmeta.tasks.spelling.inputs import CandidateInputs
 from bsmeta.tasks.spelling.lexicon import build_lexicon
-from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig
 from tests.annotate.helpers import annotate, annotated, rows, some_pages, values, write_pages
 from tests.conftest import REPOSITORY, command, run_warm
 from tests.tasks.disambiguation.helpers import write_encoder, write_world

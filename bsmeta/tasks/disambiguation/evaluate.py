@@ -1,7 +1,8 @@
-"""Scores a trained model and the baselines on a split: after the last step, and by `evaluate.py`.
+"""Scores a model and the baselines on a split: in training, after its last step, by `evaluate.py`.
 
-`evaluate.py` scores the test split again, or another file of sentences. Bands follow from the
-training data of the run, which must still be there. Another model is scored beside with
+A score is the rank of a gold entity among the candidates of its mention; mentions are scored on all
+processes. `evaluate.py` scores the test split again, or another file of sentences. Bands follow
+from the training data of the run, which must still be there. Another model is scored beside with
 `+overrides.compare_with=RUN`.
 """
 
@@ -9,24 +10,276 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
 from bsmeta.config.tools import EvaluateConfig, saved_config
 from bsmeta.core.errors import ConfigurationError, DataError
 from bsmeta.tasks.checkpoints import check_keys, report_folder, training_run
+from bsmeta.tasks.disambiguation.candidates import Candidates, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data, Sentences
+from bsmeta.tasks.disambiguation.embeddings import (
+    Embeddings,
+    EntityEncoder,
+    Frozen,
+    split_embeddings,
+)
+from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
 from bsmeta.tasks.disambiguation.model import BiEncoder, load_model
 from bsmeta.tasks.disambiguation.report import mention_records, report
-from bsmeta.tasks.disambiguation.results import BUILT_IN, Scored, results_of
-from bsmeta.tasks.disambiguation.scoring import Evaluator
+from bsmeta.tasks.disambiguation.results import BUILT_IN, Answers, Scored, own_slices, results_of
+from bsmeta.tasks.disambiguation.texts import Mentions, MentionTexts, Row, entities_of
+from bsmeta.training.batches import batches_of, spread
 from bsmeta.training.locations import Location, locate
 from bsmeta.training.task import EvaluationContext
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """The candidates of some mentions with their scores.
+
+    Attributes:
+        candidates: The candidates.
+        scores: float32 [mentions, K (+1)]: -inf where there is no candidate. With a NIL of the
+            model, its score is the last column.
+    """
+
+    candidates: Candidates
+    scores: np.ndarray
+
+    def is_right(self) -> np.ndarray:
+        """bool [mentions, K (+1)]: the right answers; NIL if no gold entity is a candidate."""
+        is_gold = self.candidates.is_gold
+        if self.scores.shape[1] > is_gold.shape[1]:
+            return np.concatenate([is_gold, ~is_gold.any(1, keepdims=True)], axis=1)
+        return is_gold
+
+    def gold_ranks(self) -> np.ndarray:
+        """int64: how many candidates score higher than the best right one (or come before it).
+
+        -1 if there is no right one.
+        """
+        is_right = self.is_right()
+        best = np.where(is_right, self.scores, -np.inf).argmax(1)
+        own = self.scores[np.arange(len(best)), best][:, None]
+        is_before = np.arange(self.scores.shape[1])[None, :] < best[:, None]
+        higher = (self.scores > own) | ((self.scores == own) & is_before)
+        return np.where(is_right.any(1), higher.sum(1), -1)
+
+    def losses(self) -> np.ndarray:
+        """float64: minus the log-probability of the right answers; NaN if there is none."""
+        is_right = self.is_right()
+        right = np.where(is_right, self.log_probabilities(), -np.inf)
+        return np.where(is_right.any(1), -np.logaddexp.reduce(right, axis=1), np.nan)
+
+    def answers(self) -> tuple[np.ndarray, np.ndarray]:
+        """The best candidate of each mention, int64 (-1: none, 0: NIL), and its probability."""
+        shares = np.exp(self.log_probabilities())
+        best, rows = shares.argmax(1), np.arange(len(shares))
+        own = self.candidates.entities
+        own = np.concatenate([own, np.full((len(own), 1), NIL)], axis=1)
+        return own[rows, best], shares[rows, best]
+
+    def log_probabilities(self) -> np.ndarray:
+        """float64 [mentions, K (+1)], over each mention's own candidates."""
+        scores = self.scores.astype(np.float64)
+        top = scores.max(1, keepdims=True)
+        top = np.where(np.isfinite(top), top, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return scores - top - np.log(np.exp(scores - top).sum(1, keepdims=True))
+
+
+class Scorer:
+    """Runs a model on rows.
+
+    Args:
+        model: The model, wrapped or not, in evaluation mode.
+        has_nil: Whether it has a score for NIL.
+        table: The entities.
+        texts: Makes the inputs of mentions.
+        embeddings: The embeddings of entities by this model.
+        device: That of the model.
+        precision: `bf16` computes in it; anything else in float32.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        has_nil: bool,
+        table: EntityTable,
+        texts: MentionTexts,
+        embeddings: Embeddings,
+        device: torch.device,
+        precision: str,
+    ) -> None:
+        self._model = model
+        self.has_nil = has_nil
+        self._table = table
+        self._texts = texts
+        self._embeddings = embeddings
+        self._device = device
+        self._in_bf16 = precision == "bf16"
+
+    def __call__(self, rows: Sequence[Row]) -> Ranked:
+        """The scores of all mentions of some rows, which have at least one."""
+        mentions = Mentions.of(rows)
+        candidates = candidates_of(self._table, mentions.aliases, mentions.entities)
+        own = candidates.entities
+        distinct, columns = np.unique(own, return_inverse=True)
+        columns = columns.reshape(own.shape)
+        is_own = np.zeros((len(own), len(distinct)), bool)
+        prior = np.zeros((*is_own.shape, 2), np.float32)
+        places = np.arange(len(own))[:, None]
+        is_own[places, columns] = True
+        is_own &= (distinct >= 0)[None, :]
+        prior[places, columns] = candidates.prior
+        tensors, _ = self._texts.tensors(rows)
+        # The column of no entity (-1) needs an embedding, which is masked: that of another one.
+        known = np.where(distinct >= 0, distinct, max(distinct[-1], 0))
+        tensors |= {
+            "entities": torch.from_numpy(self._embeddings(known)),
+            "prior": torch.from_numpy(prior),
+            "allowed": torch.from_numpy(is_own),
+        }
+        autocast = torch.autocast(self._device.type, torch.bfloat16, enabled=self._in_bf16)
+        with torch.no_grad(), autocast:
+            inputs = {name: tensor.to(self._device) for name, tensor in tensors.items()}
+            scores = self._model(**inputs).scores.float().cpu().numpy()
+        if self.has_nil:
+            of_nil, scores = scores[:, :1], scores[:, 1:]
+        chosen = np.where(own >= 0, scores[places, columns], -np.inf)
+        if self.has_nil:
+            chosen = np.concatenate([chosen, of_nil], axis=1)
+        return Ranked(candidates, chosen)
+
+
+def rank_mentions(
+    scorer: Scorer, rows: Sequence[Row], batch_size: int, context: EvaluationContext
+) -> list[np.ndarray]:
+    """Ranks of the gold entities, losses, best candidates and their probabilities.
+
+    Every process calls it and gets the same: those of all mentions of the rows, in order.
+
+    Args:
+        scorer: Runs the model.
+        rows: At least one; each has a mention.
+        batch_size: Rows of a batch.
+        context: The processes.
+    """
+
+    def run(batch: np.ndarray) -> list[tuple[np.ndarray, ...]]:
+        chosen = [rows[number] for number in batch]
+        ranked = scorer(chosen)
+        cuts = np.cumsum([len(row.aliases) for row in chosen])[:-1]
+        columns = (ranked.gold_ranks(), ranked.losses(), *ranked.answers())
+        return [*zip(*(np.split(column, cuts) for column in columns), strict=True)]
+
+    by_row = spread(batches_of([len(row.tokens) for row in rows], batch_size), run, context)
+    return [np.concatenate(column) for column in zip(*by_row, strict=True)]
+
+
+class Evaluator:
+    """Scores rows of held-out data.
+
+    Args:
+        config: The run.
+        data: Its data.
+        counts: int64 [entities]: the training counts that place each mention in a band; None:
+            those of the data.
+    """
+
+    def __init__(
+        self, config: DisambiguationConfig, data: Data, counts: np.ndarray | None = None
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._counts = data.counts if counts is None else counts
+
+    def score(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        frozen: Frozen | None,
+        context: EvaluationContext,
+    ) -> Scored:
+        """Scores the mentions of some rows; every process calls it and gets the same.
+
+        Args:
+            model: The bi-encoder, wrapped or not, in evaluation mode.
+            rows: At least one, each with a mention, all of them gold.
+            frozen: What the frozen layers of the entities' encoder make of texts, if there are any.
+            context: The processes.
+        """
+        return self.rank(model, rows, self.embeddings(model, rows, frozen, context), context)
+
+    def embeddings(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        frozen: Frozen | None,
+        context: EvaluationContext,
+    ) -> Embeddings:
+        """The embeddings of all candidates of some rows; the arguments are those of `score`."""
+        data = self._data
+        lists = [data.table.candidates(int(a))[0] for a in _of_mentions(rows, "aliases") if a >= 0]
+        entities = np.unique(np.concatenate([np.zeros(1, np.int64), *lists]))
+        encoder = EntityEncoder(
+            model, data.texts, data.tokenizer, context.device, self._config.mixed_precision
+        )
+        return split_embeddings(entities, encoder, frozen, context)
+
+    def rank(
+        self,
+        model: nn.Module,
+        rows: Sequence[Row],
+        embeddings: Embeddings,
+        context: EvaluationContext,
+    ) -> Scored:
+        """Scores mentions with the embeddings of their candidates."""
+        data, config = self._data, self._config
+        aliases, gold = _of_mentions(rows, "aliases"), entities_of(rows)
+        candidates = candidates_of(data.table, aliases, gold)
+        scorer = Scorer(
+            model,
+            not config.train_in_candidates,
+            data.table,
+            MentionTexts(data.tokenizer, config),
+            embeddings,
+            context.device,
+            config.mixed_precision,
+        )
+        batch_size = config.data_config.per_device_eval_batch_size
+        ranks, losses, best, shares = rank_mentions(scorer, rows, batch_size, context)
+        mentions = [len(row.aliases) for row in rows]
+        return Scored(
+            rank=ranks,
+            place=candidates.place,
+            candidates=(candidates.entities >= 0).sum(1),
+            counts=np.where(gold >= 0, self._counts[gold], 0).max(1),
+            documents=np.repeat([row.document for row in rows], mentions),
+            own=own_slices([own for row in rows for own in row.slices]),
+            loss=losses,
+            answers=Answers(
+                sentences=np.repeat([row.sentence for row in rows], mentions),
+                positions=_of_mentions(rows, "positions"),
+                aliases=aliases,
+                gold=gold,
+                entities=best,
+                shares=shares,
+            ),
+        )
+
+
+def _of_mentions(rows: Sequence[Row], name: str) -> np.ndarray:
+    """An array of all mentions of some rows."""
+    return np.concatenate([getattr(row, name) for row in rows])
 
 
 def run(config: EvaluateConfig, locations: Sequence[Location], context: EvaluationContext) -> None:

@@ -14,10 +14,10 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder, saved_embeddings
 from bsmeta.tasks.disambiguation.entities import NIL
+from bsmeta.tasks.disambiguation.evaluate import Scorer
 from bsmeta.tasks.disambiguation.lines import word_spans
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.prep import divide, overlapping
-from bsmeta.tasks.disambiguation.scoring import Scorer
 from bsmeta.tasks.disambiguation.texts import MentionTexts, Row
 from bsmeta.training.batches import batched, batches_of
 

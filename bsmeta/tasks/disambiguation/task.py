@@ -30,7 +30,12 @@ from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data
 from bsmeta.tasks.disambiguation.embeddings import EntityEncoder
 from bsmeta.tasks.disambiguation.encoders import build_model
-from bsmeta.tasks.disambiguation.evaluate import compared_data, last_split, score_and_report
+from bsmeta.tasks.disambiguation.evaluate import (
+    Evaluator,
+    compared_data,
+    last_split,
+    score_and_report,
+)
 from bsmeta.tasks.disambiguation.model import BiEncoder
 from bsmeta.tasks.disambiguation.predict import Predictor
 from bsmeta.tasks.disambiguation.results import (
@@ -43,7 +48,6 @@ from bsmeta.tasks.disambiguation.results import (
     name_of_own,
     slices_of,
 )
-from bsmeta.tasks.disambiguation.scoring import Evaluator
 from bsmeta.tasks.disambiguation.texts import Row
 from bsmeta.training.task import EvaluationContext, FinishContext, Loss, Metric
 

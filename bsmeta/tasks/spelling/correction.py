@@ -1,4 +1,4 @@
-"""The task `sec`: each word is kept, or replaced by one of its candidates (`ranker`)."""
+"""The task `sec`: each word is kept, or replaced by one of its candidates (`Ranker`)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from bsmeta.tasks.spelling.detector import (
     build_detector,
     build_inputs,
     load_detector,
+    log_probabilities,
     logits_of_words,
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, Inputs, Rows, Words, row_tensors
 from bsmeta.tasks.spelling.metrics import correction_counts
-from bsmeta.tasks.spelling.ranker import log_probabilities
 from bsmeta.tasks.spelling.samples import Pair, Sample, is_small
 from bsmeta.tasks.spelling.task import SpellingTask
 from bsmeta.tasks.spelling.text import words

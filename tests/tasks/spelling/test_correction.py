@@ -21,8 +21,8 @@ from bsmeta.tasks.spelling.correction import (
     right_words,
 )
 from bsmeta.tasks.spelling.corrections import apply_corrections, as_record
+from bsmeta.tasks.spelling.detector import Ranker, RankerConfig, error_logits, log_probabilities
 from bsmeta.tasks.spelling.inputs import CandidateInputs, RowBuilder
-from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig, error_logits, log_probabilities
 from bsmeta.tasks.spelling.samples import Pair
 from bsmeta.training.task import EvaluationContext
 from tests.tasks.spelling.helpers import lexicon

@@ -11,6 +11,8 @@ import torch
 from transformers import BertConfig, BertModel
 
 from bsmeta.tasks.spelling.detector import (
+    Ranker,
+    RankerConfig,
     logits_of_words,
     sequence_logit,
     sequence_losses,
@@ -18,7 +20,6 @@ from bsmeta.tasks.spelling.detector import (
     word_losses,
 )
 from bsmeta.tasks.spelling.inputs import CandidateInputs, TokenInputs
-from bsmeta.tasks.spelling.ranker import Ranker, RankerConfig
 from bsmeta.training.task import EvaluationContext
 from tests.tasks.classification.helpers import bert_tokenizer
 from tests.tasks.spelling.helpers import lexicon

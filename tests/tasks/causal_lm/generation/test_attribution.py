@@ -20,14 +20,15 @@ from bsmeta.core.errors import ConfigurationError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Rendered
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
-from bsmeta.tasks.causal_lm.generation.attribute_mode import by_candidate, summarize
-from bsmeta.tasks.causal_lm.generation.attribution import (
+from bsmeta.tasks.causal_lm.generation.attribute_mode import (
     Attribution,
     Candidates,
     Labels,
     Likelihoods,
+    by_candidate,
     find_candidates,
     posterior,
+    summarize,
 )
 from tests.tasks.causal_lm.evaluation.conftest import document, write_shard
 from tests.tasks.causal_lm.generation.plain import next_scores
