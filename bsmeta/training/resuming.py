@@ -97,9 +97,9 @@ def resume_point(
     if config.resume_from_checkpoint_dir is not None:
         saved = choose(config.resume_from_checkpoint_dir, out_dir, processes)
     if saved is not None:
-        check_same_branch(saved, config)
+        _check_same_branch(saved, config)
     elif config.decay_from is not None:
-        saved = branch_point(config, processes)
+        saved = _branch_point(config, processes)
     if saved is None:
         return None
     state = json.loads((saved.folder / STATE).read_text())
@@ -281,7 +281,7 @@ def convert(saved: Checkpoint, folder: Path) -> None:
         )
 
 
-def branch_point(config: RunConfig, processes: Processes) -> Checkpoint:
+def _branch_point(config: RunConfig, processes: Processes) -> Checkpoint:
     """The checkpoint that a run decays from; every rank gets the same result.
 
     Raises:
@@ -324,7 +324,7 @@ def branch_problems(saved: Checkpoint, stable: RunConfig, config: RunConfig) -> 
         yield Problem("learning_rate", file, show(stable.learning_rate), expected, fix)
 
 
-def check_same_branch(saved: Checkpoint, config: RunConfig) -> None:
+def _check_same_branch(saved: Checkpoint, config: RunConfig) -> None:
     """Refuses to resume a branch from a checkpoint of another one.
 
     Raises:

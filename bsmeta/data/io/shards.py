@@ -49,9 +49,9 @@ CHUNK = 16  # shards that a thread takes at once: to hand over each costs more t
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 log = logging.getLogger(__name__)
-SAMPLES, SAMPLE_BYTES = 4, 1 << 14
-SAMPLES_FOLDER = "samples"
-Opened = Callable[[str], BinaryIO]
+SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
+_SAMPLES_FOLDER = "samples"
+_Opened = Callable[[str], BinaryIO]
 """Opens a shard that is not remote."""
 Kept = list[tuple[int, int, str]]
 """Of each shard: size in bytes, time of the last change (see `Shard`), and hash."""
@@ -186,10 +186,10 @@ def look_up(paths: Sequence[str | FileRef]) -> list[ListedFile]:
         except OSError:
             return ListedFile(path, os.path.realpath(path), None)
 
-    return in_threads(listed, paths)
+    return _in_threads(listed, paths)
 
 
-def in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+def _in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
     """The results of a function that waits for a file, in order."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(READERS) as pool:
@@ -343,7 +343,7 @@ def shard_names(paths: Sequence[str | FileRef]) -> list[str]:
 
 
 def with_samples(
-    shards: Sequence[Shard], opened: Opened = open_file, cache: Cache | None = None
+    shards: Sequence[Shard], opened: _Opened = open_file, cache: Cache | None = None
 ) -> list[Shard]:
     """The shards, those that are not remote with the hash of their samples.
 
@@ -357,7 +357,7 @@ def with_samples(
         DataError: If a shard cannot be read.
     """
     local = [shard for shard in shards if not isinstance(shard.path, FileRef)]
-    file = None if cache is None else cache.folder / SAMPLES_FOLDER / _listing_name(local)
+    file = None if cache is None else cache.folder / _SAMPLES_FOLDER / _listing_name(local)
     kept = [] if file is None else load_hashes(file)
     known = kept if len(kept) == len(local) else [(0, 0, "")] * len(local)
     hashes = {
@@ -366,7 +366,7 @@ def with_samples(
         if shard.changed and (size, changed) == (shard.size, shard.changed)
     }
     others = [shard for shard in local if shard.name not in hashes]
-    found = in_threads(lambda shard: _sampled_hash(shard, opened), others)
+    found = _in_threads(lambda shard: _sampled_hash(shard, opened), others)
     hashes |= {shard.name: one for shard, one in zip(others, found, strict=True)}
     if file is not None and others:
         save_hashes(file, [(shard.size, shard.changed, hashes[shard.name]) for shard in local])
@@ -391,7 +391,7 @@ def shards_fingerprint(shards: Sequence[Shard]) -> dict[str, Any]:
     return facts
 
 
-def check_is_listed(shard: Shard, opened: Opened = open_file) -> None:
+def check_is_listed(shard: Shard, opened: _Opened = open_file) -> None:
     """Refuses a file that is not the one that was listed, or no longer.
 
     Raises:
@@ -401,19 +401,19 @@ def check_is_listed(shard: Shard, opened: Opened = open_file) -> None:
         raise _other_file(shard)
 
 
-def _sampled_hash(shard: Shard, opened: Opened = open_file) -> str:
+def _sampled_hash(shard: Shard, opened: _Opened = open_file) -> str:
     """The xxh3 (hexadecimal) of the beginning and end of a shard and a few places in between.
 
     Raises:
         DataError: If the file has another size than the shard, or cannot be read.
     """
     found = xxhash.xxh3_64()
-    last = max(shard.size - SAMPLE_BYTES, 0)
+    last = max(shard.size - _SAMPLE_BYTES, 0)
     try:
         with opened(str(shard.path)) as file:
             for place in range(SAMPLES):
                 file.seek(last * place // (SAMPLES - 1))
-                found.update(file.read(SAMPLE_BYTES))
+                found.update(file.read(_SAMPLE_BYTES))
                 report_progress()
             file.seek(0, os.SEEK_END)
             size = file.tell()

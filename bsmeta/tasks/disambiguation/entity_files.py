@@ -65,7 +65,7 @@ def locate(folder: Path, name: str) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-class MappingFile:
+class _MappingFile:
     """A mapping that has been read, and the problems of its keys.
 
     Args:
@@ -277,7 +277,7 @@ def build_from_files(
     """
     mappings = sources.entity_dir / "entity_mappings"
     path = mappings / "config.json"
-    settings = MappingFile(path, dict[str, Any]).content if path.exists() else {}
+    settings = _MappingFile(path, dict[str, Any]).content if path.exists() else {}
     stated = int(settings.get("max_candidates", MAX_CANDIDATES))
     files = sources.type_files(), sources.relation_files()
     titles = _titles(mappings)
@@ -298,12 +298,12 @@ def build_from_files(
 
 def _titles(mappings: Path) -> dict[str, str]:
     """The titles of the entities by their ids, in the order of their numbers."""
-    titles = MappingFile(mappings / "qid2title.json", dict[str, str])
+    titles = _MappingFile(mappings / "qid2title.json", dict[str, str])
     path = locate(mappings, "qid2eid")
     if path is None:
         titles.close()
         return titles.content
-    numbers = MappingFile(path, dict[str, int])
+    numbers = _MappingFile(path, dict[str, int])
     owners: dict[int, str] = {}
     for qid, number in numbers.content.items():
         if number < 1:
@@ -326,7 +326,7 @@ def _descriptions(mappings: Path) -> dict[str, str]:
     path = mappings / "qid2desc.json"
     if not path.exists():
         return {}
-    file = MappingFile(path, dict[str, str])
+    file = _MappingFile(path, dict[str, str])
     file.close()
     return dict(file.content)
 
@@ -334,7 +334,7 @@ def _descriptions(mappings: Path) -> dict[str, str]:
 def _mentions(mappings: Path, known: Mapping[str, str], most: int) -> Mentions:
     """The aliases of each entity, with scores."""
     path = locate(mappings, "alias2qids") or mappings / "alias2qids.json"
-    file = MappingFile(path, dict[str, list[tuple[str, float]]])
+    file = _MappingFile(path, dict[str, list[tuple[str, float]]])
     mentions: Mentions = defaultdict(list)
     for alias, candidates in file.content.items():
         for reason in _candidate_problems(alias, candidates, known, most):
@@ -370,7 +370,7 @@ def _types(
     """The names of the types of each entity, by system."""
     found: dict[str, dict[str, list[str]]] = defaultdict(dict)
     for system, (path, vocabulary) in files.items():
-        file = MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)
+        file = _MappingFile(path, dict[str, list[tuple[str, float]]] if path.is_dir() else Names)
         names = _Vocabulary(vocabulary)
         for qid, own in _of_known(file, known):
             own = [name for name, _ in own] if path.is_dir() else own  # a trie has scores
@@ -389,7 +389,7 @@ def _relations(
         if path.suffix == ".txt":
             connected += _pairs(path, known)
             continue
-        file = MappingFile(path, dict[str, dict[str, list[str] | float] | list[int | str]])
+        file = _MappingFile(path, dict[str, dict[str, list[str] | float] | list[int | str]])
         names, unknown = _Vocabulary(vocabulary), 0
         for qid, own in _of_known(file, known):
             if isinstance(own, dict):
@@ -433,7 +433,7 @@ class _Vocabulary:
         self._path = path
         self._names: dict[int | str, str] = {}
         if path.exists():
-            file = MappingFile(path, dict[str, int | str])
+            file = _MappingFile(path, dict[str, int | str])
             file.close()
             self._names = {number: name for name, number in file.content.items()}
 
@@ -441,7 +441,7 @@ class _Vocabulary:
         """The name of a number (or identifier) of the vocabulary; that of any other is itself."""
         return self._names.get(number, str(number))
 
-    def of(self, file: MappingFile, qid: str, own: Iterable[int | str], what: str) -> list[str]:
+    def of(self, file: _MappingFile, qid: str, own: Iterable[int | str], what: str) -> list[str]:
         """The names of what an entity has; a number without one is a problem of the file."""
         for number in own:
             if isinstance(number, int) and number not in self._names:
@@ -449,7 +449,7 @@ class _Vocabulary:
         return [self.name(number) for number in own]
 
 
-def _of_known(file: MappingFile, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+def _of_known(file: _MappingFile, known: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
     """The items of a file whose keys are entities; the others are counted."""
     unknown = len(file.content.keys() - known.keys())
     if unknown:

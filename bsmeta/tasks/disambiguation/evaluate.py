@@ -160,7 +160,7 @@ class Scorer:
         return Ranked(candidates, chosen)
 
 
-def rank_mentions(
+def _rank_mentions(
     scorer: Scorer, rows: Sequence[Row], batch_size: int, context: EvaluationContext
 ) -> list[np.ndarray]:
     """Ranks of the gold entities, losses, best candidates and their probabilities.
@@ -256,7 +256,7 @@ class Evaluator:
             config.mixed_precision,
         )
         batch_size = config.data_config.per_device_eval_batch_size
-        ranks, losses, best, shares = rank_mentions(scorer, rows, batch_size, context)
+        ranks, losses, best, shares = _rank_mentions(scorer, rows, batch_size, context)
         mentions = [len(row.aliases) for row in rows]
         return Scored(
             rank=ranks,

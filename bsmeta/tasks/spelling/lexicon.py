@@ -40,15 +40,15 @@ _ENDS_SENTENCE = re.compile(r"[.!?:;]['\"”’)\]]*$")
 _BLOCK = 1_000_000  # words of text that are counted at once
 _FACTORS = np.array([0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xFF51AFD7ED558CCD], np.uint64)
 _NGRAMS = ("singles", "pairs", "triples", "listed_pairs")
-LONGEST = 32
+_LONGEST = 32
 """Characters of a word that are hashed; the end of a longer word is ignored."""
-LONGEST_TWICE = 15
+_LONGEST_TWICE = 15
 """Characters up to which two characters are deleted; of a longer word, one."""
-MOST_SHARING = 100
+_MOST_SHARING = 100
 """Words that are found by one string that they share with a word: the most frequent."""
 _BASE = 0x9E3779B97F4A7C15
 _INVERSE = pow(_BASE, -1, 2**64)
-_POWERS = np.array([pow(_BASE, n, 2**64) for n in range(LONGEST)], np.uint64)
+_POWERS = np.array([pow(_BASE, n, 2**64) for n in range(_LONGEST)], np.uint64)
 _ONCE = np.uint64(_INVERSE)
 _TWICE = np.uint64(pow(_INVERSE, 2, 2**64))
 
@@ -58,7 +58,7 @@ def fold(word: str) -> str:
     return word.lower().replace("’", "'")
 
 
-def read_resource(name: str) -> str:
+def _read_resource(name: str) -> str:
     """Reads a file of symspellpy."""
     return (resources.files(SYMSPELLPY) / name).read_text(encoding="utf-8-sig")
 
@@ -78,7 +78,7 @@ def read_word_list(name: str) -> dict[str, int]:
         if name.partition(":")[0] == WORDFREQ:
             return _read_wordfreq(name.partition(":")[2] or "en")
         is_package = name == SYMSPELLPY
-        text = read_resource("frequency_dictionary_en_82_765.txt") if is_package else Path(
+        text = _read_resource("frequency_dictionary_en_82_765.txt") if is_package else Path(
             name
         ).read_text(encoding="utf-8-sig")  # fmt: skip
     except (OSError, ImportError, LookupError, UnicodeDecodeError) as error:
@@ -121,7 +121,7 @@ def _prefixes(words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     """Prefix hashes, uint64 [words, characters + 1], and the lengths, int64 [words]."""
     if not words:
         return np.zeros((0, 1), np.uint64), np.zeros(0, np.int64)
-    array = np.array([word[:LONGEST] for word in words], dtype=np.str_)
+    array = np.array([word[:_LONGEST] for word in words], dtype=np.str_)
     characters = array.view(np.uint32).reshape(len(words), -1).astype(np.uint64)
     sums = np.zeros((len(words), characters.shape[1] + 1), np.uint64)
     np.cumsum(characters * _POWERS[: characters.shape[1]], axis=1, out=sums[:, 1:])
@@ -140,8 +140,8 @@ def _deletions(words: Sequence[str], most: int) -> Iterator[tuple[np.ndarray, np
         yield head + (total[own] - after) * _ONCE, own
         if most < 2:
             continue
-        for second in range(first + 1, int(min(lengths.max(), LONGEST_TWICE))):
-            keep = (lengths[own] > second) & (lengths[own] <= LONGEST_TWICE)
+        for second in range(first + 1, int(min(lengths.max(), _LONGEST_TWICE))):
+            keep = (lengths[own] > second) & (lengths[own] <= _LONGEST_TWICE)
             both = own[keep]
             middle = (sums[both, second] - after[keep]) * _ONCE
             yield head[keep] + middle + (total[both] - sums[both, second + 1]) * _TWICE, both
@@ -180,7 +180,7 @@ class NearWords:
         keys, queries = _all_deletions(words, 2)
         starts = np.searchsorted(self._keys, keys, "left")
         ends = np.searchsorted(self._keys, keys, "right")
-        sizes = np.minimum(ends - starts, MOST_SHARING)
+        sizes = np.minimum(ends - starts, _MOST_SHARING)
         places = np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
         pairs = np.repeat(queries, sizes) << np.int64(32) | self._numbers[places]
         found = np.unique(pairs)
@@ -423,7 +423,7 @@ def _listed_pairs(lists: Sequence[str]) -> Ngrams:
     if SYMSPELLPY not in lists:
         return Ngrams(np.zeros(0, np.uint64), np.zeros(0, np.float32))
     total = sum(read_word_list(SYMSPELLPY).values())
-    lines = read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()
+    lines = _read_resource("frequency_bigramdictionary_en_243_342.txt").splitlines()
     first, second, counts = zip(*(line.split() for line in lines if line), strict=True)
     keys = join_hashes(hash_words(first), hash_words(second))
     order = np.argsort(keys)

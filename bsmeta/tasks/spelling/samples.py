@@ -248,8 +248,8 @@ def open_table(config: SpellingConfig) -> Table:
     hashes = file_hashes([file for files in sets for file in files], Path(config.store_dir))
     key = {
         "files": [{file.name: hashes[file] for file in files} for files in sets],
-        "dataset_limits": per_dataset(config.dataset_limits, len(sets)),
-        "val_splits": per_dataset(config.val_splits, len(sets)),
+        "dataset_limits": _per_dataset(config.dataset_limits, len(sets)),
+        "val_splits": _per_dataset(config.val_splits, len(sets)),
         "text_column": config.text_column,
         "target_column": config.target_column,
         "max_characters": config.max_characters,
@@ -271,7 +271,7 @@ def is_small(config: SpellingConfig) -> bool:
     return is_new or is_lexicon(config.model_name)
 
 
-def per_dataset(values: list[Any], count: int) -> list[Any]:
+def _per_dataset(values: list[Any], count: int) -> list[Any]:
     """One value for each data set: from one for all, one for each, or none (None)."""
     return list(values) * (count if len(values) == 1 else 1) or [None] * count
 
