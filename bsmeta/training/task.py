@@ -201,17 +201,6 @@ class ScalesRates(Protocol):
 
 
 @runtime_checkable
-class PreparesSteps(Protocol):
-    """A task with work to be done before some steps, which all processes share."""
-
-    def prepare_step(self, model: nn.Module, step: int, context: EvaluationContext) -> None:
-        """Does it before step `step` (from 1); what it leaves in the model must be a buffer.
-
-        A checkpoint is saved after the step before it and contains the buffers of the model.
-        """
-
-
-@runtime_checkable
 class Exports(Protocol):
     """A task whose model can be exported for other programs."""
 

@@ -46,7 +46,6 @@ from bsmeta.training.task import (
     FinishContext,
     Finishes,
     Metric,
-    PreparesSteps,
     ReportsExposure,
     ScalesRates,
     SurveysData,
@@ -238,9 +237,6 @@ class Trainer:
     def _train_step(self) -> None:
         """Runs one step without reading its metrics yet."""
         step = self.progress.step + 1
-        if isinstance(self.task, PreparesSteps):
-            self.watchdog.enter(f"step {step}: preparation", logged=False)
-            self.task.prepare_step(self.model, step, self._context)
         self._unread.append(self.steps.train_step(step))
         self.progress.step = step
         self.garbage.after(step)

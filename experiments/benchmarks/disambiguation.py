@@ -43,7 +43,6 @@ def measure(config: DisambiguationConfig, steps: int, rows: int) -> dict[str, An
     began = time.process_time()
     for number, step in enumerate(stream):
         (batch,) = step.micro_batches
-        task.prepare_step(model, number + 1, context)
         model.train()
         set_learning_rate(optimizer.param_groups, learning_rate(config, steps + 1, number + 1))
         with torch.autocast("cpu", torch.bfloat16, enabled=config.mixed_precision == "bf16"):

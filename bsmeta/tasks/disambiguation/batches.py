@@ -19,7 +19,7 @@ from bsmeta.data.batch import MicroBatch
 from bsmeta.data.seeds import derive
 from bsmeta.tasks.disambiguation.candidates import Candidates, DocumentCounts, candidates_of
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
-from bsmeta.tasks.disambiguation.embeddings import Frozen, StoredVectors
+from bsmeta.tasks.disambiguation.embeddings import Frozen
 from bsmeta.tasks.disambiguation.entities import EntityTable
 from bsmeta.tasks.disambiguation.texts import EntityTexts, Mentions, MentionTexts, Row, mask_of, pad
 
@@ -38,7 +38,6 @@ class TrainingBatches:
         popularity: float64 [entities], from 0 to 1.
         counts: Of the training data, if the prior leaves the own document out.
         frozen: What the frozen layers of the entities' encoder make of texts; None: there are none.
-        stored: The vectors that the model keeps; None: all candidates are encoded in every step.
         neighbors: Finds hard negatives; None: there are none.
     """
 
@@ -51,7 +50,6 @@ class TrainingBatches:
         popularity: np.ndarray,
         counts: DocumentCounts | None,
         frozen: Frozen | None,
-        stored: StoredVectors | None,
         neighbors: Neighbors | None,
     ) -> None:
         self._config = config
@@ -60,7 +58,6 @@ class TrainingBatches:
         self._texts = texts
         self._counts = counts
         self._frozen = frozen
-        self._stored = stored
         self._neighbors = neighbors
         self._mention_texts = MentionTexts(tokenizer, config)
         data = config.data_config
@@ -149,10 +146,7 @@ class TrainingBatches:
         self, entities: np.ndarray, is_masked: np.ndarray
     ) -> tuple[dict[str, torch.Tensor], int]:
         if self._frozen is not None:
-            tensors = self._frozen.inputs(entities, is_masked)
-            if self._stored is not None:
-                tensors["stored"] = torch.from_numpy(self._stored.rows(entities, is_masked))
-            return tensors, 0
+            return self._frozen.inputs(entities, is_masked), 0
         pairs = zip(entities.tolist(), is_masked.tolist(), strict=True)
         tokens = [self._texts.tokens(entity, masked) for entity, masked in pairs]
         ids = pad(tokens, self._tokenizer.pad_token_id)

@@ -64,11 +64,6 @@ def _encoders(config: DisambiguationConfig) -> Iterator[Problem]:
                 found = show(config.model_config_file)
                 fix = f"model_name=FOLDER without model_config_file, or without {key}"
                 yield Problem("model_config_file", HYDRA, found, expected, fix)
-    if config.min_entity_gradient > 0 and not config.train_entity_layers:
-        expected = "0, because the stored vectors take the place of those of trained last layers"
-        fix = "train_entity_layers=N (at least 1), or min_entity_gradient=0"
-        found = show(config.min_entity_gradient)
-        yield Problem("min_entity_gradient", HYDRA, found, expected, fix)
     for key in ("encoder_layers", "train_layers", "train_entity_layers"):
         if config.share_encoders and getattr(config, key) is not None:
             expected = "null, because share_encoders=true makes it the encoder of entities, too"

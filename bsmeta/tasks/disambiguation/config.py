@@ -184,18 +184,6 @@ class DisambiguationConfig(PretrainedConfig):
         at_least=0,
     )
 
-    min_entity_gradient: float = key(
-        0.0,
-        "a mention is compared with the candidates whose scores have a gradient above this "
-        "(probability minus target, by their stored vectors), and only these are encoded; with its "
-        "stored vectors if there are none; 0: all candidates are encoded",
-        at_least=0,
-        below=1,
-    )
-    refresh_steps: int = key(
-        500, "steps between refreshes of the stored vectors of candidates", at_least=1
-    )
-
     eval_slices: list[str] | None = key(
         None, "slices that evaluations report; null: all", heading="Evaluation and prediction"
     )

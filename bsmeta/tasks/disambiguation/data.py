@@ -27,7 +27,6 @@ from bsmeta.tasks.disambiguation.embeddings import (
     Frozen,
     FrozenStates,
     FrozenVectors,
-    StoredVectors,
 )
 from bsmeta.tasks.disambiguation.encoders import most_tokens
 from bsmeta.tasks.disambiguation.entities import NIL, EntityTable
@@ -264,14 +263,6 @@ class Data:
         if self.config.train_entity_layers == 0:
             return self.vectors_before_training
         return self._before_training(FrozenStates)
-
-    @cached_property
-    def stored(self) -> StoredVectors | None:
-        """The vectors that the model keeps in training, if it does not encode all candidates."""
-        if self.config.min_entity_gradient == 0:
-            return None
-        assert self.frozen is not None  # the configuration was checked
-        return StoredVectors(self.compared, self.frozen, has_masked=self.has_masked)
 
     @cached_property
     def vectors_before_training(self) -> FrozenVectors:

@@ -352,49 +352,6 @@ class FrozenStates(Frozen):
         return [len(self._texts.tokens(entity)) for entity in entities.tolist()]
 
 
-class StoredVectors:
-    """The vectors that a model in training keeps of all entities that mentions are compared with.
-
-    They are those of the weights at the last refresh.
-
-    Args:
-        entities: int64, distinct and ascending.
-        frozen: The inputs of the trained layers.
-        has_masked: Whether titles are masked, so that each entity has two texts.
-    """
-
-    def __init__(self, entities: np.ndarray, frozen: Frozen, *, has_masked: bool) -> None:
-        self._entities = entities
-        self._frozen = frozen
-        self._has_masked = has_masked
-        self.count = len(entities) * (2 if has_masked else 1)
-
-    def rows(self, entities: np.ndarray, is_masked: np.ndarray) -> np.ndarray:
-        """int64: the rows of the texts of some entities."""
-        return np.searchsorted(self._entities, entities) + len(self._entities) * is_masked
-
-    def refresh(
-        self, stored: torch.Tensor, encoder: EntityEncoder, context: EvaluationContext
-    ) -> None:
-        """Computes all vectors with the current weights; all processes call it.
-
-        Args:
-            stored: float32 [rows, hidden], the buffer of the model.
-            encoder: Runs the model, which is in evaluation mode.
-            context: The processes.
-        """
-        total = len(self._entities)
-        batches = self._frozen.batches(self._entities)
-        if self._has_masked:
-            batches += [batch + total for batch in batches]
-
-        def run(rows: np.ndarray) -> np.ndarray:
-            inputs = self._frozen.inputs(self._entities[rows % total], rows >= total)
-            return encoder.run(inputs, embed=False)
-
-        stored.copy_(torch.from_numpy(np.stack(spread(batches, run, context))))
-
-
 def split_embeddings(
     entities: np.ndarray,
     encoder: EntityEncoder,

@@ -36,7 +36,6 @@ PRIOR_AT_FIRST = (1.0, 0.0)
 PRIOR_SCALE = 10.0
 """What one unit of the trained parameters changes them by: Adam moves every parameter by about the
 learning rate a step, which suits matrices and is too little for a single weight."""
-STORED = "stored_vectors"
 TOKENS_AT_ONCE = 8192
 """Padded tokens of a batch of entity texts."""
 KEPT_CHUNKS = 2
@@ -153,14 +152,12 @@ class Output(ModelOutput):
         entities: Embeddings float [entities, size].
         scores: float [mentions, entities], with a first column for NIL if the model has it;
             -inf where the entity is not allowed.
-        encoded: With stored vectors, the numbers of the entities that were encoded, int64.
     """
 
     mentions: torch.Tensor | None = None
     entity_vectors: torch.Tensor | None = None
     entities: torch.Tensor | None = None
     scores: torch.Tensor | None = None
-    encoded: torch.Tensor | None = None
 
 
 class BiEncoder(nn.Module):
@@ -188,7 +185,6 @@ class BiEncoder(nn.Module):
         self.entity_layer = nn.Linear(of_entities.config.hidden_size, size)
         self.prior_weights = nn.Parameter(torch.zeros(2)) if settings.has_prior else None
         self.nil = nn.Parameter(torch.randn(size) / math.sqrt(size)) if settings.has_nil else None
-        self.min_gradient = 0.0
 
     def start_alike(self) -> None:
         """Makes both layers the same orthogonal map (a projection, if it lowers the size).
@@ -211,19 +207,6 @@ class BiEncoder(nn.Module):
             self.entity_encoder.eval()
         return self
 
-    def store_vectors(self, count: int, min_gradient: float) -> None:
-        """Adds a buffer for the vectors of `count` texts of entities, which checkpoints contain.
-
-        Args:
-            count: The number of texts.
-            min_gradient: See `min_entity_gradient` of the configuration.
-        """
-        size = self.entity_layer.in_features
-        self.register_buffer(STORED, torch.zeros(count, size))
-        self.min_gradient = min_gradient
-        # All processes compute the same vectors: DDP need not send them in every step.
-        self._ddp_params_and_buffers_to_ignore = [STORED]
-
     def forward(
         self,
         *,
@@ -237,8 +220,6 @@ class BiEncoder(nn.Module):
         entities: torch.Tensor | None = None,
         prior: torch.Tensor | None = None,
         allowed: torch.Tensor | None = None,
-        stored: torch.Tensor | None = None,
-        targets: torch.Tensor | None = None,
     ) -> Output:
         """Computes what its inputs suffice for.
 
@@ -253,15 +234,9 @@ class BiEncoder(nn.Module):
             entities: float [entities, size], their embeddings.
             prior: float [mentions, entities, 2]: logarithms of share and rank (`Candidates`).
             allowed: bool [mentions, entities]: the entities that a mention is compared with.
-            stored: int64 [entities]: the rows of their stored vectors. Only the candidates whose
-                gradient is large are then encoded, and a mention that has such candidates is
-                compared with these alone, as in ANCE (Xiong et al. 2020).
-            targets: bool [mentions, scores]: the right ones; they decide with `stored`.
         """
         output = Output(entity_vectors=entity_vectors, entities=entities)
-        if stored is not None:
-            output.entity_vectors = self.get_buffer(STORED)[stored]
-        elif entity_ids is not None or entity_states is not None:
+        if entity_ids is not None or entity_states is not None:
             assert entity_mask is not None
             output.entity_vectors = self._encode_entities(entity_ids, entity_states, entity_mask)
         if output.entity_vectors is not None:
@@ -276,20 +251,6 @@ class BiEncoder(nn.Module):
         if output.mentions is not None and output.entities is not None:
             assert allowed is not None
             cosines = output.mentions @ output.entities.T
-            if stored is not None:
-                assert targets is not None
-                assert entity_states is not None
-                assert entity_mask is not None
-                with torch.no_grad():
-                    scores = self._scores(output.mentions, cosines, prior, allowed)
-                    chosen = self._with_gradient(scores, targets)
-                output.encoded = _not_empty(chosen.any(0)).nonzero().squeeze(1)
-                cosines = self._replace(
-                    cosines, chosen, output.encoded, output.mentions, entity_states, entity_mask
-                )
-                # A mention is compared with new vectors or with stored ones, never with both: the
-                # loss would fall if all new cosines grew, without telling entities apart.
-                allowed = allowed & (chosen | ~chosen.any(1, keepdim=True))
             output.scores = self._scores(output.mentions, cosines, prior, allowed)
         return output
 
@@ -341,38 +302,6 @@ class BiEncoder(nn.Module):
         weights = mask.unsqueeze(2).float()
         return (hidden.float() * weights).sum(1) / weights.sum(1)
 
-    def _with_gradient(self, scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """bool [mentions, entities]: where the loss changes enough with the score, and the right
-        entities beside these.
-
-        The gradient of minus the log-probability of the right answers is the probability, less the
-        answer's share of that of all right ones. A mention without a right answer has none.
-        """
-        shares = scores.float().softmax(1)
-        of_right = scores.float().masked_fill(~targets, -math.inf).softmax(1)
-        chosen = (shares - of_right).abs() > self.min_gradient  # false for NaN
-        if self.nil is not None:
-            chosen, targets = chosen[:, 1:], targets[:, 1:]
-        return chosen | (targets & chosen.any(1, keepdim=True))
-
-    def _replace(
-        self,
-        cosines: torch.Tensor,
-        chosen: torch.Tensor,
-        encoded: torch.Tensor,
-        mentions: torch.Tensor,
-        states: torch.Tensor,
-        mask: torch.Tensor,
-    ) -> torch.Tensor:
-        """The cosines, the chosen ones with entities that are encoded now.
-
-        Each mention has its own choice, so that its loss does not depend on the others.
-        """
-        vectors = self._encode_states(states[encoded], mask[encoded])
-        found = mentions @ _embedding(self.entity_layer, vectors).T
-        columns = torch.where(chosen[:, encoded], found, cosines[:, encoded])
-        return cosines.index_copy(1, encoded, columns)
-
     def _scores(
         self,
         mentions: torch.Tensor,
@@ -409,18 +338,10 @@ def _embedding(layer: nn.Linear, vectors: torch.Tensor) -> torch.Tensor:
     return functional.normalize(torch.tanh(layer(vectors)).float(), dim=1)
 
 
-def _not_empty(chosen: torch.Tensor) -> torch.Tensor:
-    """The same, or the first one if none is chosen: DDP expects a gradient in every step."""
-    first = torch.zeros_like(chosen)
-    first[0] = ~chosen.any()
-    return chosen | first
-
-
 def save_model(model: BiEncoder, weights: Mapping[str, torch.Tensor], folder: Path) -> None:
     """Writes the model for `load_model`."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {name: value.contiguous() for name, value in weights.items() if name != STORED}
-    save_file(kept, folder / WEIGHTS)
+    save_file({name: value.contiguous() for name, value in weights.items()}, folder / WEIGHTS)
     other = model.entity_encoder
     content = {
         "settings": asdict(model.settings),

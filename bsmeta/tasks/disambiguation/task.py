@@ -28,7 +28,6 @@ from bsmeta.tasks.disambiguation import model as models
 from bsmeta.tasks.disambiguation.batches import TrainingBatches
 from bsmeta.tasks.disambiguation.config import DisambiguationConfig
 from bsmeta.tasks.disambiguation.data import SPLITS, Data
-from bsmeta.tasks.disambiguation.embeddings import EntityEncoder
 from bsmeta.tasks.disambiguation.encoders import build_model
 from bsmeta.tasks.disambiguation.evaluate import (
     Evaluator,
@@ -63,10 +62,7 @@ class EntityDisambiguator:
         self.data = Data(config)
 
     def build_model(self) -> BiEncoder:
-        model = build_model(self._config, self.data.tokenizer)
-        if self.data.stored is not None:
-            model.store_vectors(self.data.stored.count, self._config.min_entity_gradient)
-        return model
+        return build_model(self._config, self.data.tokenizer)
 
     def _order(self, world_size: int) -> SimilarLengths:
         batch_size = BatchPlan.of(self._config, world_size).global_batch
@@ -82,7 +78,7 @@ class EntityDisambiguator:
         data.fill_frozen()
         return TrainingBatches(
             config, data.table, data.tokenizer, data.texts, data.popularity, data.document_counts,
-            data.frozen, data.stored, data.neighbors,
+            data.frozen, data.neighbors,
         )  # fmt: skip
 
     def train_stream(self, rank: int, world_size: int, state: dict[str, Any] | None) -> TableStream:
@@ -118,28 +114,13 @@ class EntityDisambiguator:
                 right ones; none: not trained on).
         """
         targets = batch["targets"]
-        output = model(**batch)
-        scores = output.scores.float()
+        scores = model(**{name: batch[name] for name in batch if name != "targets"}).scores.float()
         is_trained = targets.any(1)
         scores, targets = scores[is_trained], targets[is_trained]
         losses = -scores.log_softmax(1).masked_fill(~targets, -torch.inf).logsumexp(1)
         right = targets.gather(1, scores.detach().argmax(1, keepdim=True)).float()
         parts = {"accuracy": (right.sum(), is_trained.float().sum())}
-        if output.encoded is not None:
-            encoded, total = len(output.encoded), len(batch["stored"])
-            parts["encoded"] = (losses.new_tensor(encoded), losses.new_tensor(total))
         return Loss(losses.sum(), parts)
-
-    def prepare_step(self, model: nn.Module, step: int, context: EvaluationContext) -> None:
-        """Refreshes the vectors that the model keeps, if it is time."""
-        stored = self.data.stored
-        if stored is None or (step - 1) % self._config.refresh_steps:
-            return
-        data, precision = self.data, self._config.mixed_precision
-        model.eval()
-        encoder = EntityEncoder(model, data.texts, data.tokenizer, context.device, precision)
-        plain = getattr(model, "module", model)
-        stored.refresh(plain.get_buffer(models.STORED), encoder, context)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:
         """Scores the gold mentions of the dev split; [] if there is none."""

@@ -39,10 +39,6 @@ def problems(folder: Path, **more: Any) -> dict[str, tuple[str, str]]:
             "train_entity_layers=null, or share_encoders=false",
         ),
         (
-            {"train_entity_layers": 0, "min_entity_gradient": 0.1}, "min_entity_gradient", "0.1",
-            "train_entity_layers=N (at least 1), or min_entity_gradient=0",
-        ),
-        (
             {"share_encoders": True, "train_layers": 2}, "train_layers", "2",
             "train_layers=null, or share_encoders=false",
         ),

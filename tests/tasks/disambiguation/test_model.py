@@ -226,49 +226,6 @@ def test_chunks_that_are_computed_again_have_the_same_gradients(
         assert torch.allclose(gradient, expected[name], atol=1e-6), name
 
 
-def test_only_candidates_with_a_gradient_are_encoded(deep: Path) -> None:
-    model = built(deep, train_entity_layers=1, temperature=0.5)
-    given = with_states(model) | {"stored": torch.tensor([3, 0, 2])}
-    model.store_vectors(4, 0.0)
-    with torch.no_grad():
-        fresh = model(**{**given, "stored": None})
-        model.get_buffer("stored_vectors")[given["stored"]] = fresh.entity_vectors
-
-    def encoded(min_gradient: float) -> tuple[list[int], torch.Tensor]:
-        model.min_gradient = min_gradient
-        found = model(**given)
-        return found.encoded.tolist(), found.scores
-
-    shares = fresh.scores.softmax(1)
-    gradient = (shares - given["targets"].float()).abs()
-    for limit in (0.0, 0.2, 0.5, 0.7, 1.0):
-        chosen = gradient > limit
-        found, scores = encoded(limit)
-        assert found == (chosen.any(0).nonzero().squeeze(1).tolist() or [0])
-        # A mention has the chosen candidates, or all of its own if none is chosen. The stored
-        # vectors are those of the current weights, so the scores do not change.
-        compared = fresh.scores.isfinite() & (chosen | ~chosen.any(1, keepdim=True))
-        assert torch.equal(scores.isfinite(), compared)
-        assert torch.allclose(scores[compared], fresh.scores[compared], atol=1e-5)
-
-    # A choice by old vectors; what is chosen has the scores of the current weights.
-    model.get_buffer("stored_vectors").normal_()
-    scores = encoded(0.0)[1]
-    compared = scores.isfinite()
-    assert torch.allclose(scores[compared], fresh.scores[compared], atol=1e-5)
-    assert not torch.allclose(encoded(1.0)[1], fresh.scores, atol=1e-2)
-
-
-def test_every_weight_has_a_gradient_even_if_no_candidate_is_encoded(deep: Path) -> None:
-    model = built(deep, train_entity_layers=1)
-    model.store_vectors(3, 0.999999)
-    given = with_states(model) | {"stored": torch.arange(3)}
-    given["targets"][:] = False
-    scores = model(**given).scores
-    scores[scores.isfinite()].sum().backward()
-    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-
-
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
 SIZE = {"vocab_size": 50, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
 
