@@ -188,7 +188,7 @@ def deep(tmp_path: Path) -> Path:
 
 
 def with_states(model: BiEncoder) -> dict[str, torch.Tensor]:
-    given = inputs() | {"targets": torch.tensor([[True, False, False], [False, False, True]])}
+    given = inputs()
     with torch.no_grad():
         states = model.entity_states(given.pop("entity_ids"), given["entity_mask"])
     return given | {"entity_states": states}
@@ -197,7 +197,7 @@ def with_states(model: BiEncoder) -> dict[str, torch.Tensor]:
 def gradients(model: BiEncoder, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     model.zero_grad()
     scores = model(**given).scores
-    (-scores.log_softmax(1)[given["targets"]]).sum().backward()
+    (-scores.log_softmax(1)[[0, 1], [0, 2]]).sum().backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
