@@ -115,7 +115,7 @@ def change_text(config: PredictConfig) -> None:
             f"input={config.input}: the task of {config.checkpoint} does not change texts; "
             f"expected records: a file that ends in {', '.join(RECORDS)}"
         )
-    form = _form(config, model.forms)
+    form = output_form(config, model.forms)
     text, name = read_text(str(config.input))
     start = len(text) - len(text.removeprefix(BYTE_ORDER_MARK))
     changes = [
@@ -135,7 +135,7 @@ def change_text(config: PredictConfig) -> None:
         raise DataError(f"output={output} cannot be written: {error}") from error
 
 
-def _form(config: PredictConfig, forms: Sequence[str]) -> str:
+def output_form(config: PredictConfig, forms: Sequence[str]) -> str:
     """The form in which a text is shown.
 
     Args:

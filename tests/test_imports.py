@@ -136,3 +136,13 @@ def test_slow_libraries_are_imported_where_they_are_used() -> None:
         top = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
         found = {name.split(".")[0] for node in top for name in imported(node)}
         assert not found & NEVER_AT_TOP, path
+
+
+def test_no_test_imports_a_private_name() -> None:
+    private = [
+        f"{path.name}: {name}"
+        for path in sorted(Path(__file__).parent.rglob("*.py"))
+        for name in imported(ast.parse(path.read_text()))
+        if name.startswith("bsmeta.") and name.rpartition(".")[2].startswith("_")
+    ]
+    assert [name for name in private if not name.endswith("__version__")] == []

@@ -37,7 +37,7 @@ GROUP_TIMEOUT = timedelta(days=1)
 """How long a collective operation may wait for a rank: a dead one breaks the connection at once, a
 hung one is the watchdog's, and one that works may take its time."""
 _WAIT_S = 5.0  # a lock that is waited for longer is named
-_SAMPLE_S = 5.0
+SAMPLE_S = 5.0
 _BUSY = 0.02  # of one processor; a process that only waits uses less than a tenth of it
 
 
@@ -147,7 +147,7 @@ def opaque_work() -> Iterator[None]:
 
 def _observe(ended: threading.Event) -> None:
     since, used = time.monotonic(), _processor_seconds()
-    while not ended.wait(_SAMPLE_S):
+    while not ended.wait(SAMPLE_S):
         now, total = time.monotonic(), _processor_seconds()
         if total - used > _BUSY * (now - since):
             report_progress()

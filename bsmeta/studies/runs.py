@@ -308,7 +308,7 @@ class Launcher:
                 continue
             print(place, "running …", flush=True)
             started = time.monotonic()
-            code = self._execute(command, run)
+            code = self.execute(command, run)
             if code and is_in_use(run.folder):  # an earlier call's run, then just starting, is it
                 self._wait_for_another(run, place)
                 code = 0 if progress_of(self._study, run).state == DONE else code
@@ -326,9 +326,9 @@ class Launcher:
         """Measures a run that is done, unless it has been measured or nothing is to be."""
         if not command or find_measurement(self._study, run.arm, run.seed) is not None:
             return True
-        return self._execute(command, run) == 0
+        return self.execute(command, run) == 0
 
-    def _execute(self, command: Sequence[str], run: Run) -> int:
+    def execute(self, command: Sequence[str], run: Run) -> int:
         """Executes a command, with its output logged next to the run's folder; returns its code."""
         run.folder.parent.mkdir(parents=True, exist_ok=True)
         with run.folder.with_name(f"{run.folder.name}.log").open("ab") as log:

@@ -91,7 +91,9 @@ def test_the_first_document(folder: Path, name: str) -> None:
     first = f"{stream._streams.shards[1 if name == 'dolma' else 0].name}:0"
     texts = {
         one.documents[0]: small_tokenizer().decode(one.ids)
-        for one in itertools.takewhile(lambda one: not one.position_after.epoch, stream._open(0))
+        for one in itertools.takewhile(
+            lambda one: not one.position_after.epoch, stream.sequences(0)
+        )
     }
     expected = PREFIXES[name]
     if name == "dolma":  # its first shard by name is another one
@@ -106,7 +108,9 @@ def test_every_document_once_an_epoch_and_no_held_out_one(folder: Path, name: st
     )
     seen: Counter[str] = Counter()
     for number in range(8):
-        epoch = itertools.takewhile(lambda one: one.position_after.epoch == 0, stream._open(number))
+        epoch = itertools.takewhile(
+            lambda one: one.position_after.epoch == 0, stream.sequences(number)
+        )
         seen.update(name for one in epoch for name in one.documents)
     assert set(seen.values()) == {1}
     names = dict(zip(sorted(CORPORA[name].shards), SIZES, strict=True))

@@ -263,13 +263,13 @@ def test_lists_are_converted_only_if_they_are_drawn(
     rows = [json.loads(line) for line in gzip.decompress(shipped.read_bytes()).splitlines()]
     path = written(tmp_path / "a.parquet", rows, 2)
     converted: list[int] = []
-    element = parquet._element
+    element = parquet.element
 
     def noted(array: pa.Array, row: int) -> bytes:
         converted.append(row)
         return element(array, row)
 
-    monkeypatch.setattr(parquet, "_element", noted)
+    monkeypatch.setattr(parquet, "element", noted)
     monkeypatch.setattr(sources, "list_shards", renamed)
     monkeypatch.setattr(sources, "with_samples", lambda shards, cache: list(shards))
     changes: dict[str, Any] = {"columns": columns, "metadata_list": [*LISTED, "title"]}
@@ -346,13 +346,13 @@ def test_the_middle_is_entered_through_the_footer(
 ) -> None:
     path = written(tmp_path / "a.parquet", pages(ROWS), 300)
     entered: list[int] = []
-    enter = ParquetReader._enter
+    enter = ParquetReader.enter
 
     def noted(self: ParquetReader, group: int) -> None:
         entered.append(group)
         enter(self, group)
 
-    monkeypatch.setattr(ParquetReader, "_enter", noted)
+    monkeypatch.setattr(ParquetReader, "enter", noted)
     reader = ParquetReader(str(path))
     assert decoded(reader.read(600, 4)) == pages(ROWS)[600:604]
     assert entered == [200, 201]

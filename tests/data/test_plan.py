@@ -156,7 +156,7 @@ def test_every_document_of_a_source_once_in_its_epoch(folder: Path) -> None:
     for number in stream._order.streams:
         if stream._order.portions(number // 8)[number % 8]:
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream._open(number)
+                lambda one: one.position_after.epoch == 0, stream.sequences(number)
             )
             seen.update(name for one in epoch for name in one.documents)
     assert set(seen.values()) == {1}
@@ -207,7 +207,7 @@ def test_sources_have_columns_of_their_own(tmp_path: Path) -> None:
     stream = TrainStream(
         config, small_tokenizer(), seed=1, rank=0, world_size=1, global_batch_size=2
     )
-    texts = [small_tokenizer().decode(next(stream._open(k)).ids) for k in (0, 9)]
+    texts = [small_tokenizer().decode(next(stream.sequences(k)).ids) for k in (0, 9)]
     assert texts[0].startswith("url: https://web.example/")
     assert " | source: web ||| " in texts[0]
     assert texts[1].startswith("source: books ||| ")

@@ -75,7 +75,9 @@ def test_every_document_once_an_epoch(folder: Path, streams: int) -> None:
     )
     owners: Counter[str] = Counter()
     for number in range(streams):
-        epoch = itertools.takewhile(lambda one: one.position_after.epoch == 0, stream._open(number))
+        epoch = itertools.takewhile(
+            lambda one: one.position_after.epoch == 0, stream.sequences(number)
+        )
         owners.update({name for one in epoch for name in one.documents})
     assert set(owners.values()) == {1}  # each document in one stream only
     assert len(owners) == 30 + 41 + 17 + 26 + 33 + 9
@@ -170,7 +172,7 @@ def test_an_epoch_is_even(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
         sizes = []
         for number in range(streams):
             epoch = itertools.takewhile(
-                lambda one: one.position_after.epoch == 0, stream._open(number)
+                lambda one: one.position_after.epoch == 0, stream.sequences(number)
             )
             sizes.append(len({name for one in epoch for name in one.documents}))
         assert sum(sizes) == 1560

@@ -211,7 +211,7 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         started.append((command, run.name))
         return 0
 
-    monkeypatch.setattr(Launcher, "_execute", execute)
+    monkeypatch.setattr(Launcher, "execute", execute)
     assert Launcher(study).make_all(runs_of(study)[:2], ["measure"]) == 0
     assert started == [(["measure"], "url seed 3")]  # nothing is trained
 

@@ -10,7 +10,7 @@ from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.compose import to_yaml
 from bsmeta.config.data import DataConfig
 from bsmeta.config.tools import EvaluateConfig
-from bsmeta.tasks.causal_lm.evaluation.run import _has_other_data
+from bsmeta.tasks.causal_lm.evaluation.run import has_other_data
 from bsmeta.tasks.checkpoints import report_folder
 from bsmeta.training.locations import Location
 
@@ -57,7 +57,7 @@ def test_the_report_of_the_run_is_only_replaced_by_that_on_its_own_data(tmp_path
 
     def is_other(file: Path | None) -> bool:
         name = None if file is None else str(file)
-        return _has_other_data(EvaluateConfig(validation_file=name), location)
+        return has_other_data(EvaluateConfig(validation_file=name), location)
 
     assert not is_other(None)
     assert not is_other(own)

@@ -139,7 +139,7 @@ class ParquetReader:
         if group == len(self._ends):
             return False
         if group != self._group or row < self._first:
-            self._enter(group)
+            self.enter(group)
         while row >= self._first + len(self._batch):
             self._first += len(self._batch)
             self._batch = NO_ROWS
@@ -150,7 +150,7 @@ class ParquetReader:
             report_progress()
         return True
 
-    def _enter(self, group: int) -> None:
+    def enter(self, group: int) -> None:
         assert self._parquet is not None
         self._group = group
         self._first = self._ends[group - 1] if group else 0
@@ -303,11 +303,11 @@ def partial_lines(batch: pa.RecordBatch, late: Sequence[str]) -> list[PartialLin
     for name in late:
         lists = batch.column(name)
         for row in np.flatnonzero(_lengths(lists)).tolist():
-            columns[row][name] = partial(_element, lists, row)
+            columns[row][name] = partial(element, lists, row)
     return list(map(PartialLine, json_lines(batch.drop_columns(late)), columns))
 
 
-def _element(array: pa.Array, row: int) -> bytes:
+def element(array: pa.Array, row: int) -> bytes:
     """The JSON of one element."""
     return _ENCODER.encode(_values(array.slice(row, 1))[0])
 

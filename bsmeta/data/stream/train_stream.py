@@ -152,7 +152,7 @@ class TrainStream:
     def _sequences(self, worker: int) -> Iterator[PackedSequence]:
         """The sequences of one loader process; a stream is opened on its first turn."""
         opened: dict[int, Iterator[PackedSequence]] = {}
-        read = self._counted if self._config.sources else self._open
+        read = self._counted if self._config.sources else self.sequences
         for number in self._division.sequences(self._done, worker):
             stream = self._order.stream(number)
             if stream not in opened:
@@ -166,12 +166,12 @@ class TrainStream:
         portions = self._order.portions(source)
         share = portions[place] / sum(portions)
         epoch = self._positions.get(stream, Position()).epoch
-        for sequence in self._open(stream):
+        for sequence in self.sequences(stream):
             begun = sequence.position_after.epoch - epoch
             epoch = sequence.position_after.epoch
             own = source_counts(source, sources, len(sequence.ids), begun * share)
             sequence.counts = np.concatenate((sequence.counts, own))
             yield sequence
 
-    def _open(self, stream: int) -> Iterator[PackedSequence]:
+    def sequences(self, stream: int) -> Iterator[PackedSequence]:
         return self._streams.sequences(stream, self._positions.get(stream, Position()))

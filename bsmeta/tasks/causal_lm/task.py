@@ -71,7 +71,7 @@ class CausalLanguageModel:
         self._types = config.data_config.metadata_config.metadata_list
         self._sources = [source.name for source in config.data_config.sources]
         self._subset: SubsetEvaluation | None = None
-        self._attention = ""
+        self.attention = ""
         self._vocabulary = 0
         self._chunked: ChunkedLoss | None = None
         self._must_check = True
@@ -111,7 +111,7 @@ class CausalLanguageModel:
                 "the metadata, has %d tokens", rows, tokens, tokens,
             )  # fmt: skip
         self._adapt(model)
-        self._attention = str(model.config._attn_implementation)
+        self.attention = str(model.config._attn_implementation)
         self._vocabulary = vocabulary_of(model)
         if config.loss_chunk_logits and ChunkedLoss.fits(model):
             self._chunked = ChunkedLoss(model, config.loss_chunk_logits)
@@ -183,9 +183,9 @@ class CausalLanguageModel:
             state=state,
             survey=self._survey,
             # Each shape would be compiled for itself.
-            fixed_length=config.torch_compile or self._attention == layers.FLEX,
+            fixed_length=config.torch_compile or self.attention == layers.FLEX,
         )
-        return WithBorders(stream) if self._attention == layers.FLASH else stream
+        return WithBorders(stream) if self.attention == layers.FLASH else stream
 
     def loss(self, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Loss:
         """Computes the cross-entropy of the targets: in all, by metadata type and by source.
@@ -242,7 +242,7 @@ class CausalLanguageModel:
             "input_ids": inputs,
             "position_ids": position_ids,
             "use_cache": False,
-            **layers.attention_arguments(self._attention, position_ids, borders),
+            **layers.attention_arguments(self.attention, position_ids, borders),
         }
         # The prediction of the last position is masked by its target, because slicing the logits
         # would copy all of them.
@@ -265,7 +265,7 @@ class CausalLanguageModel:
             layers.check_causality(losses, like, self._vocabulary)
             data = self._config.data_config
             if data.packing == "best_fit" and not data.cross_document_attention:
-                layers.check_isolation(losses, like, self._vocabulary, self._attention)
+                layers.check_isolation(losses, like, self._vocabulary, self.attention)
         model.train(was_training)
 
     def evaluate(self, model: nn.Module, context: EvaluationContext) -> list[Metric]:

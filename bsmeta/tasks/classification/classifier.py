@@ -43,7 +43,7 @@ ENCODER = "encoder."
 HEAD_DROPOUT = ("classifier_dropout", "seq_classif_dropout", "hidden_dropout_prob", "resid_pdrop")
 HEAD_STD = 0.02
 
-_DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
+DECISIONS_AT_ONCE = 1 << 22  # of word features, in memory at one time
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -95,7 +95,7 @@ class Words(nn.Module):
         if not self.ngrams:
             return found
         features, weight = self._features(texts), self.weight.detach().cpu().double().numpy().T
-        at_once = max(_DECISIONS_AT_ONCE // len(bias), 1)
+        at_once = max(DECISIONS_AT_ONCE // len(bias), 1)
         for start in range(0, len(texts), at_once):
             found[start : start + at_once] += features[start : start + at_once] @ weight
         return found

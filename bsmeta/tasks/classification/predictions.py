@@ -28,7 +28,7 @@ from bsmeta.training.task import EvaluationContext
 MOST_PROBABILITIES = 100
 """Labels up to which a prediction has the probability of each; else that of the predicted one."""
 
-_LOGITS_AT_ONCE = 1 << 21
+LOGITS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def parts_of(counts: Sequence[int] | np.ndarray, labels: int) -> Iterator[slice]
     """
     begin = end = 0
     for count in map(int, counts):
-        if end > begin and (end + count - begin) * labels > _LOGITS_AT_ONCE:
+        if end > begin and (end + count - begin) * labels > LOGITS_AT_ONCE:
             yield slice(begin, end)
             begin = end
         end += count

@@ -77,27 +77,32 @@ class TextClassifier:
         )
 
     @cached_property
-    def _systems(self) -> Systems:
+    def systems(self) -> Systems:
         """The fitted systems that the method needs."""
         method = self._config.method
         methods = FITTED if method == AUTO else (FROZEN if method == FINE_TUNE else method,)
         return open_systems(
-            self._config, methods, self.examples, self.tokenizer, self._weights, self._untouched
+            self._config,
+            methods,
+            self.examples,
+            self.tokenizer,
+            self._weights,
+            self.untouched_encoder,
         )
 
-    def _untouched(self) -> PreTrainedModel:
+    def untouched_encoder(self) -> PreTrainedModel:
         return models.untouched_encoder(self._config, self.tokenizer, self.examples.labels)
 
     def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:
         """A fitted system, on the untouched encoder if it needs one."""
-        if method not in self._systems.facts:
+        if method not in self.systems.facts:
             raise ConfigurationError(
-                f"method={method}: {'; '.join(self._systems.notes)}; expected method=fine_tune "
+                f"method={method}: {'; '.join(self.systems.notes)}; expected method=fine_tune "
                 "head_start=random"
             )
         if method == LINEAR:
-            return self._systems.load(method, None)
-        return self._systems.load(method, encoder or self._untouched())
+            return self.systems.load(method, None)
+        return self.systems.load(method, encoder or self.untouched_encoder())
 
     def build_model(self) -> nn.Module:
         config = self._config
@@ -110,15 +115,15 @@ class TextClassifier:
             return models.build_with_head(config, self.tokenizer, self.examples.labels)
         is_real = torch.get_default_device().type != "meta"
         if is_real and not config.estimate and (config.method == AUTO or self._starts_linear):
-            self._systems  # noqa: B018 (fitted before the weights of this model take memory)
+            self.systems  # noqa: B018 (fitted before the weights of this model take memory)
         model = models.build_classifier(config, self.tokenizer, self.examples.labels)
         assert model.encoder is not None
         self._depths = depth_of(model.encoder)
         if is_real and not config.estimate and self._starts_linear:
-            if FROZEN in self._systems.facts:
-                model.copy_head(self._systems.load(FROZEN, None))
+            if FROZEN in self.systems.facts:
+                model.copy_head(self.systems.load(FROZEN, None))
             else:
-                logger.warning("head_start=linear: random, because %s", self._systems.notes)
+                logger.warning("head_start=linear: random, because %s", self.systems.notes)
         return model
 
     @property
@@ -218,7 +223,7 @@ class TextClassifier:
 
     def _compete(self, trained: nn.Module, context: FinishContext) -> Competition:
         """All systems, the scores of each on the validation split, and the best by them."""
-        examples, fitted = self.examples, self._systems.facts
+        examples, fitted = self.examples, self.systems.facts
         chunks = examples.read(examples.chunks("validation"))
         scored = self._scored(trained, chunks, context)
         predicted = {name: np.array(facts.predicted) for name, facts in fitted.items()}
@@ -229,7 +234,7 @@ class TextClassifier:
             resamples=self._config.bootstrap_resamples, seed=self._config.seed,
         )  # fmt: skip
         self._chosen = None if chosen == FINE_TUNE else chosen
-        encoder = self._untouched()
+        encoder = self.untouched_encoder()
         systems: dict[str, nn.Module] = {
             name: self._fitted(name, encoder).to(context.device) for name in fitted
         }
@@ -238,7 +243,7 @@ class TextClassifier:
             choice=Choice(
                 metric, chosen, compared, {name: facts.settings for name, facts in fitted.items()}
             ),
-            notes=self._systems.notes,
+            notes=self.systems.notes,
         )
 
     def export(self, model: nn.Module, weights: dict[str, torch.Tensor], folder: Path) -> None:

@@ -23,7 +23,7 @@ from bsmeta.tasks.disambiguation.entities import EntityTable
 FLOOR = 0.1
 """Added to the score of every candidate before its share is computed, so that none is 0."""
 _NONE = (np.empty(0, np.int32), np.empty(0, np.float32))
-_ASKED, _BLOCK = 1024, 1 << 16  # entities that are compared at a time, and with how many
+QUERIES_AT_ONCE, _BLOCK = 1024, 1 << 16  # entities that are compared at a time, and with how many
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,8 @@ def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: in
     """int64 [entities, count]: by falling cosine, without the entity itself and NIL; -1: none."""
     found = np.full((len(entities), count), -1, np.int64)
     blocks = [np.arange(first, min(first + _BLOCK, total)) for first in range(1, total, _BLOCK)]
-    for first in range(0, len(entities), _ASKED):
-        asked = entities[first : first + _ASKED]
+    for first in range(0, len(entities), QUERIES_AT_ONCE):
+        asked = entities[first : first + QUERIES_AT_ONCE]
         own = _directions(vectors, asked)
         best = torch.full((len(asked), count), -2.0)
         chosen = torch.full((len(asked), count), -1, dtype=torch.int64)
@@ -196,7 +196,7 @@ def _nearest(vectors: FrozenVectors, entities: np.ndarray, total: int, count: in
             best, places = torch.cat([best, cosines], 1).topk(count, dim=1)
             report_progress()
             chosen = torch.cat([chosen, numbers], 1).gather(1, places)
-        found[first : first + _ASKED] = torch.where(best > -2.0, chosen, -1).numpy()
+        found[first : first + QUERIES_AT_ONCE] = torch.where(best > -2.0, chosen, -1).numpy()
     return found
 
 

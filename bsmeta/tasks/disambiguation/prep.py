@@ -424,11 +424,11 @@ class Encoder:
             folder = self.index_folder
             indexes = IndexCache(Cache(str(folder))) if folder else None
             self._reader = LineReader(str(self.path), indexes)
-        rows = [row for first in parts["first"] for row in self._part(self._reader, first)]
+        rows = [row for first in parts["first"] for row in self.part(self._reader, first)]
         names = [*_OF_ROWS, "input_ids", *_OF_MENTIONS, "entities", "slices"]
         return {name: [row[name] for row in rows] for name in names}
 
-    def _part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
+    def part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
         problems = Problems(self.path)
         lines = list(read_part(self.path, problems, reader, first, PART))
         entities = [self._entities(line, problems) for line in lines]

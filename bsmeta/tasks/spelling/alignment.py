@@ -50,7 +50,7 @@ def count_corrections(corrupt: str, predicted: str, correct: str) -> Corrections
     changes = list(_edits(corrupt, predicted))
     errors = _words_edited(_edits(corrupt, correct), corrupt, correct)[1]
     changed = _words_edited(changes, corrupt, predicted)[0]
-    in_predicted, in_correct = _matching(predicted.split(), correct.split())
+    in_predicted, in_correct = matching_blocks(predicted.split(), correct.split())
     right = _words_that_became(in_predicted, changes, corrupt, predicted)
     return Corrections(
         true_positives=len(errors & in_correct),
@@ -68,7 +68,7 @@ def _edits(source: str, target: str) -> Iterator[_Edit]:
     """
     if source == target:
         return
-    costs = _costs(source, target)
+    costs = edit_costs(source, target)
     i, j = len(source), len(target)
     while i or j:
         cost = costs[i, j]
@@ -84,7 +84,7 @@ def _edits(source: str, target: str) -> Iterator[_Edit]:
                 yield _Edit("replace", i, j)
 
 
-def _costs(source: str, target: str) -> np.ndarray:
+def edit_costs(source: str, target: str) -> np.ndarray:
     """Edit distances of all prefixes, where spaces are not replaced: int32 [source+1, target+1]."""
     letters = np.fromiter(map(ord, target), dtype=np.int32, count=len(target))
     columns = np.arange(len(target) + 1, dtype=np.int32)
@@ -128,7 +128,7 @@ def _words_edited(
     return sources, targets
 
 
-def _matching(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
+def matching_blocks(predicted: list[str], correct: list[str]) -> tuple[set[int], set[int]]:
     """The indices of the words of a longest common subsequence, in each of two lists of words.
 
     Among equally long ones: as in the published code, going backwards, both words are passed before

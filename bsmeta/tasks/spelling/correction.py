@@ -140,7 +140,7 @@ class CandidateCorrection(SpellingTask):
         def losses(batch: np.ndarray) -> list[tuple[float, int]]:
             own = [pairs[number] for number in batch]
             sources, neighbors = [pair.source for pair in own], [*map(half_corrected, own)]
-            rows, logs = self._score_beside(model, sources, neighbors, context.device)
+            rows, logs = self.score_beside(model, sources, neighbors, context.device)
             labels = label_rows(own, rows.texts, rows.starts)
             parts = np.split(labels, np.cumsum([len(pair.source) for pair in own])[:-1])
             return [(-float(logs[part[part >= 0]].sum()), int((part >= 0).sum())) for part in parts]
@@ -151,18 +151,18 @@ class CandidateCorrection(SpellingTask):
         found = spread(batches, losses, context)
         return sum(loss for loss, _ in found) / sum(words for _, words in found)
 
-    def _score(
+    def score(
         self, model: nn.Module, texts: Sequence[Words], device: torch.device
     ) -> tuple[Rows, np.ndarray]:
         """The candidates of texts, and the log-probability of each, float32 [rows], beside the
         likely corrections of their neighbors.
         """
-        rows, logs = self._score_beside(model, texts, texts, device)
+        rows, logs = self.score_beside(model, texts, texts, device)
         found = iter(likeliest(rows, logs))
         first = [[_replaced(word, next(found)) for word in text] for text in texts]
-        return self._score_beside(model, texts, first, device)
+        return self.score_beside(model, texts, first, device)
 
-    def _score_beside(
+    def score_beside(
         self, model: nn.Module, texts: Sequence[Words], neighbors: Sequence[Words],
         device: torch.device,
     ) -> tuple[Rows, np.ndarray]:  # fmt: skip
@@ -182,7 +182,7 @@ class CandidateCorrection(SpellingTask):
 
         def run(batch: np.ndarray) -> list[list[Choice]]:
             own = [parts[number] for number in batch]
-            best = likeliest(*self._score(model, own, context.device))
+            best = likeliest(*self.score(model, own, context.device))
             ends = np.cumsum([len(part) for part in own])
             return [
                 best[end - len(part) : end] for part, end in zip(own, ends.tolist(), strict=True)
@@ -229,7 +229,7 @@ class CandidateCorrection(SpellingTask):
         self, model: nn.Module, lines: Sequence[str], context: EvaluationContext
     ) -> list[list[Correction]]:
         texts = [line.split() for line in lines]
-        flags = self._flags(texts, context)
+        flags = self.flags(texts, context)
         return [
             [
                 Correction(*span, word, choice.text)
@@ -241,7 +241,7 @@ class CandidateCorrection(SpellingTask):
             )
         ]
 
-    def _flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
+    def flags(self, texts: Sequence[Words], context: EvaluationContext) -> list[list[bool]]:
         """Which words may be changed: those that the detector flags, or all."""
         if self._detector is None:
             return [[True] * len(text) for text in texts]

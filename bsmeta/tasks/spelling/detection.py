@@ -146,7 +146,7 @@ class Detection(SpellingTask):
 
     def load(self, folder: Path) -> nn.Module:
         model, self._inputs = load_detector(folder)
-        self._least = _saved_threshold(folder) if self._config.abstains else np.float64(0)
+        self._least = saved_threshold(folder) if self._config.abstains else np.float64(0)
         return model
 
     def changes(self, model: nn.Module, texts: Sequence[str]) -> list[list[Flag]]:
@@ -244,7 +244,7 @@ class SequenceDetection(Detection):
         return Loss(losses.sum(), {"accuracy": (right.sum(), torch.ones_like(right).sum())})
 
 
-def _saved_threshold(folder: Path) -> np.float64:
+def saved_threshold(folder: Path) -> np.float64:
     """The logit above which `abstains` flags; infinite if no threshold was precise enough."""
     file = folder / CALIBRATION
     try:

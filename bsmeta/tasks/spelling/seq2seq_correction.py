@@ -105,7 +105,7 @@ class Seq2SeqCorrection(SpellingTask):
         return self._token_counts([" ".join(words)])[0] <= room
 
     def _micro_batch(self, pairs: Sequence[Pair]) -> MicroBatch:
-        tensors = self._tensors(pairs)
+        tensors = self.tensors(pairs)
         tokens = int(tensors["attention_mask"].sum())
         targets = float((tensors["labels"] != IGNORED).sum())
         size = max(tensors["input_ids"].numel(), tensors["labels"].numel())
@@ -118,7 +118,7 @@ class Seq2SeqCorrection(SpellingTask):
             counts={"texts": float(len(pairs)), "targets": targets},
         )
 
-    def _tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
+    def tensors(self, pairs: Sequence[Pair]) -> dict[str, torch.Tensor]:
         """`input_ids`, `attention_mask` and `labels`, int64 [texts, tokens]."""
         tensors = self._encode([" ".join(pair.source) for pair in pairs])
         target = self._encode([" ".join(pair.correct) for pair in pairs])
@@ -168,7 +168,7 @@ class Seq2SeqCorrection(SpellingTask):
         """The cross-entropy of a target token, in nats."""
 
         def losses(batch: np.ndarray) -> list[tuple[float, int]]:
-            tensors = self._tensors([pairs[number] for number in batch])
+            tensors = self.tensors([pairs[number] for number in batch])
             tensors = {name: tensor.to(context.device) for name, tensor in tensors.items()}
             with torch.no_grad():
                 logits = model(**tensors).logits.float()

@@ -140,7 +140,7 @@ def test_flash_attention_is_given_the_borders_of_the_documents(
     config: CausalLMConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = CausalLanguageModel(config)
-    monkeypatch.setattr(task, "_attention", "flash_attention_2")
+    monkeypatch.setattr(task, "attention", "flash_attention_2")
     stream = task.train_stream(0, 1, None)
     step = next(iter(stream))
     batch = step.micro_batches[0]

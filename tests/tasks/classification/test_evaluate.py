@@ -295,7 +295,7 @@ def test_logits_of_some_texts_at_a_time_predict_alike(
     model = task.load(folder)
     records = [{"text": "stop signs " * count} for count in (1, 20, 3, 0, 40, 2)]
     whole = [*task.predict(model, records)]
-    monkeypatch.setattr(predictions, "_LOGITS_AT_ONCE", 12)  # four chunks
+    monkeypatch.setattr(predictions, "LOGITS_AT_ONCE", 12)  # four chunks
     parts = [*task.predict(model, records)]
     assert [part["chunks"] for part in parts] == [1, 3, 1, 0, 6, 1]
     for part, found in zip(parts, whole, strict=True):

@@ -115,7 +115,7 @@ def test_baselines(monkeypatch: pytest.MonkeyPatch) -> None:
 
     others = ["taxes", "wages", "taxes", "wages", "taxes"]
     assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
-    monkeypatch.setattr(classifier, "_DECISIONS_AT_ONCE", 4)  # two texts at a time
+    monkeypatch.setattr(classifier, "DECISIONS_AT_ONCE", 4)  # two texts at a time
     assert guessed(texts, labels, others) == [0, 1, 0, 1, 0]
     assert guessed(["!", "?"], np.array([1, 1]), ["a"]) == [1]
     assert guessed(["!", "?"], np.array([0, 1]), ["a"]) == [0]

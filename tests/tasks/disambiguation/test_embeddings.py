@@ -48,7 +48,7 @@ def test_vectors_and_neighbors_report_their_progress(
 ) -> None:
     """The first epoch of a large table takes hours, in which no step ends."""
     monkeypatch.setattr(embeddings, "TOKENS_AT_ONCE", 1)  # an entity is a batch
-    monkeypatch.setattr(candidates_module, "_ASKED", 1)
+    monkeypatch.setattr(candidates_module, "QUERIES_AT_ONCE", 1)
     config = DisambiguationConfig(
         model_name=str(encoder),
         train_entity_layers=0,

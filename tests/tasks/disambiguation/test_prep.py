@@ -371,7 +371,7 @@ def test_a_build_that_is_killed_is_resumed(
     lines = [{**LINE, "sent_idx_unq": number} for number in range(14)]
     expected = open_lines(lines).rows[:]
     (tmp_path / "prep/train").rename(tmp_path / "undisturbed")
-    encode = prep.Encoder._part
+    encode = prep.Encoder.part
     waits = tmp_path / "waits"
 
     def encode_until_8(encoder: Any, reader: Any, first: int) -> Any:
@@ -380,7 +380,7 @@ def test_a_build_that_is_killed_is_resumed(
             time.sleep(STUCK_S)
         return encode(encoder, reader, first)
 
-    monkeypatch.setattr(prep.Encoder, "_part", encode_until_8)
+    monkeypatch.setattr(prep.Encoder, "part", encode_until_8)
     process = multiprocessing.get_context("fork").Process(target=open_lines)
     process.start()
     wait_until(lambda: waits.exists() or not process.is_alive())
@@ -394,7 +394,7 @@ def test_a_build_that_is_killed_is_resumed(
         encoded.append(first)
         return encode(encoder, reader, first)
 
-    monkeypatch.setattr(prep.Encoder, "_part", encode_and_note)
+    monkeypatch.setattr(prep.Encoder, "part", encode_and_note)
     assert open_lines().rows[:] == expected
     assert encoded == [8, 10, 12]  # 0 to 6 are two groups, completed before the kill
     assert sorted(file.name for file in (tmp_path / "prep").iterdir()) == ["train", "train.lock"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.detection import CALIBRATION, _saved_threshold
+from bsmeta.tasks.spelling.detection import CALIBRATION, saved_threshold
 from bsmeta.tasks.spelling.metrics import calibrate
 
 LOGITS = np.array([[3.3], [1.1], [0.7], [-2.0]], np.float32)
@@ -21,7 +21,7 @@ def saved(folder: Path, labels: list[int]) -> np.float64:
     """The threshold of a model that was calibrated on `LOGITS`."""
     found = calibrate(LOGITS[:, 0].astype(np.float64), np.array(labels), 0.9)
     (folder / CALIBRATION).write_text(json.dumps(asdict(found)))
-    return _saved_threshold(folder)
+    return saved_threshold(folder)
 
 
 def test_what_reaches_the_threshold_is_flagged(tmp_path: Path) -> None:
@@ -40,4 +40,4 @@ def test_nothing_is_flagged_without_a_threshold(
 
 def test_a_model_without_a_calibration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"calibration.json cannot be read.*\(val_splits\)"):
-        _saved_threshold(tmp_path)
+        saved_threshold(tmp_path)

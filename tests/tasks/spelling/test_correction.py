@@ -82,7 +82,7 @@ def test_words_change_in_this_text() -> None:
 
 def test_only_what_the_detector_flags_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     task, model = corrector(0.0)
-    monkeypatch.setattr(task, "_flags", lambda texts, context: [[False, True] for _ in texts])
+    monkeypatch.setattr(task, "flags", lambda texts, context: [[False, True] for _ in texts])
     ((change,),) = task.changes(model, ["teh  caat"])
     assert (change.start, change.text) == (5, "caat")
 
@@ -106,8 +106,8 @@ def test_words_are_judged_again_beside_likely_corrections(monkeypatch: pytest.Mo
         written = [text for candidates in rows.texts for text in candidates]
         return rows, np.log([likely.get(text, 1e-3) for text in written])
 
-    monkeypatch.setattr(task, "_score_beside", score)
-    task._score(model, texts, torch.device("cpu"))
+    monkeypatch.setattr(task, "score_beside", score)
+    task.score(model, texts, torch.device("cpu"))
     # What is unlikely, and two words, do not replace a neighbor.
     assert neighbors == [texts, [["the", "caat", "thecat"]]]
 

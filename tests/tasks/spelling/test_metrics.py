@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rapidfuzz.distance import Levenshtein
 
 from bsmeta.core.errors import DataError
-from bsmeta.tasks.spelling.alignment import _costs, _matching, count_corrections
+from bsmeta.tasks.spelling.alignment import count_corrections, edit_costs, matching_blocks
 from bsmeta.tasks.spelling.metrics import (
     calibrate,
     correction_counts,
@@ -70,7 +70,7 @@ def test_corrections_are_counted(
 def test_of_equally_long_subsequences_the_one_of_the_published_code_is_taken(
     predicted: str, correct: str, matching: tuple[set[int], set[int]]
 ) -> None:
-    assert _matching(predicted.split(), correct.split()) == matching
+    assert matching_blocks(predicted.split(), correct.split()) == matching
 
 
 @pytest.mark.skipif(not CASES.is_file(), reason="../shared/data/spelling/metric_cases is absent")
@@ -116,7 +116,7 @@ def test_correcting_everything_and_nothing(corrupt: str, correct: str) -> None:
 @given(st.text("ab ", max_size=9), st.text("ab ", max_size=9))
 def test_alignment_costs(source: str, target: str) -> None:
     """A space is replaced only by a deletion and an insertion."""
-    cost = _costs(source, target)[-1, -1]
+    cost = edit_costs(source, target)[-1, -1]
     assert cost == _plain_cost(source, target)
     assert cost >= Levenshtein.distance(source, target)
 

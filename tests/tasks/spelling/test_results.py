@@ -19,7 +19,7 @@ import torch
 from bsmeta.config.tools import PredictConfig
 from bsmeta.core.errors import DataError
 from bsmeta.models.manifest import write_model_manifest
-from bsmeta.predict import _form, read_text
+from bsmeta.predict import output_form, read_text
 from bsmeta.tasks.spelling.benchmarks import judge_test_sets, read_test_sets
 from bsmeta.tasks.spelling.evaluate import summary, table_of
 from bsmeta.training.task import EvaluationContext
@@ -269,11 +269,11 @@ def test_the_form_of_a_text_follows_from_where_it_is_written(
 ) -> None:
     forms = ("text", "color", "json", "diff")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert _form(PredictConfig(), forms) == "color"
-    assert _form(PredictConfig(output="new.txt"), forms) == "text"
-    assert _form(PredictConfig(output="new.txt", show="color"), forms) == "color"
+    assert output_form(PredictConfig(), forms) == "color"
+    assert output_form(PredictConfig(output="new.txt"), forms) == "text"
+    assert output_form(PredictConfig(output="new.txt", show="color"), forms) == "color"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: False)
-    assert _form(PredictConfig(), forms) == "text"
+    assert output_form(PredictConfig(), forms) == "text"
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,12 +68,12 @@ def run(config: EvaluateConfig, locations: Sequence[Location], context: Evaluati
         folder = locations[0].run_folder
         metrics = folder / "metrics.jsonl" if folder else None
         out_dir = report_folder(
-            config, locations[0], has_other_data=_has_other_data(config, locations[0])
+            config, locations[0], has_other_data=has_other_data(config, locations[0])
         )
         print_report(report, write_report(report, out_dir, metrics))
 
 
-def _has_other_data(config: EvaluateConfig, location: Location) -> bool:
+def has_other_data(config: EvaluateConfig, location: Location) -> bool:
     """Whether the held-out file is not that of the run, which may have been moved since."""
     if config.validation_file is None:
         return False
