@@ -151,6 +151,7 @@ class ParquetReader:
         return True
 
     def enter(self, group: int) -> None:
+        """Moves to the first row of a row group, without reading it yet."""
         assert self._parquet is not None
         self._group = group
         self._first = self._ends[group - 1] if group else 0

@@ -174,4 +174,5 @@ class TrainStream:
             yield sequence
 
     def sequences(self, stream: int) -> Iterator[PackedSequence]:
+        """The packed sequences of a stream, from where this run is in it."""
         return self._streams.sequences(stream, self._positions.get(stream, Position()))

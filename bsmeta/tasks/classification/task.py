@@ -91,6 +91,7 @@ class TextClassifier:
         )
 
     def untouched_encoder(self) -> PreTrainedModel:
+        """The encoder before it is trained."""
         return models.untouched_encoder(self._config, self.tokenizer, self.examples.labels)
 
     def _fitted(self, method: str, encoder: PreTrainedModel | None = None) -> Classifier:

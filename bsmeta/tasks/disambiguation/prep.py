@@ -429,6 +429,7 @@ class Encoder:
         return {name: [row[name] for row in rows] for name in names}
 
     def part(self, reader: LineReader, first: int) -> Iterator[dict[str, Any]]:
+        """Encodes `PART` lines from line `first` on; raises DataError with all that is wrong."""
         problems = Problems(self.path)
         lines = list(read_part(self.path, problems, reader, first, PART))
         entities = [self._entities(line, problems) for line in lines]
