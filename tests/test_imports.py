@@ -30,6 +30,7 @@ ALLOWED = {
     },
     "studies": {
         "studies", "tasks.causal_lm", "training.metrics", "training.locations",
+        "training.run_folder",
         "report", "data", "metadata", "config", "core",
     },
     "api": {

@@ -148,6 +148,8 @@ def _read(study: StudyConfig, claim: ClaimConfig, measured: Measured) -> _Readin
     reason = ""
     if len(measured.seeds) < len(study.seeds):
         reason = f"{len(measured.seeds)} of {len(study.seeds)} declared seeds"
+    elif len(study.seeds) < 2:
+        reason = "one seed, which shows no variation over seeds"
     return _Reading(effect, reason, (amount, needed))
 
 
@@ -183,7 +185,7 @@ def predicted_power(claim: ClaimConfig, seeds: int, count: int) -> float | None:
     """Probability that a claim is supported if its difference is the smallest of interest.
 
     At the first step of Holm's procedure: where other claims hold as well, it is larger. None if
-    the claim has no figures of a pilot.
+    `pilot_deviation` is not set.
     """
     if claim.pilot_deviation is None or claim.smallest_difference is None:
         return None

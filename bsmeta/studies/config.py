@@ -209,6 +209,15 @@ def _problems(study: StudyConfig) -> Iterator[str]:
         yield f"seeds={study.seeds}: expected different ones"
     if study.measure.combinations and not study.measure.each_type:
         yield "measure.combinations: expected none, or measure.each_type=true"
+    positions, lengths = list(study.measure.position_edges), list(study.measure.length_edges)
+    if positions[:1] != [0] or positions != sorted(set(positions)):
+        yield f"measure.position_edges={positions}: expected rising numbers that begin with 0"
+    if lengths != sorted(set(lengths)):
+        yield f"measure.length_edges={lengths}: expected rising numbers"
+    tasks = study.downstream.tasks
+    unknown = sorted(set(study.downstream.prompts) - set(tasks))
+    if unknown:
+        yield f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {tasks}"
     yield from _problems_of_arms(study)
     for name, claim in study.claims.items():
         for line in _problems_of_claim(study, claim):

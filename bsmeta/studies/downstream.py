@@ -12,7 +12,6 @@ other pages.
 from __future__ import annotations
 
 import copy
-import hashlib
 import importlib.util
 import json
 import math
@@ -35,6 +34,7 @@ from bsmeta.core.files import write_json
 from bsmeta.data.seeds import derive
 from bsmeta.report.table import COUNT, NONE, Cell, Column, Table
 from bsmeta.studies.config import DownstreamConfig, StudyConfig
+from bsmeta.studies.measurement import digest_of
 from bsmeta.studies.runs import DONE, Run, progress_of, runs_of
 from bsmeta.studies.statistics import Estimate, ratio
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import resolve_config
@@ -165,11 +165,6 @@ def score_model(model: Path, settings: DownstreamConfig, device: str) -> list[Sc
         ConfigurationError: If a task is unknown or has no accuracy, or a prompt has a field that
             its questions do not have.
     """
-    unknown = sorted(set(settings.prompts) - set(settings.tasks))
-    if unknown:
-        raise ConfigurationError(
-            f"downstream.prompts: {', '.join(unknown)}; expected some of tasks {settings.tasks}"
-        )
     if settings.include_path is not None:  # tasks of one's own are local: nothing is looked up
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from lm_eval import simple_evaluate
@@ -301,8 +296,7 @@ def cloze_folder(settings: DownstreamConfig, checkpoint: Path) -> Iterator[Downs
 
 def scores_path(study: StudyConfig, run: Run) -> Path:
     """The file of a run's answers; its folder is named by the settings."""
-    settings = json.dumps(asdict(study.downstream), sort_keys=True)
-    digest = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    digest = digest_of(asdict(study.downstream))[:8]
     return Path(study.out_dir) / f"downstream-{digest}" / f"{run.folder.name}.json"
 
 

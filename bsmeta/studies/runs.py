@@ -29,11 +29,13 @@ from rich.table import Table
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.command_line import pasteable
-from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, compose, load_resolved
+from bsmeta.config.compose import EXIT_FAILURE, EXIT_PREEMPTED, compose
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import write_text
 from bsmeta.core.resources import ROOT
 from bsmeta.studies.config import WITH, WITHOUT, ClaimConfig, StudyConfig
 from bsmeta.studies.measurement import find_measurement
+from bsmeta.training.run_folder import METRICS, STATUS, last_events
 
 SETTINGS = "study.json"
 DONE, NOT_STARTED, WAITS = "done", "not started", "waits"
@@ -94,7 +96,7 @@ def runs_of(study: StudyConfig) -> list[Run]:
 
 def progress_of(study: StudyConfig, run: Run) -> Progress:
     """How far a run is: from its folder, which may be incomplete, or else from its measurement."""
-    status, metrics = run.folder / "status.json", run.folder / "metrics.jsonl"
+    status = run.folder / STATUS
     if not status.exists():
         found = find_measurement(study, run.arm, run.seed)
         if found is None:
@@ -102,12 +104,7 @@ def progress_of(study: StudyConfig, run: Run) -> Progress:
         counts = (int(found.steps[-1]), int(found.tokens[-1]), int(found.targets[-1]))
         return Progress(DONE, *counts, found.facts.get("loss"))
     state = json.loads(status.read_text())["state"]
-    last: dict[str, Any] = {}
-    if metrics.exists():
-        with metrics.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.startswith('{"event": "step"') and line.endswith("}\n"):
-                    last = json.loads(line)
+    last = last_events(run.folder / METRICS).get("step", {})
     return Progress(
         state, last.get("step", 0), last.get("tokens", 0), last.get("targets", 0), last.get("loss")
     )
@@ -177,9 +174,15 @@ def _has(types: Sequence[str], metadata: str) -> bool:
 
 
 def _composed(study: StudyConfig, overrides: list[str]) -> CausalLMConfig:
-    if study.config.endswith(".yaml"):
-        return load_resolved(Path(study.config), CausalLMConfig)
-    return compose(CausalLMConfig, study.config, overrides)
+    path = Path(study.config)
+    if path.suffix != ".yaml" and len(path.parts) == 1:  # as choose_run of experiments/common.sh
+        return compose(CausalLMConfig, study.config, overrides)
+    if not path.is_file():
+        raise ConfigurationError(
+            f"config={path}: there is no such file (from {Path.cwd()}); expected a name in "
+            "hydra_configs/ or the path of a YAML file"
+        )
+    return compose(CausalLMConfig, path.stem, overrides, path.parent.resolve())
 
 
 def keep_settings(study: StudyConfig) -> None:
@@ -192,11 +195,11 @@ def keep_settings(study: StudyConfig) -> None:
             claims have changed since the first run was started.
     """
     file = settings_file(study)
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
     now = {"config": study.config, "overrides": study.overrides, "curve": study.curve}
     arms = {name: asdict(arm) for name, arm in study.arms.items()}
     seeds, claims = study.seeds, {name: _tested(one) for name, one in study.claims.items()}
-    if file.exists():
-        earlier = json.loads(file.read_text(encoding="utf-8"))
+    if earlier is not None:
         pairs = [(name, earlier.get(name), value) for name, value in now.items()]
         pairs += [
             (f"arms.{name}.{what}", earlier["arms"][name].get(what), arm[what])
@@ -214,9 +217,10 @@ def keep_settings(study: StudyConfig) -> None:
         if any(progress_of(study, run).state != NOT_STARTED for run in runs_of(study)):
             _refuse_other_claims(earlier["claims"], claims, file)
             seeds = earlier["seeds"]
-    file.parent.mkdir(parents=True, exist_ok=True)
     kept = {**now, "arms": arms, "seeds": seeds, "claims": claims}
-    file.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    if kept != earlier:  # many processes may start at once
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_text(file, json.dumps(kept, indent=1) + "\n")
 
 
 def settings_file(study: StudyConfig) -> Path:
@@ -303,7 +307,7 @@ class Launcher:
                 continue
             command = self.command(run)
             if command is None:
-                print(place, "waits for runs that have failed", flush=True)
+                print(place, "needs runs that are not done", flush=True)
                 failed = True
                 continue
             print(place, "running …", flush=True)

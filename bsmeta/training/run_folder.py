@@ -45,6 +45,18 @@ def read_events(metrics: Path) -> list[dict[str, Any]]:
     return events
 
 
+def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
+    """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
+    found: dict[str, str] = {}
+    if metrics.is_file():
+        with metrics.open(encoding="utf-8") as lines:
+            for line in lines:
+                for kind in ("step", "eval"):
+                    if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
+                        found[kind] = line
+    return {kind: json.loads(line) for kind, line in found.items()}
+
+
 def steps_and_evaluations(metrics: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The steps with a loss, and the evaluations, of a `metrics.jsonl`."""
     events = read_events(metrics)

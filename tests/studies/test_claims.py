@@ -99,6 +99,16 @@ def test_nothing_is_decided_before_the_declared_seeds_are_measured() -> None:
     assert found.corrected == 1.0
 
 
+def test_one_seed_decides_nothing() -> None:
+    declared = study({"a": claim()}, seeds=[1])
+    bits = {"none": runs(2.0, noise=0.1), "url": runs(1.999, noise=0.1)}
+    found = only(decide(declared, measured(declared, bits)))
+    assert (found.verdict, found.reason) == (
+        "open", "one seed, which shows no variation over seeds"
+    )  # fmt: skip
+    assert not found.excludes_interest
+
+
 def test_documents_are_a_source_of_error_too() -> None:
     """The seeds agree exactly, but a quarter of the documents makes all of the difference."""
     declared = study({"a": claim()})

@@ -134,6 +134,20 @@ def test_the_commands_of_a_report_can_be_pasted(tmp_path: Path) -> None:
     assert "seed=3" in pasted(f"{line}  # {run.name}", tmp_path)
 
 
+def test_a_configuration_file_is_composed_as_the_runs_compose_it(tmp_path: Path) -> None:
+    own = tmp_path / "own.yaml"
+    own.write_text("defaults: [demo, _self_]\nmax_train_steps: 40\n")
+    arms = {"none": {"overrides": ["max_train_steps=60"]}, "url": {"overrides": [URL]}}
+    study = loaded(tmp_path, config=str(own), overrides=[], arms=arms)
+    none, url = runs_of(study)[:2]
+    assert "extra_steps_to_eval_save_at=[6,31,60]" in (overrides_of(study, none) or [])
+    assert "extra_steps_to_eval_save_at=[4,21,40]" in (overrides_of(study, url) or [])
+    with pytest.raises(ConfigurationError, match=r"arm short: .*\n.*nonsense_key"):
+        check(loaded(tmp_path, config=str(own), overrides=["nonsense_key=3"]))
+    with pytest.raises(ConfigurationError, match="other.yaml: there is no such file"):
+        check(loaded(tmp_path, config=str(tmp_path / "other.yaml")))
+
+
 def test_an_arm_gets_as_many_text_tokens_as_another(tmp_path: Path) -> None:
     study = loaded(tmp_path)
     short = runs_of(study)[2]
@@ -169,6 +183,14 @@ def test_arms_and_seeds_may_be_added_but_nothing_changed(tmp_path: Path) -> None
         ConfigurationError, match=r"arms\.url\.overrides .* found \['learning_rate=1'\]"
     ):
         keep_settings(loaded(tmp_path, arms=changed))
+
+
+def test_a_start_replaces_the_kept_settings_in_one_operation(tmp_path: Path) -> None:
+    keep_settings(loaded(tmp_path))
+    with (tmp_path / "study" / "study.json").open() as earlier:  # by another task of an array
+        keep_settings(loaded(tmp_path, seeds=[1, 2, 3]))
+        assert json.load(earlier)["seeds"] == [3, 1]
+    assert json.loads((tmp_path / "study" / "study.json").read_text())["seeds"] == [1, 2, 3]
 
 
 CLAIM = {"label": "URL beats text", "arm": "url", "smallest_difference": 0.01}
@@ -245,6 +267,19 @@ def test_a_run_that_was_measured_elsewhere_is_not_made_again(
         ),
         ({"claims": {"a": {"armm": "url"}}}, "armm.*expected the keys label, arm, metadata"),
         ({"baseline": "nun"}, "baseline=nun: expected one of the arms short, url, none"),
+        (
+            {"measure": {"position_edges": [256, 512], "length_edges": [4000, 1000]}},
+            r"(?s)measure.position_edges=\[256, 512\]: expected rising numbers that begin with 0"
+            r".*measure.length_edges=\[4000, 1000\]: expected rising numbers",
+        ),
+        (
+            {"measure": {"position_edges": [0, 512, 256]}},
+            r"measure.position_edges=\[0, 512, 256\]: expected rising numbers that begin with 0",
+        ),
+        (
+            {"downstream": {"tasks": ["arc_easy"], "prompts": {"arc_esy": "x"}}},
+            r"downstream.prompts: arc_esy; expected some of tasks \['arc_easy'\]",
+        ),
         ({"seeds": [1, 1]}, r"seeds=\[1, 1\]: expected different ones"),
         ({"overrides": ["seed=3"]}, "seed=3: the study sets it itself; leave it out"),
         ({"arms": {"none": {"control_of": "url"}}}, "control_of=url: expected another of the arms"),

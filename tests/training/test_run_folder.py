@@ -19,6 +19,7 @@ from bsmeta.training.run_folder import (
     MARK,
     METRICS,
     RunFolder,
+    last_events,
     write_refusal,
     write_status,
 )
@@ -109,6 +110,18 @@ def test_a_refusal_leaves_the_status_of_a_finished_run(tmp_path: Path) -> None:
 def test_a_refusal_does_not_wait_for_accelerate() -> None:
     code = "import sys, bsmeta.training.run_folder; sys.exit('accelerate' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_last_whole_event_of_a_kind_counts(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    assert last_events(metrics) == {}
+    events = [("step", 4), ("eval", 4), ("step", 8), ("eval", 8), ("save", 8)]
+    lines = [json.dumps({"event": kind, "step": step}) + "\n" for kind, step in events]
+    metrics.write_text("".join(lines) + '{"event": "eval", "st')
+    assert last_events(metrics) == {
+        "step": {"event": "step", "step": 8},
+        "eval": {"event": "eval", "step": 8},
+    }
 
 
 def test_lines_after_the_resumed_step_and_a_cut_line_are_dropped(tmp_path: Path) -> None:
