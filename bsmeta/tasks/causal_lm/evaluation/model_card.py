@@ -6,7 +6,6 @@ and the run's `metrics.jsonl`; the renderer of the training data renders the exa
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -17,7 +16,7 @@ import yaml
 
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.data import BY_TEXT, SCHEME, DataConfig, metadata_room, train_entries
-from bsmeta.config.metadata import MetadataConfig
+from bsmeta.config.metadata import MetadataConfig, phase_configs
 from bsmeta.core.secrets import redact, redact_values
 from bsmeta.metadata.metadata_type import EXAMPLE_TEXT
 from bsmeta.metadata.processors import type_of
@@ -25,6 +24,7 @@ from bsmeta.metadata.records import BadDocument, Document, Record
 from bsmeta.metadata.rendering import Rendered, Renderer
 from bsmeta.report.inference import rough_intervals
 from bsmeta.training.locations import RECIPE
+from bsmeta.training.run_folder import last_events
 
 METRICS = {
     "bits_per_byte_without": "bits per byte without metadata",
@@ -32,6 +32,8 @@ METRICS = {
     "difference": "difference",
     "text_bits_per_byte": "bits per byte of all documents, text alone",
 }
+
+_PLACES = {"prepend": "before", "append": "after", "both": "before and after"}
 
 
 def model_card(config: CausalLMConfig, metrics: Path, command: Sequence[str]) -> str:
@@ -66,18 +68,6 @@ def write_card(config: CausalLMConfig, metrics: Path, command: Sequence[str], fo
     recipe = redact_values({"data_config": recipe})
     text = yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
     (folder / RECIPE).write_text(text, encoding="utf-8")
-
-
-def last_events(metrics: Path) -> dict[str, dict[str, Any]]:
-    """The last `step` event and the last `eval` event that a run logged; skips truncated lines."""
-    found: dict[str, str] = {}
-    if metrics.is_file():
-        with metrics.open(encoding="utf-8") as lines:
-            for line in lines:
-                for kind in ("step", "eval"):
-                    if line.startswith(f'{{"event": "{kind}"') and line.endswith("}\n"):
-                        found[kind] = line
-    return {kind: json.loads(line) for kind, line in found.items()}
 
 
 def example(config: MetadataConfig) -> Rendered:
@@ -124,6 +114,7 @@ def _hub_dataset(entry: str) -> str | None:
 
 def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
     types = ", ".join(config.data_config.metadata_config.metadata_list)
+    documents = f"documents together with their metadata ({types})" if types else "documents"
     if config.model_config_file is not None:
         start = "random weights"
     else:
@@ -132,34 +123,41 @@ def _introduction(config: CausalLMConfig, step: dict[str, Any] | None) -> str:
     if step is not None:
         length = f", for {step['step']:,} steps ({step['tokens']:,} tokens)"
     return (
-        f"A language model, trained with `bsmeta` from {start}{length} on documents together with "
-        f"their metadata ({types or 'none'}). It loads with `AutoModelForCausalLM` and "
-        "`AutoTokenizer`."
+        f"A language model, trained with `bsmeta` from {start}{length} on {documents}. It loads "
+        "with `AutoModelForCausalLM` and `AutoTokenizer`."
     )
 
 
 def _recipe(data: DataConfig) -> Iterator[str]:
     config = data.metadata_config
+    if config.metadata_list:
+        yield from _metadata_recipe(data)
+    else:
+        yield f"As text alone. {_lengths(data)} No loss was taken on {_without_loss(data)}."
+    yield f"`{RECIPE}` has all settings of the metadata; `bsmeta` reads them from there."
+
+
+def _metadata_recipe(data: DataConfig) -> Iterator[str]:
+    config = data.metadata_config
     shown = example(config)
-    by_text = data.row_budget == BY_TEXT
-    parts = "Prefix, text and tags are tokenized each by itself" if by_text else ""
-    room = f" of text and {metadata_room(data):,} of metadata" if by_text else ""
+    prepends = config.metadata_position == "prepend"
+    if data.row_budget == BY_TEXT:
+        parts = (
+            f"Prefix, text{'' if prepends else ', suffix'} and tags are tokenized each by itself"
+        )
+    elif prepends:
+        parts = "The prefix is tokenized by itself"
+    else:
+        parts = "Prefix and suffix are tokenized each by itself"
     yield (
-        "Metadata comes before the text (global types) and in it (local types), exactly as "
-        "below; types that a document lacks are left out. "
-        f"{parts or 'The prefix is tokenized by itself'}. A "
-        f"sequence has at most {config.max_seq_len:,} tokens{room}, a document ends with the "
-        "end-of-text token."
+        f"Metadata comes {_PLACES[config.metadata_position]} the text (global types) and in it "
+        "(local types), exactly as below; types that a document lacks are left out. "
+        f"{parts}. {_lengths(data)}"
     )
     yield _block(shown.whole)
     rows = [f"| `{key}` | {_alone(key, config)} |" for key in config.metadata_list]
     yield "\n".join(["| type | alone, it reads |", "|---|---|", *rows])
-    yield (
-        f"In training {config.metadata_probability:.0%} of the documents had metadata"
-        f"{', in phases (see below)' if config.schedule else ''}; all others are text alone, and "
-        "so the model can be used without metadata, too. No loss was taken on "
-        f"{_without_loss(config)}."
-    )
+    yield f"{_shares(config)} No loss was taken on {_without_loss(data)}."
     examples = {
         key: type_of(key).example for key in config.metadata_list if not type_of(key).is_local
     }
@@ -172,14 +170,39 @@ def _recipe(data: DataConfig) -> Iterator[str]:
             f"'prompt=\"{EXAMPLE_TEXT[:12]}\"'",
             "sh",
         )
-    yield f"`{RECIPE}` has all settings of the metadata; `bsmeta` reads them from there."
 
 
-def _without_loss(config: MetadataConfig) -> str:
-    if not config.loss_on_metadata:
-        tags = "" if config.treat_local_metadata_as_regular_text else " and the tags in the text"
-        return f"the prefix{tags}, nor on the first token of the text"
-    return "the first token of the text"
+def _lengths(data: DataConfig) -> str:
+    config, room = data.metadata_config, ""
+    if data.row_budget == BY_TEXT and config.metadata_list:
+        room = f" of text and {metadata_room(data):,} of metadata"
+    return (
+        f"A sequence has at most {config.max_seq_len:,} tokens{room}, a document ends with the "
+        "end-of-text token."
+    )
+
+
+def _shares(config: MetadataConfig) -> str:
+    """How many of the training documents had metadata."""
+    shares = sorted({phase.metadata_probability for phase in phase_configs(config)})
+    percent = " to ".join(f"{share:.0%}" for share in dict.fromkeys((shares[0], shares[-1])))
+    phases = ", in phases (see below)" if config.schedule else ""
+    alone = ""
+    if shares[0] < 1:
+        alone = "; all others are text alone, and so the model can be used without metadata, too"
+    return f"In training {percent} of the documents had metadata{phases}{alone}."
+
+
+def _without_loss(data: DataConfig) -> str:
+    config = data.metadata_config
+    first = "a first token that nothing precedes"
+    if not config.loss_on_first_text or (data.row_budget == BY_TEXT and not config.bos_token):
+        first = "the first token of the text"
+    if config.loss_on_metadata or not config.metadata_list:
+        return first
+    suffix = "" if config.metadata_position == "prepend" else " and the suffix"
+    tags = "" if config.treat_local_metadata_as_regular_text else " and the tags in the text"
+    return f"the prefix{suffix}{tags}, nor on {first}"
 
 
 def _alone(key: str, config: MetadataConfig) -> str:
@@ -216,7 +239,7 @@ def _metrics(config: CausalLMConfig, event: dict[str, Any] | None) -> str:
             "windows, where metadata helps less; with `windows=all_pieces "
             f"max_documents={config.eval_documents}` it repeats the metrics here.",
             "",
-            "| figure | value |",
+            "| metric | value |",
             "|---|---|",
             *rows,
         ]
@@ -241,7 +264,7 @@ def _training(
         rows["loss of the last step"] = f"{step['loss']:.4f} nats per token"
     table = [f"| {name} | {value} |" for name, value in rows.items()]
     yield "\n".join(["| what | value |", "|---|---|", *table])
-    if command and Path(command[0]).name == "train.py":
+    if command and Path(command[0]).stem.removeprefix("bsmeta ") == "train":
         given = [
             argument.removeprefix("++")
             for argument in command[1:]

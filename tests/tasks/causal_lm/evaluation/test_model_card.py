@@ -15,7 +15,7 @@ import yaml
 from bsmeta.config.causal_lm import CausalLMConfig, ModelCardConfig
 from bsmeta.config.compose import compose
 from bsmeta.config.metadata import MetadataConfig
-from bsmeta.tasks.causal_lm.evaluation.model_card import METRICS, example, last_events, model_card
+from bsmeta.tasks.causal_lm.evaluation.model_card import METRICS, example, model_card
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 TRAIN = REPOSITORY / "bsmeta" / "train.py"
@@ -105,6 +105,54 @@ def test_without_a_log_and_a_command_the_card_says_what_it_can(
     assert "accelerate launch" not in card
 
 
+def card_of(*overrides: str) -> str:
+    names = [f"data_config.metadata_config.{one}" for one in overrides]
+    return model_card(compose(CausalLMConfig, "demo", names), Path("none.jsonl"), ["pytest"])
+
+
+def test_the_card_says_which_tokens_had_no_loss() -> None:
+    anywhere = "No loss was taken on the prefix, nor on a first token that nothing precedes."
+    never = "No loss was taken on the prefix, nor on the first token of the text."
+    assert anywhere in card_of()
+    assert never in card_of("loss_on_first_text=false")
+    config = compose(CausalLMConfig, "demo", ["data_config.row_budget=text"])
+    assert never in model_card(config, Path("none.jsonl"), ["pytest"])
+
+
+def test_the_card_of_a_model_of_text_alone_describes_no_metadata() -> None:
+    card = card_of("metadata_list=[]")
+    assert "from random weights on documents. It loads with" in card
+    assert "As text alone. A sequence has at most 256 tokens" in card
+    assert "had metadata" not in card
+    assert "| type |" not in card
+
+
+def test_the_card_says_how_many_documents_had_metadata() -> None:
+    alone = "; all others are text alone, and so the model can be used without metadata, too. "
+    assert f"In training 80% of the documents had metadata{alone}" in card_of()
+    card = card_of("metadata_probability=1")
+    assert "In training 100% of the documents had metadata. No loss" in card
+    phases = "schedule=[{share: 0.9}, {share: 0.1, metadata_probability: 0}]"
+    card = card_of("metadata_probability=1", phases)
+    assert (
+        f"In training 0% to 100% of the documents had metadata, in phases (see below){alone}"
+        in card
+    )
+
+
+def test_the_card_says_where_the_metadata_is() -> None:
+    assert "Metadata comes before the text (global types) and in it" in card_of()
+    card = card_of("metadata_position=append")
+    assert "Metadata comes after the text (global types) and in it" in card
+    assert "No loss was taken on the prefix and the suffix, nor on" in card
+
+
+@pytest.mark.parametrize("program", ["/x/bsmeta/train.py", "bsmeta train"])
+def test_the_card_has_the_command_of_the_training(program: str) -> None:
+    card = model_card(compose(CausalLMConfig, "demo"), Path("none.jsonl"), [program, "seed=3"])
+    assert "accelerate launch bsmeta/train.py seed=3\n" in card
+
+
 def front_matter(config: CausalLMConfig, folder: Path) -> dict[str, Any]:
     card = model_card(config, folder / "none.jsonl", ["pytest"])
     front: dict[str, Any] = yaml.safe_load(card.split("---\n")[1])
@@ -160,12 +208,6 @@ def test_the_front_matter_names_what_is_given_and_the_data_of_the_hub(
 def test_the_example_reads_as_in_training(settings: dict[str, Any], shown: str) -> None:
     made = example(MetadataConfig(**settings))
     assert made.prefix + made.lead + made.body + made.suffix == shown
-
-
-def test_the_last_whole_event_of_a_kind_counts(metrics: Path) -> None:
-    events = last_events(metrics)
-    assert (events["step"]["step"], events["eval"]["step"]) == (8, 8)
-    assert last_events(metrics.with_name("none")) == {}
 
 
 @pytest.mark.slow
