@@ -26,7 +26,7 @@ from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
 from bsmeta.models.pretrained import default_device
 from bsmeta.tasks import TASKS
-from bsmeta.tasks.causal_lm.evaluation.arms import plan_comparisons, text_alone
+from bsmeta.tasks.causal_lm.evaluation.arms import TEXT_ALONE, plan_comparisons
 from bsmeta.tasks.causal_lm.evaluation.blocks import WINDOWS
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.evaluation.documents import GivenDocuments
@@ -182,7 +182,7 @@ class LanguageModel(Model):
         metadata = replace(
             data.metadata_config, metadata_values=OWN if values == "shuffled" else values
         )
-        text, everything = text_alone(), plan_comparisons(["all"], metadata.metadata_list)[0]
+        text, everything = TEXT_ALONE, plan_comparisons(["all"], metadata.metadata_list)[0]
         evaluation = PairedEvaluation(
             replace(data, metadata_config=metadata),
             self._opened.tokenizer,

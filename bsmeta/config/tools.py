@@ -87,8 +87,8 @@ class EvaluateConfig:
         ["matched", "form", "separator"],
         "all, each and chosen again, and compared with, values of another document: shuffled (any "
         "other), wrong (a different value), matched (wrong, of about the same length); or a prefix "
-        "without content: form (the same number of junk words), "
-        "separator (only what closes a prefix)",
+        "without content: form (junk words, to about the length of the document's own prefix in "
+        "characters), separator (only what closes a prefix)",
         choices=("shuffled", "wrong", "matched", "form", "separator"),
     )
     prompt: bool = key(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     DocumentSums,
     ModelReport,
     Report,
-    Resampling,
     rows_of,
     slice_rows_of,
 )
@@ -32,6 +32,7 @@ from bsmeta.tasks.causal_lm.evaluation.statistics import (
     NATS_WITHOUT,
     TOKENS,
     TOKENS_WITH,
+    paired_metrics,
 )
 from bsmeta.tasks.classification import report as classification
 from bsmeta.tasks.classification.results import Results
@@ -78,7 +79,7 @@ def evaluation_page(folder: Path) -> Path:
         everyone = np.ones(count, bool)
         sums[comparison.name] = ComparisonSums(values, everyone, random.random(count) < 0.2)
     totals = sizes[:, 0].sum(1)
-    resampling = Resampling(200, 1)
+    metrics_of = partial(paired_metrics, resamples=200, seed=1)
     slices = slices_of(
         [SliceConfig(by="length", edges=[3000])], {"length": totals.astype(int).tolist()}
     )
@@ -88,9 +89,9 @@ def evaluation_page(folder: Path) -> Path:
         model=CHECKPOINT,
         data={"file": "c4-en-html_cc-main-2019-18_pq00-000.jsonl.gz", "documents": count,
               "left_out": {"too short": 3}, "metadata_list": list(TYPES), "max_seq_len": 1024},
-        rows=rows_of(comparisons, sums, totals, edges, resampling),
+        rows=rows_of(comparisons, sums, totals, edges, metrics_of),
         sums=DocumentSums(names, [*range(count)], {n: own.totals for n, own in sums.items()}),
-        slices=slice_rows_of(slices, comparisons, sums, resampling),
+        slices=slice_rows_of(slices, comparisons, sums, metrics_of),
     )  # fmt: skip
     folder.mkdir(parents=True)
     events = [

@@ -15,9 +15,10 @@ from bsmeta.tasks.checkpoints import report_folder
 from bsmeta.training.locations import Location
 
 
-def run_of(folder: Path, held_out: str) -> Location:
+def run_of(folder: Path, held_out: str, dataset: str | None = None) -> Location:
     folder.mkdir()
-    config = CausalLMConfig(data_config=DataConfig(validation_file=held_out))
+    data = DataConfig(validation_file=held_out, dataset_name=dataset)
+    config = CausalLMConfig(data_config=data)
     (folder / "config.yaml").write_text(to_yaml(config))
     return Location(str(folder), str(folder / "model"), folder / "config.yaml", folder)
 
@@ -65,3 +66,19 @@ def test_the_report_of_the_run_is_only_replaced_by_that_on_its_own_data(tmp_path
     assert is_other(written(tmp_path / "x/test.jsonl"))
     own.rename(tmp_path / "dev.jsonl")
     assert not is_other(tmp_path / "dev.jsonl")
+
+
+def test_the_held_out_file_of_a_run_is_that_of_its_data_set(tmp_path: Path) -> None:
+    own, other = written(tmp_path / "data/dev.jsonl"), written(tmp_path / "other/dev.jsonl")
+    local = run_of(tmp_path / "local", "dev.jsonl", str(tmp_path / "data"))
+    hub = run_of(tmp_path / "hub", "dev.jsonl", "owner/pages")
+
+    def is_other(file: object, location: Location) -> bool:
+        return has_other_data(EvaluateConfig(validation_file=str(file)), location)
+
+    assert not is_other(own, local)
+    assert not is_other("dev.jsonl", local)
+    assert is_other(other, local)
+    assert not is_other("hf://datasets/owner/pages/dev.jsonl", hub)
+    assert is_other("hf://datasets/owner/more/dev.jsonl", hub)
+    assert is_other(other, hub)

@@ -113,9 +113,8 @@ COMPARISONS: dict[str, Callable[[tuple[str, ...]], list[Comparison]]] = {
 }
 
 
-def text_alone() -> Comparison:
-    """The comparison with identical arms, which scores every document without metadata."""
-    return Comparison(TEXT, TEXT, NOTHING, NOTHING)
+TEXT_ALONE = Comparison(TEXT, TEXT, NOTHING, NOTHING)
+"""The comparison with identical arms, which scores every document without metadata."""
 
 
 def plan_comparisons(groups: Sequence[str], types: Sequence[str]) -> list[Comparison]:
@@ -162,7 +161,7 @@ def configured_comparisons(config: EvaluateConfig, types: Sequence[str]) -> list
             _varied(comparison, PROMPT, replace(comparison.test, style=PROMPT))
             for comparison in repeated
         ]
-    return [text_alone(), *plain, *varied]
+    return [TEXT_ALONE, *plain, *varied]
 
 
 def controlled(arm: Arm, control: str) -> Arm:

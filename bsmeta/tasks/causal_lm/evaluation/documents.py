@@ -272,10 +272,17 @@ def slices_of(configs: Sequence[SliceConfig], facts: Mapping[str, list]) -> list
 
 
 def _problems(config: SliceConfig) -> list[str]:
-    edges = list(config.edges)
-    if config.by != "site" and (not edges or edges != sorted(set(edges))):
-        return [f"slices: by={config.by}: edges={edges}: expected rising numbers, at least one"]
-    return []
+    edges, sites = list(config.edges), list(config.sites)
+    if config.by == "site":
+        return [f"slices: by=site: edges={edges}: expected by=length or by=time"] if edges else []
+    problems = []
+    if not edges or edges != sorted(set(edges)):
+        problems.append(
+            f"slices: by={config.by}: edges={edges}: expected rising numbers, at least one"
+        )
+    if sites:
+        problems.append(f"slices: by={config.by}: sites={sites}: expected by=site")
+    return problems
 
 
 def document_facts(documents: HeldOutDocuments, metadata: MetadataConfig) -> dict[str, list]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
@@ -27,9 +27,9 @@ from bsmeta.data.io.remote import FileRef
 from bsmeta.tasks.causal_lm.evaluation.arms import (
     AGAINST,
     TEXT,
+    TEXT_ALONE,
     Comparison,
     plan_comparisons,
-    text_alone,
 )
 from bsmeta.tasks.causal_lm.evaluation.blocks import (
     WINDOWS,
@@ -248,7 +248,7 @@ class SubsetEvaluation:
         )
         comparisons = plan_comparisons(["all"], config.metadata_config.metadata_list)
         self._evaluation = PairedEvaluation(
-            config, tokenizer, documents, [text_alone(), *comparisons], ranks=ranks
+            config, tokenizer, documents, [TEXT_ALONE, *comparisons], ranks=ranks
         )
         self._blocks = list(self._evaluation.blocks())
         self._seed = seed
@@ -268,5 +268,5 @@ class SubsetEvaluation:
         if both is None:
             return {**metrics, "documents": text.documents, "bytes": text.bytes}
         # there are no intervals for a single document
-        metrics |= {name: value for name, value in both.as_dict().items() if value is not None}
+        metrics |= {name: value for name, value in asdict(both).items() if value is not None}
         return {**{name: metrics[name] for name in FIRST}, **metrics}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,8 +18,9 @@ from bsmeta.tasks.causal_lm.evaluation.statistics import (
     TOKENS,
     TOKENS_WITH,
     PairedMetrics,
-    paired_metrics,
 )
+
+MetricsOf = Callable[..., list[PairedMetrics | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,7 @@ class PositionBin:
 
     def as_dict(self) -> dict[str, Any]:
         """The bin as a dict for JSON."""
-        return {"first_byte": self.first_byte, **self.metrics.as_dict()}
+        return {"first_byte": self.first_byte, **asdict(self.metrics)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +40,11 @@ class Row:
     """One comparison; `metrics` is None if no document could be compared.
 
     Attributes:
-        metrics: The metrics over all documents that take part.
-        text_bytes: Bytes of these documents, including those that an arm could not score.
-        prefixes_cut: Number of these documents with a prefix that was too long and truncated.
+        metrics: The metrics over all documents with a byte that both arms scored.
+        text_bytes: All bytes of the documents that take part, including documents of which an arm
+            could not score any.
+        prefixes_cut: Number of the documents of the metrics with a prefix that was too long and
+            truncated.
         positions: The metrics by byte offset in the document.
         contexts: The metrics by bytes of preceding text in the same window.
     """
@@ -187,30 +190,19 @@ class Report:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Resampling:
-    """Settings of the bootstrap: number of resamples, and their seed."""
-
-    resamples: int
-    seed: int
-
-    def metrics(self, sums: np.ndarray, family: Sequence[int] = ()) -> list[PairedMetrics | None]:
-        """`paired_metrics` with these settings."""
-        return paired_metrics(sums, resamples=self.resamples, seed=self.seed, family=family)
-
-
 def rows_of(
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
     text_bytes: np.ndarray,
     position_edges: Sequence[int],
-    resampling: Resampling,
+    metrics_of: MetricsOf,
 ) -> list[Row]:
     """Metrics of each comparison, overall and by position; corrected for multiple comparisons.
 
     Args:
         text_bytes: int [documents], all bytes of each text.
         position_edges: First byte of each position bin.
+        metrics_of: `paired_metrics` with the settings of the bootstrap.
     """
     bins = len(position_edges)
     stacked = [sums[comparison.name].totals[None] for comparison in comparisons]
@@ -219,7 +211,7 @@ def rows_of(
         by_bin = np.moveaxis(sums[comparison.name].values, 0, 2)
         stacked.append(by_bin.reshape(2 * bins, *by_bin.shape[2:]))
     family = [i for i, comparison in enumerate(comparisons) if comparison.group != TEXT]
-    metrics = resampling.metrics(np.concatenate(stacked), family)
+    metrics = metrics_of(np.concatenate(stacked), family=family)
     rows = []
     for number, comparison in enumerate(comparisons):
         start = len(comparisons) + 2 * bins * number
@@ -229,7 +221,7 @@ def rows_of(
                 comparison,
                 metrics[number],
                 text_bytes=int(text_bytes[found.takes_part].sum()),
-                prefixes_cut=int(found.prefix_cut.sum()),
+                prefixes_cut=int((found.prefix_cut & (found.totals[:, BYTES] > 0)).sum()),
                 positions=_bins(position_edges, metrics[start : start + bins]),
                 contexts=_bins(position_edges, metrics[start + bins : start + 2 * bins]),
             )
@@ -249,20 +241,20 @@ def slice_rows_of(
     slices: Sequence[Slice],
     comparisons: Sequence[Comparison],
     sums: Mapping[str, ComparisonSums],
-    resampling: Resampling,
+    metrics_of: MetricsOf,
 ) -> list[SliceRows]:
     """Metrics of each comparison over the documents of each slice."""
     made = []
     for part in slices:
         stacked = np.stack([sums[each.name].totals for each in comparisons])
-        metrics = resampling.metrics(stacked * part.members[None, :, None])
+        metrics = metrics_of(stacked * part.members[None, :, None])
         rows = [Row(each, own) for each, own in zip(comparisons, metrics, strict=True)]
         made.append(SliceRows(part, rows))
     return made
 
 
 def _plain(metrics: PairedMetrics | None) -> dict[str, Any]:
-    return metrics.as_dict() if metrics else {"documents": 0, "bytes": 0}
+    return asdict(metrics) if metrics else {"documents": 0, "bytes": 0}
 
 
 @dataclass(frozen=True, slots=True)

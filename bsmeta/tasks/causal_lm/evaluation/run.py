@@ -7,10 +7,11 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import partial
 
 import numpy as np
 
-from bsmeta.config.data import DataConfig
+from bsmeta.config.data import REMOTE, DataConfig, in_dataset
 from bsmeta.config.metadata import MetadataConfig
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
@@ -32,11 +33,16 @@ from bsmeta.tasks.causal_lm.evaluation.results import (
     ModelReport,
     PairRow,
     Report,
-    Resampling,
     rows_of,
     slice_rows_of,
 )
-from bsmeta.tasks.causal_lm.evaluation.statistics import BYTES, NATS_WITH, NATS_WITHOUT, sign_test
+from bsmeta.tasks.causal_lm.evaluation.statistics import (
+    BYTES,
+    NATS_WITH,
+    NATS_WITHOUT,
+    paired_metrics,
+    sign_test,
+)
 from bsmeta.tasks.checkpoints import report_folder
 from bsmeta.training.locations import Location, locate, untrained
 from bsmeta.training.task import EvaluationContext
@@ -77,10 +83,15 @@ def has_other_data(config: EvaluateConfig, location: Location) -> bool:
     """Whether the held-out file is not that of the run, which may have been moved since."""
     if config.validation_file is None:
         return False
-    own = run_config(location, config.training_config, config.overrides).data_config.validation_file
-    if own is None or os.path.basename(own) != os.path.basename(config.validation_file):
+    data = run_config(location, config.training_config, config.overrides).data_config
+    if data.validation_file is None:
         return True
-    return os.path.exists(own) and os.path.realpath(own) != os.path.realpath(config.validation_file)
+    own, asked = (in_dataset(name, data) for name in (data.validation_file, config.validation_file))
+    if os.path.basename(own) != os.path.basename(asked):
+        return True
+    if own.startswith(REMOTE) or asked.startswith(REMOTE):
+        return own != asked
+    return os.path.exists(own) and os.path.realpath(own) != os.path.realpath(asked)
 
 
 def evaluate(
@@ -133,20 +144,20 @@ def _evaluate_one(
         seed=config.seed,
     )
     sums = evaluation.run(model, context.device, progress=progress)
-    resampling = Resampling(config.bootstrap_resamples, config.seed)
+    metrics_of = partial(paired_metrics, resamples=config.bootstrap_resamples, seed=config.seed)
     return ModelReport(
         checkpoint=location.name,
         model=location.model,
         data=_described(documents, data),
         rows=rows_of(
-            comparisons, sums, np.array(documents.bytes), config.position_edges, resampling
+            comparisons, sums, np.array(documents.bytes), config.position_edges, metrics_of
         ),
         sums=DocumentSums(
             names=[documents.name(index) for index in range(len(documents))],
             digests=list(documents.digests),
             totals={name: found.totals for name, found in sums.items()},
         ),
-        slices=slice_rows_of(slices, comparisons, sums, resampling),
+        slices=slice_rows_of(slices, comparisons, sums, metrics_of),
     )
 
 

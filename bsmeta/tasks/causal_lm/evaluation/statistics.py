@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.stats import binomtest
@@ -179,10 +178,6 @@ class PairedMetrics:
     def relative(self) -> float:
         """The difference as a share of the bits per byte without metadata."""
         return self.difference / self.bits_per_byte_without if self.bits_per_byte_without else 0.0
-
-    def as_dict(self) -> dict[str, Any]:
-        """A flat dict of plain numbers, for JSON and experiment trackers."""
-        return asdict(self)
 
 
 def paired_metrics(

@@ -160,8 +160,9 @@ def control_table(model: ModelReport) -> Table:
     note = (
         "Own and control's are differences to the text alone; own - control compares the two over "
         "the same bytes (below 0: these values help more). Controls: the values of another "
-        "document, different and of about the same length; the same number of junk words; only "
-        "what closes a prefix. Where a control does as much as own, it is the form that helps."
+        "document, different and of about the same length; junk words, to about the length of the "
+        "document's own prefix in characters; only what closes a prefix. Where a control does as "
+        "much as own, it is the form that helps."
     )
     columns = [
         Column("comparison"), Column("control"), Column("own", SIGNED),

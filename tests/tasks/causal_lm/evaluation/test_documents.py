@@ -160,9 +160,13 @@ def test_declarations_that_cannot_be_meant(documents: HeldOutDocuments) -> None:
     configs = [
         SliceConfig(by="length"),
         SliceConfig(by="time", edges=[3, 1]),
+        SliceConfig(edges=[1000]),
+        SliceConfig(by="length", edges=[1000], sites=["boost.org"]),
     ]
     with pytest.raises(ConfigurationError) as caught:
         make_slices(configs, documents, METADATA)
     message = str(caught.value)
     assert "slices: by=length: edges=[]" in message
     assert "slices: by=time: edges=[3, 1]" in message
+    assert "slices: by=site: edges=[1000]: expected by=length or by=time" in message
+    assert "slices: by=length: sites=['boost.org']: expected by=site" in message

@@ -11,6 +11,7 @@ import math
 import random
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +29,8 @@ from bsmeta.config.tools import EvaluateConfig
 from bsmeta.tasks.causal_lm.evaluation.arms import configured_comparisons
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
 from bsmeta.tasks.causal_lm.evaluation.paired import PairedEvaluation
-from bsmeta.tasks.causal_lm.evaluation.results import Resampling, Row, rows_of
+from bsmeta.tasks.causal_lm.evaluation.results import Row, rows_of
+from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
 from tests.tasks.causal_lm.evaluation.conftest import write_shard
 
 LETTERS = "abcdefghijklmnop"  # sixteen: four bits a letter
@@ -107,10 +109,9 @@ def rows(
     documents = HeldOutDocuments(data, max_documents=None, deduplicate=True)
     evaluation = PairedEvaluation(data, characters, documents, comparisons, seed=1)
     sums = evaluation.run(Copier(), torch.device("cpu"))
-    return {
-        row.comparison.name: row
-        for row in rows_of(comparisons, sums, np.array(documents.bytes), [0], Resampling(2000, 1))
-    }
+    metrics_of = partial(paired_metrics, resamples=2000, seed=1)
+    rows = rows_of(comparisons, sums, np.array(documents.bytes), [0], metrics_of)
+    return {row.comparison.name: row for row in rows}
 
 
 def information(letters: int) -> float:

@@ -22,9 +22,9 @@ from bsmeta.core.errors import DataError
 from bsmeta.data.text.encoding import DocumentEncoder
 from bsmeta.metadata.rendering import Renderer
 from bsmeta.tasks.causal_lm.evaluation.arms import (
+    TEXT_ALONE,
     configured_comparisons,
     plan_comparisons,
-    text_alone,
 )
 from bsmeta.tasks.causal_lm.evaluation.blocks import sliding
 from bsmeta.tasks.causal_lm.evaluation.documents import HeldOutDocuments
@@ -54,7 +54,7 @@ def held_out(config: DataConfig) -> HeldOutDocuments:
 def all_and_each(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, **settings: Any
 ) -> PairedEvaluation:
-    comparisons = [text_alone(), *plan_comparisons(["all", "each"], TYPES)]
+    comparisons = [TEXT_ALONE, *plan_comparisons(["all", "each"], TYPES)]
     return PairedEvaluation(config, tokenizer, held_out(config), comparisons, **settings)
 
 

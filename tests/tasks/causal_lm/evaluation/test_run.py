@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,8 +11,11 @@ import torch
 
 from bsmeta.config.tools import EvaluateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport
+from bsmeta.tasks.causal_lm.evaluation.arms import Arm, Comparison
+from bsmeta.tasks.causal_lm.evaluation.paired import ComparisonSums
+from bsmeta.tasks.causal_lm.evaluation.results import DocumentSums, ModelReport, rows_of
 from bsmeta.tasks.causal_lm.evaluation.run import compare_models, evaluate
+from bsmeta.tasks.causal_lm.evaluation.statistics import paired_metrics
 from bsmeta.training.task import EvaluationContext
 
 LN2 = math.log(2)
@@ -57,6 +61,18 @@ def test_models_without_a_common_document_or_with_one() -> None:
     assert compare_models([first, model("b", [2.0], [2])], resamples=10, seed=0) == []
     (row,) = compare_models([first, model("b", [1.0], [1])], resamples=10, seed=0)
     assert (row.difference, row.difference_low) == (-1.0, None)
+
+
+def test_documents_without_a_comparable_byte_are_no_share_of_those_compared() -> None:
+    values = np.zeros((4, 2, 1, 5))
+    values[0] = [10.0, 5.0, 10 * LN2, 5 * LN2, 5.0]  # the other three are too short to score
+    everywhere = np.ones(4, bool)
+    comparison = Comparison("all", "all", Arm(()), Arm(("url",)))
+    metrics_of = partial(paired_metrics, resamples=10, seed=0)
+    sums = {"all": ComparisonSums(values, everywhere, everywhere)}
+    (row,) = rows_of([comparison], sums, np.array([10, 1, 1, 1]), [0], metrics_of)
+    assert row.metrics is not None
+    assert (row.prefixes_cut, row.metrics.documents) == (1, 1)
 
 
 @pytest.mark.parametrize("edges", [[10], [0, 5, 5], []])
