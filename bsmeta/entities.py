@@ -20,7 +20,7 @@ _SOURCES = ("profiles", "entity_dir", "add")
 
 
 def main(config: EntitiesConfig) -> None:
-    """Does what the one of `profiles`, `entity_dir` and `add` that is set says, and describes."""
+    """Builds the table or adds to it, as the key that is set asks, and prints a summary."""
     if config.table is None:
         raise ConfigurationError("table is not set; expected a folder", ["table"])
     chosen = [name for name in _SOURCES if getattr(config, name) is not None]
@@ -31,6 +31,12 @@ def main(config: EntitiesConfig) -> None:
     for name in ("emb_dir", "types", "relations"):
         if getattr(config, name) is not None and config.entity_dir is None:
             raise ConfigurationError(f"{name} is set without entity_dir; set both", [name])
+    if config.max_candidates is not None and config.profiles is None and config.entity_dir is None:
+        raise ConfigurationError(
+            "max_candidates is set without profiles or entity_dir; set one of them, or leave it "
+            "out: a table keeps the number that it was built with",
+            ["max_candidates"],
+        )
     if config.checkpoint is not None and config.add is None:
         raise ConfigurationError("checkpoint is set without add; set both", ["checkpoint"])
     print(f"{config.table}: {_summary(config, Path(config.table))}")

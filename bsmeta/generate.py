@@ -11,12 +11,29 @@ from __future__ import annotations
 
 from bsmeta.config.compose import run_entry_point
 from bsmeta.config.task_entry import check_program
-from bsmeta.config.tools import GenerateConfig
+from bsmeta.config.tools import GenerateConfig, refuse_unused
 from bsmeta.tasks import TASKS
+
+_OF_BOTH = (
+    "mode", "checkpoint", "training_config", "overrides", "precision", "prompt", "seed",
+    "batch_size",
+)  # fmt: skip
+KEYS = {
+    "text": (
+        *_OF_BOTH, "metadata", "null_metadata", "guidance", "max_new_tokens", "temperature",
+        "top_p", "num_samples", "compare", "interactive", "input", "output",
+    ),
+    "attribute": (
+        *_OF_BOTH, "type", "candidates", "prior", "windows", "validation_file", "max_documents",
+        "bootstrap_resamples", "out_dir",
+    ),
+}  # fmt: skip
+"""The keys that have a meaning in each mode."""
 
 
 def main(config: GenerateConfig) -> None:
     """Runs the configured `mode`."""
+    refuse_unused(config, KEYS[config.mode], f"mode={config.mode}")
     # Imported here because transformers takes seconds, and the command line is checked first.
     from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
     from bsmeta.tasks.causal_lm.generation.attribute_mode import attribute

@@ -56,7 +56,9 @@ class EvaluateConfig:
         False, "also the model that the (first) run started from, before any training"
     )
     training_config: str | None = key(
-        None, "config.yaml of the run; null: found beside the model (defaults for a Hub model)"
+        None,
+        "config.yaml of the run; null: found beside the model (defaults for a Hub model)",
+        is_path=True,
     )
     overrides: dict[str, Any] = key(
         {}, "keys of that configuration to change: +overrides.data_config.bad_documents=skip"
@@ -156,8 +158,8 @@ class GenerateConfig:
     )
     prompt: str = key(
         "",
-        "text to continue (training takes no loss on a first word: without a prompt it is a "
-        "guess); in mode=attribute: the text, instead of a file's",
+        "text to continue (without metadata and prompt, the first word is a guess: training takes "
+        "no loss on it); in mode=attribute: the text, instead of a file's",
     )
     null_metadata: dict[str, Any] = key({}, "metadata of the context that guidance leads away from")
     guidance: float = key(
@@ -389,17 +391,19 @@ def _changed(config: Config, overrides: Mapping[str, Any]) -> Config:
     return changed
 
 
-def refuse_unused(config: EvaluateConfig, used: Sequence[str], task: str) -> None:
-    """Refuses keys that are set although they have no meaning for a task.
+def refuse_unused(
+    config: EvaluateConfig | GenerateConfig, used: Sequence[str], purpose: str
+) -> None:
+    """Refuses keys that are set although they have no meaning for a purpose.
 
     Args:
-        task: The task, as the message names it.
+        purpose: As the message names it, such as `mode=text`.
     """
-    default = EvaluateConfig()
+    default = type(config)()
     names = [field.name for field in fields(config) if field.name not in used]
     unused = [name for name in names if getattr(config, name) != getattr(default, name)]
     if unused:
         raise ConfigurationError(
-            f"{', '.join(unused)}: without a meaning for a checkpoint of {task}; expected some of "
+            f"{', '.join(unused)}: without a meaning for {purpose}; expected some of "
             f"{', '.join(used)}"
         )

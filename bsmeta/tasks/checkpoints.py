@@ -93,7 +93,7 @@ def check_keys(config: EvaluateConfig, task: str, own_key: str) -> None:
         "checkpoint", "training_config", "overrides", "out_dir", "validation_file", own_key,
         "bootstrap_resamples", "seed",
     )  # fmt: skip
-    refuse_unused(config, used, task)
+    refuse_unused(config, used, f"a checkpoint of {task}")
 
 
 def training_run(config: EvaluateConfig, location: Location, *schemas: type[Config]) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,11 +38,15 @@ def test_builds_adds_and_describes(tmp_path: Path, capsys: pytest.CaptureFixture
         ({"table": "t", "emb_dir": "emb"}, "emb_dir is set without entity_dir"),
         ({"table": "t", "checkpoint": "run"}, "checkpoint is set without add"),
         (
+            {"table": "t", "add": "a.jsonl", "max_candidates": 5},
+            "max_candidates is set without profiles or entity_dir",
+        ),
+        (
             {"table": "t", "profiles": "a.jsonl", "types": ["wiki"]},
             "types is set without entity_dir",
         ),
     ],
 )
-def test_keys_that_do_not_fit_are_refused(keys: dict[str, str], message: str) -> None:
+def test_keys_that_do_not_fit_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         main(EntitiesConfig(**keys))

@@ -205,10 +205,11 @@ def check_not_trained_on(data: DataConfig, location: Location, train: CausalLMCo
         if shard.size == own.size and _content(shard) == content
     ]
     if same:
+        own_file = train.data_config.validation_file
         raise DataError(
             f"validation_file={path}: the run of checkpoint={location.name} was trained on it (as "
-            f"{same[0]}); expected a file that it was not trained on, such as "
-            f"validation_file={train.data_config.validation_file}"
+            f"{same[0]}); expected a file that it was not trained on"
+            + (f", such as validation_file={own_file}" if own_file else "")
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from rich.markup import escape
 
 from bsmeta.metadata.sampling import MATCHED, SHUFFLED, WRONG
 from bsmeta.report import figures, page
@@ -85,12 +86,13 @@ def print_report(report: Report, files: Sequence[Path]) -> None:
         print_table(console, table)
     for model in report.models:
         console.print(
-            f"[bold]{model.checkpoint}[/bold]: {described(model, report)}", soft_wrap=True
+            f"[bold]{escape(model.checkpoint)}[/bold]: {escape(described(model, report))}",
+            soft_wrap=True,
         )
         print_table(console, comparison_table(model, TERMINAL))
         if controls_of(model):
             print_table(console, control_table(model).without(TOGETHER, HOLM))
-        console.print(summary(model))
+        console.print(summary(model), markup=False)
     page.print_report([], [], files)
 
 

@@ -49,7 +49,7 @@ from bsmeta.tasks.causal_lm.evaluation.scoring import (
     plan_batches,
     scoring,
 )
-from bsmeta.tasks.causal_lm.generation.contexts import check_value
+from bsmeta.tasks.causal_lm.generation.contexts import check_type
 from bsmeta.training.locations import Location
 
 ROWS = 20
@@ -98,7 +98,7 @@ class Likelihoods:
 
         Returns:
             float64 [texts, candidates]; int64 [texts], number of scored tokens (all but the first
-            of each chunk, which has no loss in training).
+            text token of each chunk).
 
         Raises:
             DataError: A log-probability is not finite.
@@ -316,7 +316,7 @@ def attribute(config: GenerateConfig, opened: OpenedModel) -> None:
     path = _write(report, config, opened.location)
     out = report_console(highlight=False)
     show_attribution(report, out)
-    out.print(f"written to {path}", soft_wrap=True)
+    out.print(f"written to {path}", markup=False, soft_wrap=True)
 
 
 def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
@@ -326,7 +326,7 @@ def _check(config: GenerateConfig, metadata: MetadataConfig) -> None:
             f"type={config.type}: expected a type with a value before the text; "
             f"{config.type} has none"
         )
-    check_value(config.type, "", metadata)
+    check_type(config.type, f"type={config.type}", metadata)
 
 
 def _attribute_prompt(

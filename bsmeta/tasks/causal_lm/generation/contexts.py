@@ -111,6 +111,24 @@ def _records(key: str, value: Any) -> list[Record]:
 
 def check_value(key: str, value: Any, config: MetadataConfig) -> None:
     """Reject a metadata value that cannot be in the prefix of this model."""
+    check_type(key, f"metadata.{key}", config)
+    if type_of(key).is_local:
+        _check_announcement(key, value, config)
+    elif type_of(key).always_present:
+        if value is not True:
+            raise ConfigurationError(f"metadata.{key}={value}: expected true, they have no value")
+    else:
+        values = value if isinstance(value, list) else [value]
+        if not values or not all(_is_value(value) for value in values):
+            raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
+
+
+def check_type(key: str, name: str, config: MetadataConfig) -> None:
+    """Reject a metadata type that cannot be in the prefix of this model.
+
+    Args:
+        name: What the user set, for the message.
+    """
     known = [*config.metadata_list]
     if key not in known:
         near = column_keys().get(key) or next(
@@ -119,23 +137,14 @@ def check_value(key: str, value: Any, config: MetadataConfig) -> None:
         hint = f"; did you mean {near}?" if near in known else ""
         given = [key for key in known if not type_of(key).is_local]
         raise ConfigurationError(
-            f"metadata.{key}: the model was not trained with this type; expected any of {given}"
-            f"{hint}"
+            f"{name}: the model was not trained with this type; expected any of {given}{hint}"
         )
-    if type_of(key).is_local:
-        _check_announcement(key, value, config)
-    elif type_of(key).always_present:
-        if value is not True:
-            raise ConfigurationError(f"metadata.{key}={value}: expected true, they have no value")
-    elif config.metadata_position == "append":
+    is_global = not type_of(key).is_local and not type_of(key).always_present
+    if is_global and config.metadata_position == "append":
         raise ConfigurationError(
-            f"metadata.{key}: the model was trained with metadata_position=append: it reads "
-            "metadata after the text, so none can be given before it"
+            f"{name}: the model was trained with metadata_position=append: it reads metadata after "
+            "the text, so none can be given before it"
         )
-    else:
-        values = value if isinstance(value, list) else [value]
-        if not values or not all(_is_value(value) for value in values):
-            raise ConfigurationError(f"metadata.{key}={value!r}: expected a string or a number")
 
 
 def _is_value(value: Any) -> bool:

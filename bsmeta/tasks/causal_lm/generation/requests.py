@@ -23,7 +23,7 @@ from bsmeta.core.problems import refuse_out_of_bounds
 _SETTING = re.compile(r"(\w+)=(.*)")
 _MAPPINGS = ("metadata", "null_metadata")
 
-HELP = "a prompt, or key=value ({names}, and {fields}); key= takes it back; Ctrl-D ends"
+HELP = "a prompt, or key=value ({names}, and {fields}); key= resets it; Ctrl-D ends"
 
 
 class Request(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, frozen=True):

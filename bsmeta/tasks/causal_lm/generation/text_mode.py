@@ -21,6 +21,7 @@ from rich.text import Text
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
+from bsmeta.core.files import replacing
 from bsmeta.report.table import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts, check_value
@@ -176,7 +177,7 @@ def write(config: GenerateConfig, opened: OpenedModel) -> None:
 
 
 def _check_ways(config: GenerateConfig) -> None:
-    """Reject combinations of `compare`, `interactive`, `input` and `output` that conflict."""
+    """Reject combinations of keys that conflict, and an `output` that exists."""
     asked = {
         "compare": bool(config.compare),
         "interactive": config.interactive,
@@ -187,6 +188,12 @@ def _check_ways(config: GenerateConfig) -> None:
         raise ConfigurationError(f"{named}: expected at most one of compare, interactive and input")
     if config.interactive and config.output is not None:
         raise ConfigurationError("output: an interactive session writes to standard output alone")
+    if config.compare and config.metadata:
+        raise ConfigurationError(
+            "metadata: compare has the metadata of each text; leave out one of the two"
+        )
+    if config.output is not None and Path(config.output).exists():
+        raise ConfigurationError(f"output={config.output} exists; delete it, or name another file")
 
 
 def _requests(config: GenerateConfig, first: Request) -> list[Request]:
@@ -235,7 +242,7 @@ def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
 def _write_file(results: Iterable[Result], path: str) -> None:
     count = 0
     try:
-        with Path(path).open("wb") as file:
+        with replacing(Path(path)) as part, part.open("wb") as file:
             for result in results:
                 file.write(msgspec.json.encode(_line(result)) + b"\n")
                 count += 1

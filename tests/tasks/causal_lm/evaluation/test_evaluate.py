@@ -276,6 +276,30 @@ def test_another_held_out_file_has_a_folder_of_its_own(
     assert not (run_folder / "evaluation").exists()
 
 
+def test_names_are_printed_as_they_are(
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    other = write_shard(tmp_path / "test[en].jsonl.gz", documents()[:4])
+    arguments = ("comparisons=[all]", "controls=[]", "bootstrap_resamples=50")
+    code = call(monkeypatch, f"checkpoint={run_folder}", f"validation_file='{other}'", *arguments)
+    assert code == 0
+    assert "4 documents of test[en].jsonl.gz" in capsys.readouterr().out
+
+
+def test_the_configuration_of_the_run_may_be_in_the_home_folder(
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert call(monkeypatch, f"checkpoint={run_folder}", "training_config=~/none.yaml") == 2
+    assert f"{tmp_path}/none.yaml: there is no such file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "listed", ["in a checkpoint", "by the configuration", "under another name"]
 )
@@ -307,6 +331,20 @@ def test_a_training_shard_of_the_run_is_not_held_out(
     assert (
         f"validation_file={name}: the run of checkpoint={run_folder} was trained on it" in message
     )
+    assert "expected a file that it was not trained on, such as validation_file=" in message
+
+
+def test_a_run_without_a_held_out_file_is_no_example_of_one(
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shard = write_shard(tmp_path / "train-000.jsonl.gz", documents()[2:5])
+    data = DataConfig(train_file=str(shard))
+    (run_folder / "config.yaml").write_text(to_yaml(CausalLMConfig(data_config=data)))
+    assert call(monkeypatch, f"checkpoint={run_folder}", f"validation_file={shard}") == 2
+    assert "expected a file that it was not trained on\n" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,9 @@ def test_the_entry_point_writes_and_prints(
     printed = capsys.readouterr().out
     assert "url of 9 documents, inferred from their text (3 candidates, empirical prior)" in printed
     assert "always the majority" in printed
+    out = run_folder / "of[url]"
+    assert generate("mode=attribute", "bootstrap_resamples=50", f"out_dir='{out}'") == 0
+    assert f"written to {out}/attribution-url.json\n" in capsys.readouterr().out
     code = generate("mode=attribute", "candidates=[a.org,b.org]", "prompt='Some text of b'")
     assert code == 0
     assert "p(value | text)" in capsys.readouterr().out
@@ -244,13 +247,17 @@ def test_the_entry_point_writes_and_prints(
     ("arguments", "message"),
     [
         (["type=html"], "type=html: expected a type with a value before the text"),
-        (["type=site"], "metadata.site: the model was not trained with this type"),
+        (["type=site"], "type=site: the model was not trained with this type"),
         (["prior=flat"], 'found "flat", expected one of uniform, empirical'),
         (["windows=last"], 'found "last", expected one of first_piece, all_pieces'),
         (["candidates=[a.org]"], "expected at least two values of url"),
         (["candidates=[a.org,b.org]"], "no held-out document has one of the candidates"),
         (["candidates=[a.org,b.org]", "prompt=A"], "prompt='A': expected at least two tokens"),
         (["validation_file=none.gz"], "validation_file=none.gz does not exist"),
+        (
+            ["input=texts.jsonl", "compare=[{}]", "guidance=2"],
+            "guidance, compare, input: without a meaning for mode=attribute; expected some of mode",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong_is_named(

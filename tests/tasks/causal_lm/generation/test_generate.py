@@ -86,6 +86,25 @@ def test_a_file_of_requests_becomes_a_file_of_results(
     assert lines_of(alone)[0]["samples"] == results[0]["samples"][:1]
 
 
+def test_an_existing_file_is_not_replaced(
+    generate: Generate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    requests = tmp_path / "requests.jsonl"
+    requests.write_text('{"prompt": "A set"}\n')
+    assert generate(f"input={requests}", f"output={requests}") == 2
+    message = f"output={requests} exists; delete it, or name another file"
+    assert message in capsys.readouterr().err
+    assert requests.read_text() == '{"prompt": "A set"}\n'
+
+
+def test_a_file_of_results_is_complete_or_not_there(
+    run_folder: Path, generate: Generate, tmp_path: Path
+) -> None:
+    change_weights(run_folder, lambda weights: weights["model.norm.weight"].fill_(3e38))
+    assert generate(f"output={tmp_path / 'results.jsonl'}") == 2
+    assert not (tmp_path / "results.jsonl").exists()
+
+
 def test_a_dialogue_through_a_pipe(
     generate: Generate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +158,11 @@ def test_a_dialogue_through_a_pipe(
         (["top_p=0"], "top_p in Hydra configuration: found 0.0, expected a number above 0"),
         (["guidance=nan"], "guidance in Hydra configuration: found nan, expected a finite number"),
         (["compare=[{title: A}]", "interactive=true"], "compare and interactive: expected at most"),
+        (["compare=[{title: A}]", "metadata={title: B}"], "metadata: compare has the metadata of"),
+        (
+            ["type=title", "out_dir=texts"],
+            "type, out_dir: without a meaning for mode=text; expected some of mode, checkpoint",
+        ),
         (["input=none.jsonl"], "input=none.jsonl cannot be read"),
         (["output=no/such/folder.jsonl", "max_new_tokens=1"], "cannot be written"),
         (["max_new_token=1"], "did you mean max_new_tokens?"),
