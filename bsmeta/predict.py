@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, tee
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,12 +77,11 @@ def predict(config: PredictConfig, source: Path, output: Path) -> None:
     writer = RecordWriter(output, key)
     if writer.done:
         print(f"continuing after {writer.done:,} rows of {output}.part", file=sys.stderr)
-    waiting: deque[Record] = deque()  # those that are being predicted
-    records = _records(config, source, model.inputs, BadRows(source, config.on_bad_row))
-    results = model.predict_each(_noted(islice(records, writer.done, None), waiting))
+    every = _records(config, source, model.inputs, BadRows(source, config.on_bad_row))
+    records, originals = tee(islice(every, writer.done, None))
+    results = zip(originals, model.predict_each(records), strict=True)
     with progress_bar("predicting", total) as show:
-        for done, result in enumerate(results, writer.done + 1):
-            record = waiting.popleft()
+        for done, (record, result) in enumerate(results, writer.done + 1):
             _refuse_same_names(source, record, result)
             writer.write({**record, **result})
             show(done, f"{done:,} of {total:,} rows")
@@ -176,12 +174,6 @@ def _records(
     return read_records(
         source, inputs, bad, separator=config.csv_separator, encoding=config.csv_encoding
     )
-
-
-def _noted(records: Iterable[Record], waiting: deque[Record]) -> Iterator[Record]:
-    for record in records:
-        waiting.append(record)
-        yield record
 
 
 def _refuse_same_names(source: Path, record: Record, result: Mapping[str, Any]) -> None:

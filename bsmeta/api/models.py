@@ -8,6 +8,7 @@ texts, by the code of `predict.py`.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from bsmeta.api.documents import DocumentReader, GivenDocument, RenderedDocument
 from bsmeta.api.runs import Run
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError, DataError, naming_extras
+from bsmeta.core.problems import refuse_out_of_bounds
 from bsmeta.metadata.processors import type_of
 from bsmeta.metadata.records import Document
 from bsmeta.metadata.sampling import OWN
@@ -237,6 +239,9 @@ class LanguageModel(Model):
         """
         settings: dict[str, Any] = {**sampling}
         batch_size = settings.pop("batch_size", GenerateConfig().batch_size)
+        if not isinstance(batch_size, int):
+            raise ConfigurationError(f"batch_size={batch_size!r}: expected a whole number")
+        refuse_out_of_bounds(GenerateConfig(batch_size=batch_size))
         prompts = for_each(documents, self._prompt, "documents")
         requests = [changed(settings, prompt) for prompt in prompts]
         return list(Writer(self._opened, batch_size=batch_size).write(requests))
@@ -401,11 +406,11 @@ def open_model(
     overrides: Mapping[str, Any] | None = None,
 ) -> Model:
     """Like `load`, but loads the weights when they are first used."""
-    name = str(checkpoint.path if isinstance(checkpoint, Run) else checkpoint)
     if not isinstance(checkpoint, (str, Path, Run)):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r}: expected the path of a run or a checkpoint, or a Run"
         )
+    name = os.path.expanduser(str(checkpoint.path if isinstance(checkpoint, Run) else checkpoint))
     if task is not None and task not in TASKS:
         raise ConfigurationError(f"task={task}: expected one of {', '.join(TASKS)}")
     if not isinstance(overrides, Mapping | None):

@@ -110,6 +110,13 @@ def test_a_checkpoint_and_a_model_folder_are_loaded(
     )
 
 
+def test_a_model_in_the_home_folder_is_loaded(
+    demo_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(demo_run.parent))
+    assert isinstance(bsmeta.load(f"~/{demo_run.name}"), bsmeta.LanguageModel)
+
+
 def test_a_classifier_predicts_what_predict_writes(
     encoder: Path,  # noqa: F811
     tmp_path: Path,
@@ -187,6 +194,10 @@ def test_mistakes_are_refused_with_what_to_do(
         model.score(["a text"], windows="all")
     with refused("temperature"):
         model.generate(["a"], temperature=-1)
+    with refused("batch_size=0: expected 1 or more"):
+        model.generate(["a"], batch_size=0)
+    with refused("batch_size='a': expected a whole number"):
+        model.generate(["a"], batch_size="a")  # type: ignore[typeddict-item]
     with refused("unknown field `tokens`"):
         model.generate(["a"], tokens=3)  # type: ignore[call-arg]
     with refused("metadata.titel: .* did you mean title"):
