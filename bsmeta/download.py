@@ -43,7 +43,7 @@ def main(config: DownloadConfig) -> int:
 
 
 def fetch(config: DownloadConfig, manifest: Path, folder: Path) -> None:
-    """Downloads the files, shows the progress, and says what is there."""
+    """Downloads the files, shows the progress, and reports how many files are complete."""
     from bsmeta.data.io.file_sets import FileSet, read_manifest
 
     entries = read_manifest(manifest, config.mirror)

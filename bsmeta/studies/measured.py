@@ -186,7 +186,7 @@ def largest_block(
 ) -> tuple[list[str], list[int]]:
     """The arms and seeds with most runs such that each of these arms has each of these seeds.
 
-    None if the baseline shares no seed with another arm.
+    Both are empty if the baseline shares no seed with another arm.
     """
     by_arm = {arm: {seed for name, seed in found if name == arm} for arm in study.arms}
     base = by_arm[study.baseline]

@@ -59,7 +59,7 @@ def main() -> None:
     batched_s(model, tokenizer, config, documents, arguments.types[:1])  # the first call is slow
     batched = batched_s(model, tokenizer, config, documents, arguments.types)
     plain = plain_s(model, tokenizer, config, documents, arguments.types)
-    figures = {
+    metrics = {
         "documents": len(documents),
         "comparisons": 1 + len(arguments.types),
         "threads": arguments.threads,
@@ -67,7 +67,7 @@ def main() -> None:
         "batched_s": round(batched, 2),
         "ratio": round(plain / batched, 2),
     }
-    print(json.dumps(figures))
+    print(json.dumps(metrics))
 
 
 def batched_s(

@@ -14,7 +14,8 @@ by themselves. One page of results:
 
 All rates are printed with their 95% intervals (Clopper and Pearson 1934). Exit code 1: a rate of
 false verdicts has an interval that ends above 7.5%, or a power is more than three points away from
-its prediction (plus the half-width of its interval).
+its prediction (plus the half-width of its interval; heavy-tailed noise is exempt, because the
+prediction assumes a normal distribution).
 """
 
 from __future__ import annotations
@@ -199,7 +200,7 @@ def power_found(
 
 
 def main() -> int:
-    """Print both tables; returns the exit code."""
+    """Print the table; returns the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -133,8 +133,8 @@ def compare(
             pipes[arm].send(False)
     for process in processes:
         process.join()
-    figures = {arm: medians(found, config) for arm, found in measured.items() if arm not in failed}
-    return {**figures, "ratios": ratios(measured), **({"failed": failed} if failed else {})}
+    metrics = {arm: medians(found, config) for arm, found in measured.items() if arm not in failed}
+    return {**metrics, "ratios": ratios(measured), **({"failed": failed} if failed else {})}
 
 
 def medians(found: list[dict[str, float]], config: CausalLMConfig) -> dict[str, Any]:

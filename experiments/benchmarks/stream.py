@@ -1,7 +1,7 @@
 """Measures the speed of the data stream in tokens per CPU second, from documents to batches.
 
     python experiments/benchmarks/stream.py --config-name v2 \
-        data_config.train_file='shards/*.jsonl.gz' tokenizer_backend=auto seconds=20
+        data_config.train_file='shards/*.jsonl.gz' data_config.tokenizer_backend=auto seconds=20
 
 accepts every training key and prints one JSON line: `tokens` (without padding), `cpu_s` (of all
 threads and loader processes), `wall_s`, `documents`, `fill` (share of the sequences that is not
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -39,7 +38,7 @@ from bsmeta.data.text.tokenizer import load_tokenizer
 from bsmeta.metadata.decoding import make_decoder
 
 PLAIN_TEXTS = 1000
-OWN_KEYS = {"tokenizer_backend": "auto", "seconds": "20", "plain": "false"}
+OWN_KEYS = {"seconds": "20", "plain": "false"}
 
 
 class Meter:
@@ -150,5 +149,4 @@ def main(config: CausalLMConfig) -> None:
 
 if __name__ == "__main__":
     OWN = own_arguments(OWN_KEYS)
-    sys.argv.append(f"data_config.tokenizer_backend={OWN['tokenizer_backend']}")
     run_entry_point(main, CausalLMConfig, "v2")

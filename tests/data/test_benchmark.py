@@ -13,7 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "experiments/benchmarks"
 
 
-@pytest.mark.parametrize("own", ["tokenizer_backend=tiktoken", "plain=true"])
+@pytest.mark.parametrize("own", ["data_config.tokenizer_backend=tiktoken", "plain=true"])
 def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: str) -> None:
     done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", "seconds=0.5", own)
     result = json.loads(done.stdout)
@@ -26,6 +26,15 @@ def test_stream(launch: Callable[..., subprocess.CompletedProcess[str]], own: st
     assert result["tokens"] > result["documents"] > 0
     assert result["wall_s"] >= 0.5
     assert 0.9 < result["fill"] <= 1.0
+
+
+def test_stream_uses_the_tokenizer_of_the_configuration(
+    launch: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    keys = ("seconds=0.5", "data_config.tokenizer_backend=fast")
+    done = launch(BENCHMARKS / "stream.py", "--config-name", "demo", *keys, check=False)
+    assert done.returncode == 2
+    assert 'data_config.tokenizer_backend in Hydra configuration: found "fast"' in done.stderr
 
 
 def figures(

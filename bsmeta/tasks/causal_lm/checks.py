@@ -60,11 +60,12 @@ def value_problems(config: CausalLMConfig, overridden: Collection[str] = ()) -> 
     if data.train_file is None and data.dataset_name is None and not data.sources:
         fix = "data_config.train_file=FOLDER/*.jsonl.gz (or a list of files, or dataset_name)"
         yield Problem("data_config.train_file", HYDRA, "null", "the training shards", fix)
-    yield from data_problems(data)
+    problems = list(data_problems(data))
+    yield from problems
     yield from _card_problems(config)
     yield from _lora(config)
     yield from file_problems(config)
-    if checks_for_all() and not [*data_problems(data)]:
+    if checks_for_all() and not problems:
         yield from column_problems(data)
         yield from type_problems(data)
 

@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -84,13 +85,9 @@ class CausalLanguageModel:
 
     def build_model(self) -> nn.Module:
         config = self._config
-        random_weights = config.model_config_file is not None
-        key = "model_config_file" if random_weights else "model_name"
-        source = config.model_config_file or config.model_name
-        shape = _load(AutoConfig, key, source)
+        shape, key, source = self._architecture()
         positions = getattr(shape, "max_position_embeddings", None)
         refuse([*positions_problems(config, positions, f"{key}={source}")])
-        _check_heads(shape, key, source)
         attention = layers.choose_attention(
             config.attn_implementation,
             shape,
@@ -98,7 +95,7 @@ class CausalLanguageModel:
             compiled=config.torch_compile,
         )
         how = {"dtype": torch.float32, "attn_implementation": attention}
-        if random_weights:
+        if config.model_config_file is not None:
             with _named(key, source):
                 model = AutoModelForCausalLM.from_config(shape, **how)
         else:
@@ -123,6 +120,16 @@ class CausalLanguageModel:
             compile_layers(model)
         return model
 
+    def _architecture(self) -> tuple[PretrainedConfig, str, str]:
+        """The model's configuration, and the key and the value that name it."""
+        config = self._config
+        key = "model_config_file" if config.model_config_file is not None else "model_name"
+        source = config.model_config_file or config.model_name
+        with _named(key, source):
+            shape = AutoConfig.from_pretrained(source)
+        _check_heads(shape, key, source)
+        return shape, key, source
+
     def _adapt(self, model: PreTrainedModel) -> None:
         """Adds the adapters of `lora`, if there are to be any."""
         if not self._config.lora.rank:
@@ -139,10 +146,7 @@ class CausalLanguageModel:
 
     def shape(self) -> Shape:
         config = self._config
-        key = "model_config_file" if config.model_config_file is not None else "model_name"
-        source = config.model_config_file or config.model_name
-        shape = _load(AutoConfig, key, source)
-        _check_heads(shape, key, source)
+        shape, key, source = self._architecture()
         shape.vocab_size = max(shape.vocab_size, len(self.tokenizer))
         with torch.device("meta"), _named(key, source):
             # Attention keeps the same tensors in all implementations but this one.
@@ -357,12 +361,6 @@ class WithBorders:
     def _with_borders(self, batch: MicroBatch) -> MicroBatch:
         borders = layers.borders_of(batch.tensors["position_ids"])
         return replace(batch, tensors={**batch.tensors, layers.BORDERS: borders})
-
-
-def _load(kind: Any, key: str, name: str, **arguments: Any) -> Any:
-    """Calls `from_pretrained`, with an error message that names the key."""
-    with _named(key, name):
-        return kind.from_pretrained(name, **arguments)
 
 
 def _check_heads(shape: Any, key: str, name: str) -> None:

@@ -1,5 +1,5 @@
 """Documents as a model sees them: the output of `explain.py` for a training configuration.
 
-The flow is `selection` (the documents, built by the same code as the training data) -> `tokens`
-(text and properties of each token) -> `lines` (JSON), `terminal` or `page` (HTML).
+The flow is `selection` (the documents, built by the code of the training data) -> `facts` (tokens,
+descriptions, JSON) -> `views` (HTML page, terminal).
 """

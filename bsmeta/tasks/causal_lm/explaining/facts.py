@@ -144,10 +144,8 @@ def document_facts(
         metadata += f"; it also has {', '.join(others)}"
     if document.lacking:
         metadata += f"; no record of {', '.join(document.lacking)}"
-    tokens, targets = (
-        sum(map(len, chunks)),
-        sum(token.target for chunk in chunks for token in chunk),
-    )
+    tokens = sum(map(len, chunks))
+    targets = sum(token.target for chunk in chunks for token in chunk)
     lengths = (
         f"{count(len(document.rendered.text), 'character')} of text, {count(tokens, 'token')} in "
         f"{count(len(chunks), 'chunk')}, loss on {targets:,}"
