@@ -140,14 +140,11 @@ def _recipe(data: DataConfig) -> Iterator[str]:
 def _metadata_recipe(data: DataConfig) -> Iterator[str]:
     config = data.metadata_config
     shown = example(config)
-    prepends = config.metadata_position == "prepend"
+    parts = "The prefix is tokenized by itself"
+    suffix = "" if config.metadata_position == "prepend" else " and suffix"
     if data.row_budget == BY_TEXT:
-        parts = (
-            f"Prefix, text{'' if prepends else ', suffix'} and tags are tokenized each by itself"
-        )
-    elif prepends:
-        parts = "The prefix is tokenized by itself"
-    else:
+        parts = f"Prefix{suffix}, text and tags are tokenized each by itself"
+    elif suffix:
         parts = "Prefix and suffix are tokenized each by itself"
     yield (
         f"Metadata comes {_PLACES[config.metadata_position]} the text (global types) and in it "
