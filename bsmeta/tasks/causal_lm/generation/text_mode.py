@@ -21,7 +21,6 @@ from rich.text import Text
 from bsmeta.config.causal_lm import CausalLMConfig
 from bsmeta.config.tools import GenerateConfig
 from bsmeta.core.errors import ConfigurationError
-from bsmeta.core.files import replacing
 from bsmeta.report.table import report_console
 from bsmeta.tasks.causal_lm.evaluation.checkpoints import OpenedModel
 from bsmeta.tasks.causal_lm.generation.contexts import Context, Contexts, check_value
@@ -242,7 +241,7 @@ def _talk(first: Request, writer: Writer, train: CausalLMConfig) -> None:
 def _write_file(results: Iterable[Result], path: str) -> None:
     count = 0
     try:
-        with replacing(Path(path)) as part, part.open("wb") as file:
+        with Path(path).open("xb") as file:
             for result in results:
                 file.write(msgspec.json.encode(_line(result)) + b"\n")
                 count += 1

@@ -97,14 +97,6 @@ def test_an_existing_file_is_not_replaced(
     assert requests.read_text() == '{"prompt": "A set"}\n'
 
 
-def test_a_file_of_results_is_complete_or_not_there(
-    run_folder: Path, generate: Generate, tmp_path: Path
-) -> None:
-    change_weights(run_folder, lambda weights: weights["model.norm.weight"].fill_(3e38))
-    assert generate(f"output={tmp_path / 'results.jsonl'}") == 2
-    assert not (tmp_path / "results.jsonl").exists()
-
-
 def test_a_dialogue_through_a_pipe(
     generate: Generate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
