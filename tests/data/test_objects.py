@@ -136,7 +136,7 @@ def test_bad_answers_are_retried_and_a_cut_one_resumed(
     s3.faults = [failing(503, "SlowDown", 3), cutting(333, 2)]
     assert read(one(s3, tmp_path)) == CONTENT
     assert "bytes=333-999" in s3.content_requests()
-    assert "HTTP 503 (SlowDown); tried again" in caplog.text
+    assert "HTTP 503 (SlowDown); retrying" in caplog.text
 
 
 def test_an_outage_is_named(s3: S3Server, tmp_path: Path) -> None:

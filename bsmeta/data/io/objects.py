@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
-from urllib.parse import quote, unquote_plus, urlsplit
+from urllib.parse import quote, unquote_plus
 from xml.etree import ElementTree
 
 import httpx2
@@ -43,6 +43,7 @@ from bsmeta.data.io.remote import (
     check_transient,
     error_message,
     retry_advice,
+    shown_server,
     steady,
     transport_errors,
 )
@@ -319,12 +320,6 @@ def check_status(
     else:
         reason = "the request is refused"
     raise DataError(f"{what}: {store.server} answers {shown}: {reason}")
-
-
-def shown_server(url: str) -> str:
-    """The scheme, host and port of a URL, without user and password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 
 
 class S3:
