@@ -202,6 +202,13 @@ def test_an_answer_that_is_no_listing(s3: S3Server, tmp_path: Path) -> None:
         names(tmp_path, f"{URL}/*.jsonl")
 
 
+def test_a_server_that_does_not_encode_keys(s3: S3Server, tmp_path: Path) -> None:
+    entry = '<Contents><Key>a+b%20c.jsonl</Key><ETag>"e"</ETag><Size>1</Size></Contents>'
+    listing = f"<ListBucketResult>{entry}</ListBucketResult>".encode()
+    s3.faults = [lambda environ: (200, {}, listing)]
+    assert names(tmp_path, f"{URL}/*.jsonl") == ["a+b%20c.jsonl"]
+
+
 def test_a_malformed_endpoint(
     s3: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
