@@ -150,7 +150,9 @@ def test_types_that_share_records_are_cut_alike() -> None:
     del line["r"][0]["key"]
     decoder = make_decoder(config(["a", "b"]), {"a": "r", "b": "r"}, content="resiliparse")
     document = decoder.decode(json.dumps(line).encode())
-    spans = [(one.char_start_idx, one.char_end_idx) for key in "ab" for one in document.records(key)]
+    spans = [
+        (one.char_start_idx, one.char_end_idx) for key in "ab" for one in document.records(key)
+    ]
     assert spans == [(2, 4), (2, 4)]
 
 

@@ -311,8 +311,9 @@ def _remote(entry: str, config: DataConfig, key: str) -> list[FileRef]:
 def is_excluded(path: str | FileRef, config: DataConfig) -> bool:
     """Whether a file is excluded by its name, or has that of the validation file."""
     name = os.path.basename(str(path))
-    held_out = config.validation_file and in_dataset(config.validation_file, config)
-    if held_out and fnmatch(name, os.path.basename(held_out)):
+    held_out = in_dataset(config.validation_file or "", config)
+    held_out_name = os.path.basename(held_out)
+    if name == held_out_name or (held_out.startswith(REMOTE) and fnmatch(name, held_out_name)):
         return True
     return any(fnmatch(name, pattern) or fnmatch(str(path), pattern) for pattern in config.exclude)
 
