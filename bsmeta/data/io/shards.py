@@ -20,6 +20,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -51,7 +52,7 @@ Result = TypeVar("Result")
 log = logging.getLogger(__name__)
 SAMPLES, _SAMPLE_BYTES = 4, 1 << 14
 _SAMPLES_FOLDER = "samples"
-_Opened = Callable[[str], BinaryIO]
+_Opened = Callable[[str], AbstractContextManager[BinaryIO]]
 """Opens a shard that is not remote."""
 Kept = list[tuple[int, int, str]]
 """Of each shard: size in bytes, time of the last change (see `Shard`), and hash."""
