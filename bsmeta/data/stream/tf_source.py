@@ -66,7 +66,7 @@ def tensorflow() -> Any:
 
 
 @contextlib.contextmanager
-def named_errors(what: str) -> Iterator[None]:
+def _named_errors(what: str) -> Iterator[None]:
     """Turns TensorFlow's errors into a `DataError`, whose message begins with `what`."""
     try:
         yield
@@ -168,7 +168,7 @@ class TensorFlowSource:
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[BinaryIO]:
-        with named_errors(f"{path} cannot be read"), self._tf.io.gfile.GFile(path, "rb") as file:
+        with _named_errors(f"{path} cannot be read"), self._tf.io.gfile.GFile(path, "rb") as file:
             yield file
 
     def _list(self, entries: Sequence[str]) -> list[Shard]:
@@ -181,14 +181,14 @@ class TensorFlowSource:
                 f"data_config.train_file={self._config.train_file} leaves no training shard: all "
                 f"of its {len(found)} files are the validation file or excluded; add other files"
             )
-        with named_errors(f"data_config.train_file={self._config.train_file}"):
+        with _named_errors(f"data_config.train_file={self._config.train_file}"):
             sizes = [gfile.stat(path).length for path in kept]
         shards = map(Shard, shard_names(kept), kept, sizes)
         return sorted(shards, key=lambda shard: shard.name)
 
     def _expand(self, entry: str) -> list[str]:
         gfile = self._tf.io.gfile
-        with named_errors(f"data_config.train_file: {entry}"):
+        with _named_errors(f"data_config.train_file: {entry}"):
             pattern = f"{entry.rstrip('/')}/*" if gfile.isdir(entry) else entry
             files = [path for path in gfile.glob(pattern) if path.endswith(SUFFIXES)]
         if not files:
