@@ -141,7 +141,7 @@ def inflate_member(file: BinaryIO, data: bytes, member: Any) -> Generator[bytes,
     while not member.eof:
         try:
             block = member.decompress(data, BLOCK)
-        except isal_zlib.error as error:
+        except isal_zlib.error as error:  # type: ignore[misc]
             raise DamagedFileError(f"the data cannot be decompressed: {error}") from error
         if block:
             yield block
